@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli import leases
 from leasehold.adapters.cli.common.columns import plain_text
 from leasehold.adapters.cli.lease_tables import draw_page, format_move, table_cells, totals_and_problems
-from leasehold.adapters.cli.leases import _json, app, can_use_keys, confirmed_states, known_states, table_states
+from leasehold.adapters.cli.leases import _table_json, app, can_use_keys, confirmed_states, known_states, table_states
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import lease_json, parse_plan_request
@@ -203,7 +203,7 @@ def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
     says += "; 2 rows that it left here are not shown"
     assert (table.leases, table.swapping, table.status) == ((), (says,), Status("UNKNOWN", says))
     assert text(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN", says]
-    written = json.dumps(_json(table))
+    written = json.dumps(_table_json(table))
     document = json.loads(written)
     assert [lease["key"] for lease in document.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"
     assert document | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": says, "malformed": [], "swapping": [says]}

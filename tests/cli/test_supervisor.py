@@ -209,7 +209,7 @@ def test_a_process_without_a_reader_thread_is_ended(refused: int, monkeypatch: p
     command = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")
     supervisor = Supervisor({"a-0": command}, 30.0, {2})
     (child_of_it,) = supervisor.create_processes()
-    supervisor.attempt(child_of_it)
+    supervisor.start_or_postpone(child_of_it)
     for thread in set(threading.enumerate()) - others:
         thread.join(WAIT)
     (process,) = started

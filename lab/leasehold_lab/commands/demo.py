@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
+from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
 from leasehold.adapters.toolchain import ServiceError
 from leasehold_lab.demo.screen import Screen, verdict_view
 from leasehold_lab.demo.stage import StageError, services, staged
@@ -44,7 +44,7 @@ def command(
     try:
         with (
             ending("demo", ServiceError, StageError, misuse=()),
-            unwinding(),
+            raising_on_signal(),
             _open_story(console, rate, live=console.is_terminal and not as_json) as story,
         ):
             verdict = story.run()

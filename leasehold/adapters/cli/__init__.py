@@ -49,13 +49,13 @@ def imported_for(command: str) -> Iterator[None]:
         library = (missing.name or "").partition(".")[0]
         if library == "leasehold":
             raise
-        what = f"leasehold[{EXTRAS[library]}]" if library in EXTRAS else library
-        print(f"{command}: {missing.name} is not installed; try: pip install '{what}'", file=sys.stderr)
+        requirement = f"leasehold[{EXTRAS[library]}]" if library in EXTRAS else library
+        print(f"{command}: {missing.name} is not installed; try: pip install '{requirement}'", file=sys.stderr)
         sys.exit(2)
 
 
 def run() -> None:
-    """Run the command line. This function can be imported even if no extra is installed."""
+    """Run the command line. It can be imported even if none of the package's optional dependencies is installed."""
     from leasehold.adapters.cli.common.standard_streams import prepare_streams, run_to_output  # noqa: PLC0415
 
     prepare_streams()

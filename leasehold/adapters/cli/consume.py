@@ -147,10 +147,17 @@ def _run_supervised(me: str, store: str, processes: int, setup: Consumption) -> 
             "--processes: workers of a slice end by themselves, and would be started again; start several commands"
         )
     arguments = sys.argv[1:]  # if an option is repeated, the last one counts
-    options = arguments.index("--") if "--" in arguments else len(arguments)
+    separator_index = arguments.index("--") if "--" in arguments else len(arguments)
     commands = {}
     for name in (f"{me}-{number}" for number in range(processes)):
-        words = (*arguments[:options], "--worker", name, "--processes", "1", *arguments[options:])
-        commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *words)
-    final = {2, CLOSED_STATUS} | (set() if setup.options["wait"] else {1})
-    return Supervisor(commands, setup.options["drain_seconds"], final).run(termination_signals())
+        child_arguments = (
+            *arguments[:separator_index],
+            "--worker",
+            name,
+            "--processes",
+            "1",
+            *arguments[separator_index:],
+        )
+        commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *child_arguments)
+    final_statuses = {2, CLOSED_STATUS} | (set() if setup.options["wait"] else {1})
+    return Supervisor(commands, setup.options["drain_seconds"], final_statuses).run(termination_signals())

@@ -76,18 +76,19 @@ def command(  # noqa: PLR0917  one for each option
             rename_prefix(selected_leases, strip, add, stream),
             () if owners_ignored else selected_leases,
         )
-        # Watch the owners in FROM only if there is a lease to write, and in TO only the owners of leases to write.
+        # In FROM, check for living owners only if at least one lease must be written. In TO, check only the leases that
+        # will be overwritten.
         stored, counts = read_leases(target, "TO"), target.capabilities.counts_owners
-        to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]
-        targets = [] if even_if_owned else [move.stored for move in to_write if move.stored]
+        moves_to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]
+        targets = [] if even_if_owned else [move.stored for move in moves_to_write if move.stored]
         live_in_from, live_in_to = live_keys_of_each(
-            [(source, watched_leases if to_write else ()), (target, targets)], still_seconds
+            [(source, watched_leases if moves_to_write else ()), (target, targets)], still_seconds
         )
         moves = planned_copies(leases, stored, live_in_to, counts=counts)
         owners = sorted({lease.owner for lease in watched_leases if lease.key in live_in_from and lease.owner})
         if owners:
-            why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
-            moves = tuple(move.refused(why) if needs_write(move) else move for move in moves)
+            refusal_reason = f"FROM is still read by {', '.join(owners)}; stop its workers first"
+            moves = tuple(move.refused(refusal_reason) if needs_write(move) else move for move in moves)
         if not dry_run:
             written_moves = [
                 copy_lease(target, move, insist=even_if_owned) if needs_write(move) else move for move in moves

@@ -88,7 +88,7 @@ def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
 
 
 def _lag_text(lag: FleetLag) -> str:
-    """Return the largest lag as the end of a sentence, or "" if no lag is known."""
+    """Return a phrase about the largest lag, to append to a sentence, or "" if no lag is known."""
     if lag.most is None:
         return ""
     return f"; lag {AT_LEAST} {lag.most:.1f} s" if lag.at_least else f"; lag {lag.most:.1f} s at most"
@@ -123,7 +123,7 @@ LEASE_COLUMNS = (
 
 def _lease_rows(table: WatchedTable, *, full: bool) -> Cells:
     rows, highlighted = [], []
-    counted = any(lag.events is not None for lag in table.lags.values())
+    has_event_lag = any(lag.events is not None for lag in table.lags.values())
     for number, lease in enumerate(sorted(table.leases, key=lambda lease: lease.key)):
         lag, status = table.lag(lease), status_word(table, lease)
         row: tuple[str, ...] = (
@@ -141,11 +141,11 @@ def _lease_rows(table: WatchedTable, *, full: bool) -> Cells:
             lease.next_owner or "",
         )
         row += (place_of(lease),) if table.swap else ()
-        rows.append((*row, "" if lag.events is None else str(lag.events)) if counted else row)
+        rows.append((*row, "" if lag.events is None else str(lag.events)) if has_event_lag else row)
         highlighted += [(number, 1)] if lease.owner is None else []
         highlighted += [(number, 2)] if status not in {"", "OK"} else []
     styles = tuple((position, "bold red") for position in highlighted)
-    columns = LEASE_COLUMNS + ((PLACE,) if table.swap else ()) + ((EVENTS,) if counted else ())
+    columns = LEASE_COLUMNS + ((PLACE,) if table.swap else ()) + ((EVENTS,) if has_event_lag else ())
     return Cells(columns, tuple(rows), styles=styles)
 
 
@@ -165,7 +165,7 @@ def _format_bound(value: float | None, *, at_least: bool) -> str:
 
 
 def _format_idle(seconds: float) -> str:
-    """Format the time since a lease has changed, or return "" if it has just changed or never had an owner."""
+    """Format how long ago a lease last changed. Return "" if it has just changed or never had an owner."""
     return f"{seconds:.1f}" if 0 < seconds < math.inf else ""
 
 
@@ -193,12 +193,12 @@ SHARE_COLUMNS = (
 
 def _share_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable) -> Cells:
     """Return one row for each group of unfinished leases, grouped by `group_of`."""
-    unfinished = sorted(table.unended, key=lambda lease: (group_of(lease), lease.key))
+    unfinished_leases = sorted(table.unended, key=lambda lease: (group_of(lease), lease.key))
     targets: Counter[str] = Counter()
-    for worker, target in shares(unfinished).items():
+    for worker, target in shares(unfinished_leases).items():
         targets[group_of(Lease("", owner=worker))] += target
     rows = []
-    for group_name, group in groupby(unfinished, key=group_of):
+    for group_name, group in groupby(unfinished_leases, key=group_of):
         members = tuple(group)
         weights = [lease.weight for lease in members if lease.weight is not None]
         lag = fleet_lag({lease.key: table.lag(lease) for lease in members})
@@ -207,7 +207,7 @@ def _share_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable
                 group_name,
                 str(len(members)),
                 str(targets[group_name]) if group_name in targets else "",
-                f"{len(members) / len(unfinished):.1%}",
+                f"{len(members) / len(unfinished_leases):.1%}",
                 str(len(leases_by_owner(members).keys() - {None})),
                 _format_bound(lag.most, at_least=lag.at_least),
                 max((status_word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.live import Live
 
 from leasehold.adapters.cli.common.asking import AsJson, StoreUrl
-from leasehold.adapters.cli.common.columns import plain_text, uses_drawing
-from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
+from leasehold.adapters.cli.common.columns import plain_text, should_draw
+from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.lease_tables import draw_page, table_cells, totals_and_problems
@@ -34,7 +34,8 @@ from leasehold.stores.printable import printable
 from leasehold.stores.protocol import Store
 
 LEASE_SECONDS = 10.0
-"""The lease duration to assume if rows don't contain it, which is the default of the Java KCL and of our workers."""
+"""The lease duration to assume if the rows of a table don't contain one. It is the default of the Java KCL and of our
+workers."""
 
 MOVES_SHOWN = 8
 """The maximum number of owner changes that `--watch` shows below the table."""
@@ -150,10 +151,10 @@ def command(  # noqa: PLR0917  one for each option
             if check:
                 status = _show(known_states(states, watch=watch), by, watch=False, as_json=as_json, wide=wide)
                 raise typer.Exit(status)
-            if watch and not as_json and uses_drawing(wide=wide) and can_use_keys():
-                # The view waits for keys between two reads, so `table_states` must not wait.
+            if watch and not as_json and should_draw(wide=wide) and can_use_keys():
+                # Make `table_states` read without waiting, because the view itself waits for keys between two reads.
                 try:
-                    with unwinding():
+                    with raising_on_signal():
                         run_live_view(table_states(table, every, lambda _seconds: None, lag_source), by, every)
                 except Ended as ended:
                     if ended.status != 128 + signal.SIGINT:
@@ -194,7 +195,7 @@ def can_use_keys() -> bool:
 
 
 def stream_of(url: str) -> Source:
-    """Open the source to read lag from. Raises ValueError if this would replace the subscription of a consumer."""
+    """Open the source from which to read the lag. Raises ValueError if it would take over a consumer's subscription."""
     if "consumer" in source_address(url)[2]:
         raise ValueError(
             "--source: leave out consumer; with it, this would end the subscription of the worker that reads"
@@ -204,30 +205,30 @@ def stream_of(url: str) -> Source:
 
 def _show(states: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
     """Show the first state, or with `watch` all states. Return the status number of the first one."""
-    first = next(states)
-    if first.trouble and not watch:
-        raise OutcomeUnknown(first.trouble)
-    if as_json or not uses_drawing(wide=wide):
-        for table in chain((first,), states if watch else ()):
+    first_state = next(states)
+    if first_state.trouble and not watch:
+        raise OutcomeUnknown(first_state.trouble)
+    if as_json or not should_draw(wide=wide):
+        for table in chain((first_state,), states if watch else ()):
             if as_json:
-                print(json.dumps(_json(table)), flush=True)
+                print(json.dumps(_table_json(table)), flush=True)
                 continue
             # Print only the table to standard output, so that each line is a row. Other lines go to standard error.
             print(plain_text(table_cells(table, by, full=True)), flush=True)
             total, problems = totals_and_problems(table)
             print(total, *map(printable, problems), sep="\n", file=sys.stderr, flush=True)
-        return first.status.number
+        return first_state.status.number
     console = Console()
     if watch:
-        with Live(draw_page(first, by, console.width), console=console, auto_refresh=False) as live:
+        with Live(draw_page(first_state, by, console.width), console=console, auto_refresh=False) as live:
             for table in states:
                 live.update(draw_page(table, by, console.width), refresh=True)
     else:
-        console.print(draw_page(first, by, console.width))
-    return first.status.number
+        console.print(draw_page(first_state, by, console.width))
+    return first_state.status.number
 
 
-def _json(table: WatchedTable) -> dict[str, Any]:
+def _table_json(table: WatchedTable) -> dict[str, Any]:
     """Return the state of a table as JSON values, whose leases `leasehold plan` can read. Empty fields are left out."""
     lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
     statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}

@@ -85,7 +85,7 @@ class LiveView:
 def arrange_rows(cells: Cells, view: LiveView) -> Cells:
     """Return the rows that the view shows, sorted. Rows with an empty cell in the sort column come last."""
 
-    def rank(number: int) -> tuple[float, str]:
+    def sort_key(number: int) -> tuple[float, str]:
         """Return the sort key of a row. Numbers are sorted by value, before all strings."""
         text = cells.rows[number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
         return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][sort_index]
@@ -96,11 +96,11 @@ def arrange_rows(cells: Cells, view: LiveView) -> Cells:
         number for number, row in enumerate(cells.rows) if any(filter_text in cell.lower() for cell in row)
     ]
     filled_rows = [number for number in matching_rows if cells.rows[number][sort_index]]
-    order = sorted(filled_rows, key=rank, reverse=cells.columns[sort_index].right != view.is_reversed)
-    order += [number for number in matching_rows if not cells.rows[number][sort_index]]
-    new_indices = {number: new_index for new_index, number in enumerate(order)}
+    sorted_rows = sorted(filled_rows, key=sort_key, reverse=cells.columns[sort_index].right != view.is_reversed)
+    sorted_rows += [number for number in matching_rows if not cells.rows[number][sort_index]]
+    new_indices = {number: new_index for new_index, number in enumerate(sorted_rows)}
     styles = tuple(((new_indices[row], column), style) for (row, column), style in cells.styles if row in new_indices)
-    return evolve(cells, rows=tuple(cells.rows[number] for number in order), styles=styles)
+    return evolve(cells, rows=tuple(cells.rows[number] for number in sorted_rows), styles=styles)
 
 
 def sorted_by(cells: Cells, view: LiveView) -> int:
@@ -141,9 +141,9 @@ def view_after(view: LiveView, key: str, visible: Cells) -> LiveView:
     if key in _STEPS or key in _ENDS:
         if not visible.rows:
             return view
-        last = len(visible.rows) - 1
-        row_index = _ENDS[key] % (last + 1) if key in _ENDS else selected_row(visible, view) + _STEPS[key]
-        return evolve(view, selected=visible.rows[max(0, min(last, row_index))][0])
+        last_index = len(visible.rows) - 1
+        row_index = _ENDS[key] % (last_index + 1) if key in _ENDS else selected_row(visible, view) + _STEPS[key]
+        return evolve(view, selected=visible.rows[max(0, min(last_index, row_index))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
     return _after_table_key(view, key, visible)
@@ -200,8 +200,8 @@ _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
 def keys_in(text: str) -> tuple[str, ...]:
     """Return the keys in a terminal's input, as names from NAMES or characters. Drops unknown sequences."""
-    names = (NAMES.get(sequence, sequence) for sequence in _KEY.findall(text))
-    return tuple(key for key in names if key.isprintable())
+    keys = (NAMES.get(sequence, sequence) for sequence in _KEY.findall(text))
+    return tuple(key for key in keys if key.isprintable())
 
 
 def has_keys() -> bool:
@@ -211,7 +211,7 @@ def has_keys() -> bool:
 
 @define
 class TerminalKeys:
-    """Reads keys from a terminal in a mode that sends each key at once."""
+    """Reads keys from a terminal in a mode that sends each key immediately."""
 
     _fd: int
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
@@ -243,17 +243,16 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     import termios  # noqa: PLC0415  not on every system, see `has_keys`
     import tty  # noqa: PLC0415  likewise
 
-    original = termios.tcgetattr(fd)
+    original_modes = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        # Disable suspending, because a suspended process would leave its view on the screen, and the shell without
-        # echo.
+        # Disable suspending. A suspended process would leave the view on the screen and the shell without echo.
         modes = termios.tcgetattr(fd)
         modes[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(fd, termios.TCSANOW, modes)
         yield TerminalKeys(fd)
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, original)
+        termios.tcsetattr(fd, termios.TCSADRAIN, original_modes)
 
 
 FRAME_LINES = 4
@@ -296,43 +295,45 @@ def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> G
     """Return the lines that fill a screen of this size."""
     match view.page:
         case "help":
-            return Group(_pairs("keys", HELP), _line("any key goes back", "dim"))
+            return Group(_draw_pairs("keys", HELP), _text_line("any key goes back", "dim"))
         case "lease":
-            return _lease(table, view)
+            return _draw_lease(table, view)
         case _:
-            return _table(table, view, width, height)
+            return _draw_page(table, view, width, height)
 
 
-def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
+def _draw_page(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
     """Return the rows that fit on the screen, with the selected row marked, and the totals and moves below."""
     visible = arrange_rows(table_cells(table, view.by), view)
     column = visible.columns[sorted_by(visible, view)]
-    order = "falling" if column.right != view.is_reversed else "rising"
+    direction = "falling" if column.right != view.is_reversed else "rising"
     filter_text = f"; / {view.filter_text}{'_' if view.typing else ''}" if view.filter_text or view.typing else ""
-    state = f"{len(visible.rows)} rows by {column.name}, {order}{filter_text}; ? shows the keys, q leaves"
+    status_line = f"{len(visible.rows)} rows by {column.name}, {direction}{filter_text}; ? shows the keys, q leaves"
     total, problems = totals_and_problems(table)
-    lines = [_line(state, "dim"), _line(total), *(_line(text, "red") for text in problems)]
-    moves = _moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
+    lines = [_text_line(status_line, "dim"), _text_line(total), *(_text_line(text, "red") for text in problems)]
+    moves = _draw_moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
     # One line is reserved for the names of columns that don't fit.
     row_count = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
     selected = selected_row(visible, view)
-    first = max(0, min(selected - row_count // 2, len(visible.rows) - row_count))
-    styles = {(row - first, column_index): style for (row, column_index), style in visible.styles}
+    first_row = max(0, min(selected - row_count // 2, len(visible.rows) - row_count))
+    styles = {(row - first_row, column_index): style for (row, column_index), style in visible.styles}
     for column_index in range(len(visible.columns) if visible.rows else 0):
-        cell_position = (selected - first, column_index)
+        cell_position = (selected - first_row, column_index)
         styles[cell_position] = f"{styles.get(cell_position, '')} {CHOSEN}".strip()
-    window = evolve(visible, rows=visible.rows[first : first + row_count], styles=tuple(styles.items()))
+    window = evolve(visible, rows=visible.rows[first_row : first_row + row_count], styles=tuple(styles.items()))
     rows, left_out = draw_table(window, width)
-    hints = [_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
+    hints = (
+        [_text_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
+    )
     return Group(rows, *hints, *lines, *moves)
 
 
-def _lease(table: WatchedTable, view: LiveView) -> Group:
+def _draw_lease(table: WatchedTable, view: LiveView) -> Group:
     """Return all details of a lease as names and values, first those of its row, then its lag."""
     lease = next((row for row in table.leases if row.key == view.selected), None)
-    back = _line("escape goes back, up and down to other leases, q leaves", "dim")
+    key_hint = _text_line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
-        return Group(_line(f"there is no lease {view.selected} any more", "red"), back)
+        return Group(_text_line(f"there is no lease {view.selected} any more", "red"), key_hint)
     values = lease_json(lease) | {
         "owner": lease.owner or "nobody",
         "checkpoint": format_checkpoint(lease.checkpoint, full=True),
@@ -342,15 +343,15 @@ def _lease(table: WatchedTable, view: LiveView) -> Group:
         values["status"] = f"{status.word}: {status.says}"
     values |= {f"lag {name}": value for name, value in table.lag(lease).as_json().items()}
     values |= {f"note {name}": value for name, value in annotations.items()}
-    texts = {
+    formatted_values = {
         name: f"{value:.1f}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
         for name, value in values.items()
     }
     lease_moves = tuple(move for move in table.moves if move.key == lease.key)
-    return Group(_pairs(lease.key, texts.items()), back, *_moves(lease_moves))
+    return Group(_draw_pairs(lease.key, formatted_values.items()), key_hint, *_draw_moves(lease_moves))
 
 
-def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
+def _draw_pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
     table = Table(title=Text(printable(title)), show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -359,9 +360,9 @@ def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def _moves(moves: tuple[SeenMove, ...]) -> list[Text]:
-    return [_line(format_move(move), "" if index else "bold") for index, move in enumerate(moves)]
+def _draw_moves(moves: tuple[SeenMove, ...]) -> list[Text]:
+    return [_text_line(format_move(move), "" if index else "bold") for index, move in enumerate(moves)]
 
 
-def _line(text: str, style: str = "") -> Text:
+def _text_line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

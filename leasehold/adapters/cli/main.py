@@ -91,9 +91,10 @@ class LazyCommands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401  likewise
         """Return the names of the commands in the order of the help."""
-        ordered = [name for names in GROUPS.values() for name in names]
+        command_order = [name for names in GROUPS.values() for name in names]
         return sorted(
-            super().list_commands(ctx), key=lambda name: ordered.index(name) if name in ordered else len(ordered)
+            super().list_commands(ctx),
+            key=lambda name: command_order.index(name) if name in command_order else len(command_order),
         )
 
 
@@ -116,7 +117,7 @@ def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
     except ModuleNotFoundError as error:
         if not help_requested:
             raise
-        missing = error
+        import_error = error
         if error.name == "leasehold_lab":
             loaded_app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             loaded_app.command(
@@ -127,9 +128,9 @@ def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
                 loaded_app = _load_app(name)
 
         def command(*_values: object, **_named: object) -> None:
-            """Fail like a call without the help option, because the arguments only looked like a request for help."""
+            """Report the missing library, because the command itself was called and not only its help."""
             with imported_for(f"leasehold {name}"):
-                raise missing
+                raise import_error
 
         for registered in loaded_app.registered_commands:
             assert registered.callback is not None  # noqa: S101  Typer's commands have one

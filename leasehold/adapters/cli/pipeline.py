@@ -22,7 +22,7 @@ from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import printable
 
 OUR_ERROR = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
-"""Matches an error of ours in a message of Spark, which adds a prefix."""
+"""Finds the message of one of our errors within a Spark error message, which adds the class name and other text."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -54,7 +54,7 @@ def command(
         source_options = _options(options or ())
         # Check for secrets here, because the page of a Spark Connect server shows every option, even a rejected one.
         reject_secrets(OptionReader(source_options))
-        # py4j logs the traceback of each call that is interrupted, although it also raises the exception.
+        # Silence py4j's log. It logs a traceback for each interrupted call, although it also raises the exception.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         if threading.current_thread() is threading.main_thread():
             # Let SIGTERM end the process in the same way as Ctrl-C, without a traceback.
@@ -97,7 +97,7 @@ class BatchPrinter:
         return query
 
     def print_new(self) -> bool:
-        """Print the batches that were finished since the last call. Return false."""
+        """Print the batches that were finished since the last call. Always return False, for use in `should_stop`."""
         for batch in finished_batches(self._query.recentProgress if self._query else (), self._last):
             self._last = batch["batch"]
             print(json.dumps(batch), flush=True)
@@ -107,7 +107,7 @@ class BatchPrinter:
 def finished_batches(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
     """Yield the batches after number `last` in a query's progress."""
     for batch in progress:
-        # While a query is idle, Spark's progress already contains the next batch, which has not begun.
+        # Skip a batch that has not begun. While a query is idle, Spark's progress already contains the next batch.
         if "addBatch" in batch["durationMs"] and batch["batchId"] > last:
             last = batch["batchId"]
             rows = batch["numInputRows"]

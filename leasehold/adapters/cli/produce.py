@@ -64,11 +64,15 @@ def command(
         key_of = _key_function(key, delimiter)
         with file.open("rb") if file else sys.stdin.buffer as lines:
             written = _write(open_producer(source, options, flag_name), lines, key_of)
-    names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "rejections"}
-    names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
+    counter_labels = {
+        "UserRecordsPut": "records written",
+        "KinesisRecordsPut": "as Kinesis records",
+        "AllErrors": "rejections",
+    }
+    counter_labels |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
     if written["UserRecordsFailed"]:
-        names |= {"UserRecordsFailed": "refused"}
-    summary = ", ".join(f"{written[name]} {words}" for name, words in names.items())
+        counter_labels |= {"UserRecordsFailed": "refused"}
+    summary = ", ".join(f"{written[name]} {words}" for name, words in counter_labels.items())
     print(json.dumps(written) if json_ else summary)
     if written["UserRecordsPending"] or written["UserRecordExpired"] or written["UserRecordsFailed"]:
         raise typer.Exit(1)
@@ -82,13 +86,13 @@ def _key_function(key_option: str, delimiter: str) -> Key:
     if kind == "fixed" and argument:
         return lambda _line: argument
     if kind == "json" and argument:
-        return lambda line: _member(line, argument)
+        return lambda line: _member_key(line, argument)
     if kind == "field" and (column := decimal(argument, _PLACES)) and delimiter:
-        return lambda line: _field(line, column, delimiter)
+        return lambda line: _field_key(line, column, delimiter)
     raise ValueError(f"--key: {key_option!r} is none of line, field:N (from 1), json:NAME and fixed:TEXT")
 
 
-def _member(line: bytes, name: str) -> str:
+def _member_key(line: bytes, name: str) -> str:
     try:
         document = json.loads(line, parse_constant=_not_json)
     except (ValueError, RecursionError):
@@ -98,10 +102,10 @@ def _member(line: bytes, name: str) -> str:
         raise ValueError(f"--key json:{name}: it is not an object with a member {name!r} that is not null")
     value = document[name]
     try:
-        dumped = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        json_value = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:  # a number such as 1e400, which Python reads as infinity
         raise ValueError(f"--key json:{name}: its number is too large") from None
-    key = value if isinstance(value, str) else dumped
+    key = value if isinstance(value, str) else json_value
     if escape_surrogates(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
     return key
@@ -111,7 +115,7 @@ def _not_json(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _field(line: bytes, number: int, delimiter: str) -> str:
+def _field_key(line: bytes, number: int, delimiter: str) -> str:
     fields = line.split(delimiter.encode())
     if number > len(fields):
         raise ValueError(f"--key field:{number}: it has {len(fields)} fields between {delimiter!r}; see --delimiter")
@@ -124,23 +128,23 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
     columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
     # Show a line counter if standard error is a terminal.
     progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    under_way = deque[tuple[int, RecordFuture]]()
+    pending_puts = deque[tuple[int, RecordFuture]]()
     with _EndRequest() as end_request, producer, progress:
         progress_task = progress.add_task("", total=None)
         for number, line in enumerate(end_request.lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
-                    under_way.append((number, producer.put(data, key_of(data))))
+                    pending_puts.append((number, producer.put(data, key_of(data))))
                 except UnicodeDecodeError:
                     raise ValueError(f"line {number}: its partition key is not UTF-8") from None
                 except ValueError as error:
                     raise ValueError(f"line {number}: it cannot become a record: {error}") from None
             if number % STEP == 0:
                 progress.update(progress_task, completed=number)
-                while under_way and under_way[0][1].done:
-                    _report_failure(*under_way.popleft())
+                while pending_puts and pending_puts[0][1].done:
+                    _report_failure(*pending_puts.popleft())
         producer.flush()
-        for number, future in under_way:
+        for number, future in pending_puts:
             _report_failure(number, future)
     return producer.metrics
 
@@ -174,7 +178,7 @@ class _EndRequest:
             restore_handler(number, handler)
 
     def signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle the first signal. A second signal ends the process at once."""
+        """Handle the first signal. A second signal ends the process immediately."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self.requested = True

@@ -88,20 +88,24 @@ def command(  # noqa: PLR0917  one for each option
             with _open_delivery(handler, to) as deliver:
                 verdict = replay(sink, deliver, _print_failure)
         else:
-            verdict = _in_stream(dead_letters, store, since, handler, to)
+            verdict = _replay_from_stream(dead_letters, store, since, handler, to)
     if as_json:
         print(json.dumps(asdict(verdict)))
     else:
         done_label, failed_label = FOLDER if store is None else STREAM
         count = verdict.done + verdict.failed + verdict.strange
         count_text = "1 dead letter" if count == 1 else f"{count} dead letters"
-        others = f", {verdict.strange} are no dead letters, or cannot be read" if verdict.strange else ""
-        print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{others}")
+        unreadable = f", {verdict.strange} are no dead letters, or cannot be read" if verdict.strange else ""
+        print(
+            f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{unreadable}"
+        )
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
 
 
-def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
+def _replay_from_stream(
+    dead_letters: str, store: str, since: str | None, handler: str | None, to: str | None
+) -> ReplayVerdict:
     start_position = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
     stream_url = dead_letters.partition("?")[0]
     if not stream_url.startswith("kinesis://"):
@@ -129,7 +133,7 @@ def _open_delivery(handler: str | None, to: str | None) -> Iterator[Deliver]:
         with closing(stream):
             yield stream.put_back
         return
-    # Use `Handling` for the same checks as for a handler of `consume`.
+    # Create a `Handling`, which checks the handler in the same way as for `consume`.
     with HandlerCalls(Handling(load(handler or "")).handler) as calls:
         yield calls.deliver
 

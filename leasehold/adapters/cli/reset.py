@@ -136,7 +136,7 @@ def command(  # noqa: PLR0917  one for each option
         if plan is not None and key:
             raise ValueError("--key: a plan already names its leases")
         # Check all options before opening the store.
-        position = None if to is None else _position(to, timestamp_ms, sub, offset, keys=len(key or ()))
+        position = None if to is None else _position_from_options(to, timestamp_ms, sub, offset, keys=len(key or ()))
         seconds_on = 0.0 if shift_by is None else shift(shift_by)
         resets: tuple[PlannedReset, ...] = ()
         if plan is not None:
@@ -145,7 +145,7 @@ def command(  # noqa: PLR0917  one for each option
             except OSError as error:
                 raise ValueError(f"--plan: {error}") from None
             for planned in resets:
-                _check(planned.wanted, f"--plan: lease {planned.key!r}")
+                _reject_position(planned.wanted, f"--plan: lease {planned.key!r}")
         with closing(open_store(store, create=False, write=not dry_run)) as open_table:
             leases = read_leases(open_table, "store")
             by_key = {lease.key: lease for lease in leases}
@@ -164,7 +164,7 @@ def command(  # noqa: PLR0917  one for each option
             raise print_moves(results, dry_run=dry_run, as_json=as_json)
 
 
-def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
+def _position_from_options(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
     if (named(to) == "AT_TIMESTAMP") != (timestamp_ms is not None):
         raise ValueError("--timestamp-ms: give it with --to AT_TIMESTAMP, and only then")
     if to.isascii() and to.isdigit():
@@ -173,7 +173,7 @@ def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys:
         position = at_timestamp(checked_time(timestamp_ms, "--timestamp-ms"))
     else:
         position = SHARD_END if named(to) == "SHARD_END" else start(to, time(), "--to")
-    _check(position, "--to" if timestamp_ms is None else "--timestamp-ms")
+    _reject_position(position, "--to" if timestamp_ms is None else "--timestamp-ms")
     if (sub or offset) and not position.numbered:
         raise ValueError("--sub and --offset: they go with a sequence number")
     if position.numbered and keys != 1:
@@ -181,8 +181,8 @@ def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys:
     return position
 
 
-def _check(position: Position, field: str) -> None:
-    """Raise ValueError if a lease must not be set to this position."""
+def _reject_position(position: Position, field: str) -> None:
+    """Raise ValueError if the position is in the future or is SHARD_END, to which no lease may be set."""
     if position.sequence == "AT_TIMESTAMP" and position.sub > time() * 1000:
         raise ValueError(f"{field}: it lies in the future")
     if position.ended:
@@ -196,7 +196,7 @@ def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset
     for lease in leases:
         if lease.ended:
             continue
-        # Use the arrival time of the last processed record, or the checkpoint itself if it is a time.
+        # Shift the arrival time of the last processed record, or the checkpoint itself if it is a time.
         progress = progress_of(lease) if lease.checkpoint.numbered else None
         checkpoint_seconds = None if progress is None else progress.arrived
         if lease.checkpoint.sequence == "AT_TIMESTAMP":

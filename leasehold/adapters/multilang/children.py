@@ -47,8 +47,8 @@ EXIT_SECONDS = 5.0
 """How long to wait for a child to end after its pipe was closed, after TERM, and after KILL."""
 
 LEASE_MOVING_SECONDS = 30.0
-"""How long to wait for a child whose lease is moving. The next owner, like the KCL, waits this long after the lease has
-expired."""
+"""How long to wait for a child whose lease is moving to another worker. As in the KCL, the next owner waits this long
+after the lease has expired."""
 
 SHARD_END_SECONDS = 300.0
 """How long to wait for the response to `shardEnded` if `timeoutInSeconds` is not set. It is long because some children
@@ -70,9 +70,10 @@ WriteCheckpoint = Callable[[Position], Awaitable[CheckpointError | None]]
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
 _LEVEL_PREFIX = 80  # look for a level only in this many characters, after which the message begins
 
-# The keeper reads a line for each process group that starts (+) or has ended (-). When the daemon exits for any reason,
-# its end of the pipe is closed, and the keeper kills the remaining groups. These are children that hang, and processes
-# that children started. A child that is killed before it has written its group does not need an entry.
+# The keeper is a shell process that kills orphaned children. It reads a line for each process group that starts (+) or
+# has ended (-). When the daemon exits for any reason, its end of the pipe is closed, and the keeper kills the remaining
+# groups. These are children that hang, and processes that children started. A child that is killed before it has
+# written its group does not need an entry.
 _KEEPER = """
 groups=' '
 while read -r what group; do
@@ -103,7 +104,7 @@ class ChildFault(Exception):
 
 
 class ChildNotStarted(NotAwaited):
-    """No child could be started, or the child did not respond to `initialize`. No record caused this fault."""
+    """No child could be started, or the child did not respond to `initialize`. Records cannot be the cause."""
 
 
 class ChildProcess:
@@ -171,11 +172,15 @@ class ChildProcess:
         await asyncio.wait(self._tasks, timeout=EXIT_SECONDS)  # read the remaining output from the pipes
         for task in self._tasks:
             task.cancel()
-        remark = (
+        invalid_lines_note = (
             f", and {self._invalid_lines} lines on its standard output were not messages" if self._invalid_lines else ""
         )
         log.info(
-            "shard %s, child %d: ended with status %s%s", self.conversation.shard, self.pid, process.returncode, remark
+            "shard %s, child %d: ended with status %s%s",
+            self.conversation.shard,
+            self.pid,
+            process.returncode,
+            invalid_lines_note,
         )
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -192,7 +197,8 @@ class ChildProcess:
     def _write(self) -> None:
         data = self.conversation.data_to_send()
         if data and self._process.stdin is not None:
-            # Don't wait for the pipe to drain. A child that doesn't read also sends nothing, and times out.
+            # Don't wait for the pipe to drain. If the child doesn't read its input, it sends no response either, so the
+            # request times out.
             self._process.stdin.write(data)
 
     async def _read_stdout(self) -> None:
@@ -363,19 +369,19 @@ class Children:
             return child.conversation.acknowledged.ended
 
     async def lose_lease(self, shard: str) -> None:
-        """Notify the child that the lease is lost, after the batch in progress, and end the child."""
+        """Wait for the batch in progress, then notify the child that its lease is lost, and end the child."""
         lock = self._lock_of(shard)
-        # Queue for the lock now, so that the shard's next child cannot start before this child is ended.
-        acquiring = asyncio.ensure_future(lock.acquire())
-        done, _ = await asyncio.wait({acquiring}, timeout=LEASE_MOVING_SECONDS)
+        # Request the lock now. Otherwise the shard's next child could start before this child is ended.
+        lock_acquisition = asyncio.ensure_future(lock.acquire())
+        done, _ = await asyncio.wait({lock_acquisition}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
             # Kill the child, because another worker may already process the same records, and the shard's next child
-            # must wait.
+            # cannot start until this one has ended.
             log.warning(
                 "shard %s, child %d: killed, because its lease is lost and it is still working", shard, child.pid
             )
             child.kill()
-        await acquiring
+        await lock_acquisition
         try:
             if (child := self._children.get(shard)) is not None:
                 with suppress(ChildFault):
@@ -394,7 +400,10 @@ class Children:
             self._keeper = None
 
     def _ensure_keeper(self) -> int:
-        """Return our end of the keeper's pipe. If the keeper is not running, start one and send it all groups."""
+        """Return our end of the pipe to the keeper, which kills process groups that outlive the daemon.
+
+        If no keeper is running, start one and send it all current groups.
+        """
         if self._keeper is None or self._keeper.poll() is not None:
             if self._keeper is not None:
                 os.close(self._keeper_pipe)

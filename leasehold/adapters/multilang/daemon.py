@@ -39,7 +39,8 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 LEASE_LOST_SECONDS = 5.0
-"""How long children without leases may take to end after the worker has drained, before their pipes are closed."""
+"""After the worker has drained, how long to wait for children that have lost their leases, before their pipes are
+closed."""
 
 CLOSE_SECONDS = 30.0
 """A timeout that is longer than `Children.close` takes."""
@@ -49,7 +50,7 @@ SEARCH_ATTEMPTS = 40
 
 
 class RecordSearch:
-    """The search in one shard for the record that ends its children (rule 2)."""
+    """Searches one shard's batches for the record that makes its child processes fail (rule 2)."""
 
     def __init__(self, attempts: int) -> None:
         self._attempts, self._faults = attempts, 0
@@ -98,8 +99,8 @@ class ChildHandler:
 
     Args:
         children: The children.
-        attempts: How many children in a row may be ended by the same batch.
-        dead_letter: Receives a record that ends every child; None to leave the shard to other workers.
+        attempts: After how many child processes in a row have failed on the same batch to search for the record.
+        dead_letter: Receives a record on which every child fails; None to leave the shard to other workers.
         send_empty: Whether children also get messages for reads without records.
         strict: Whether the first fault of a child ends the worker, as in Java. The fault is then in `fault`.
     """
@@ -120,7 +121,7 @@ class ChildHandler:
         self._runner: Runner | None = None
         self._holdings: dict[str, Holding] = {}
         self._final_checkpoints: dict[str, FinalCheckpoint] = {}
-        # A search is kept after its lease is lost, because we may get the lease again with the same bad record.
+        # Keep a search after its lease is lost, because this worker may get the lease again, with the same bad record.
         self._searches: dict[str, RecordSearch] = {}
         self._unawaited: dict[str, Future[None]] = {}  # by lease, a message whose response no call awaits yet
         self._leaving = set[Future[None]]()
@@ -174,9 +175,9 @@ class ChildHandler:
             return
         self._final_checkpoints.pop(key, None)
         self._unawaited.pop(key, None)
-        leaving = self._submit(self._children.lose_lease(shard))
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        lease_loss = self._submit(self._children.lose_lease(shard))
+        self._leaving.add(lease_loss)
+        lease_loss.add_done_callback(self._leaving.discard)
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
         """Tell the child that a read returned no records, unless its previous message is pending or has failed."""
@@ -195,7 +196,7 @@ class ChildHandler:
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
     async def _await_message(self, key: str) -> None:
-        """Wait for the response to a message that was sent without waiting. Raises the message's fault (rule 1)."""
+        """Wait for the response to a message that was sent without waiting. Raises its fault, if any (rule 1)."""
         if (message := self._unawaited.pop(key, None)) is not None:
             await asyncio.wrap_future(message)
 
@@ -225,7 +226,8 @@ class ChildHandler:
                 await asyncio.wrap_future(self._submit(message))
             except (ChildFault, ChildNotStarted) as fault:
                 self._stop_if_strict(fault)
-                # If a child was killed because its lease is lost, no record is the cause.
+                # Do not search if the lease is lost. The child was then killed for that reason, and not because of a
+                # record.
                 if self._dead_letter is not None and isinstance(fault, ChildFault) and not holding.lost.is_set():
                     await self._search(search, part, delivery, fault, self._dead_letter)
                 raise
@@ -241,9 +243,9 @@ class ChildHandler:
     ) -> None:
         if (record := search.record_failure(part)) is None:
             return
-        result = await asyncio.to_thread(dead_letter, delivery.part([record]), fault)
-        if inspect.isawaitable(result):
-            await result
+        sink_result = await asyncio.to_thread(dead_letter, delivery.part([record]), fault)
+        if inspect.isawaitable(sink_result):
+            await sink_result
         search.record_dead_letter(record)
         log.warning(
             "shard %s: record %s.%s was dead-lettered, because it ends every child: %s",
@@ -276,7 +278,7 @@ class ChildHandler:
         if holding.lost.is_set():
             return "ShutdownException"
         try:
-            stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
+            is_stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
         except OutcomeUnknown as fault:  # the checkpoint may be stored or the lease lost, so the child should retry
             log.warning("shard %s: the outcome of a checkpoint is unknown: %s", holding.key, fault)
             return "ThrottlingException"
@@ -284,7 +286,7 @@ class ChildHandler:
             name = error_name(fault)
             log.warning("shard %s: a checkpoint was not stored: %s", holding.key, fault)
             return name
-        return None if stored else "ShutdownException"
+        return None if is_stored else "ShutdownException"
 
 
 def error_name(fault: StoreError | SourceError) -> CheckpointError:

@@ -7,8 +7,8 @@ Each key is supported in one of four ways:
 - Ignored: it has no meaning here. `IGNORED` contains the reason.
 - Refused: the daemon doesn't start, because otherwise it would read or write the wrong data.
 
-A key that the KCL doesn't have is reported with a suggestion, while Java silently ignores it. The values 0 and `false`
-are ordinary values here, while in Java they leave a key at its default.
+A key that is not a key of the KCL is reported with a suggestion, while Java silently ignores it. The values 0 and
+`false` are ordinary values here, while in Java they leave a key at its default.
 """
 
 import re
@@ -195,8 +195,8 @@ class MultiLangSettings:
 
     def table(self) -> str:
         """Return the table that is printed at startup, with a line per key. Values are left out: they may be secret."""
-        widest = max(len(row.key) for row in self.support)
-        return "\n".join(f"{row.key:<{widest}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
+        key_width = max(len(row.key) for row in self.support)
+        return "\n".join(f"{row.key:<{key_width}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 
 
 def read_properties(

@@ -52,8 +52,8 @@ DEFAULT_MAX_RECORDS = 10_000
 """The default of KCL's `maxRecords`."""
 
 MAX_LINE_BYTES = 2**20
-"""The maximum length of a message. Longer lines of a child are reported as invalid. Real messages are far shorter: the
-longest one contains two numbers."""
+"""The maximum length of a message. Longer lines of a child are reported as invalid. Valid messages are far shorter,
+because the longest one contains only two numbers."""
 
 MAX_DIGITS = 200
 """The maximum number of digits of a sequence number in a request. Sequence numbers of Kinesis have 56 digits."""
@@ -128,7 +128,7 @@ class Conversation:
     Attributes:
         acknowledged: The stored checkpoint.
         delivered: The position of the last record that was sent.
-        pending_action: The action whose status has not arrived yet; None if the next action may be sent.
+        pending_action: The action to which the child has not responded yet; None if the next action may be sent.
         ended: Whether the conversation has ended (rule 5).
     """
 
@@ -164,8 +164,12 @@ class Conversation:
     def process_records(self, records: Sequence[Record], behind_seconds: float | None) -> int:
         """Send as many of these records as fit into one message, and return how many were sent."""
         part = records[: self._max_records]
-        behind = None if behind_seconds is None else int(behind_seconds * 1000)
-        message = {"action": "processRecords", "records": [*map(_record_json, part)], "millisBehindLatest": behind}
+        behind_ms = None if behind_seconds is None else int(behind_seconds * 1000)
+        message = {
+            "action": "processRecords",
+            "records": [*map(_record_json, part)],
+            "millisBehindLatest": behind_ms,
+        }
         self._send_action("processRecords", message)
         if part:
             self.delivered = part[-1].position
@@ -258,7 +262,8 @@ class Conversation:
         if isinstance(message, _CheckpointRequest):
             return self._handle_checkpoint_request(message)
         if self.pending_action is None:
-            # Java accepts such a status as the response to its next action, and then runs ahead of the child.
+            # Java accepts such a status as the response to its next action. From then on it would send each action
+            # before the child has completed the previous one.
             return InvalidLine(line.decode(), "a status, although no action is pending")
         if message != self.pending_action:
             self.ended = True
@@ -268,7 +273,7 @@ class Conversation:
         return StatusReceived(action)
 
     def _handle_checkpoint_request(self, request: _CheckpointRequest) -> CheckpointRequested | None:
-        """Respond to a request that needs no write. Return an event for a request that needs one."""
+        """Respond to the request if no checkpoint must be written. Otherwise return an event for it."""
         if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
             self._send(request.response("InvalidStateException"))
             return None
@@ -297,7 +302,7 @@ def _record_json(record: Record) -> dict[str, Any]:
         "data": b64encode(record.data).decode(),
         "partitionKey": record.partition_key,
         "sequenceNumber": record.sequence_number,
-        # The arrival time must not be null, because kclpy calls int() on it. Kinesis always sends a time.
+        # The arrival time must not be null, because kclpy calls int() on it. Kinesis itself always sends a time.
         "approximateArrivalTimestamp": round((record.arrived or 0) * 1000),
         "subSequenceNumber": record.sub_sequence_number,
         "action": "record",  # kclpy decodes every object by its action, even nested objects

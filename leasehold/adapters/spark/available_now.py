@@ -2,7 +2,8 @@
 
 Each held shard has a `ShardTip`, which tracks whether the records that existed at the start have been read.
 `AvailableNow` returns the shards that the query still waits for, with reasons. Spark commits a batch only when it plans
-the next one, so some shards can continue only after an empty batch (a flush). `flush_due` decides when to plan a flush.
+the next one, so a shard that waits for a commit may need an empty batch (a flush) to continue. `flush_due` decides when
+to plan a flush.
 
 A1. An open shard is read up to the record that was its latest when the shard was opened. A closed shard is read to its
     end.
@@ -11,8 +12,8 @@ A3. The query waits for another worker's shard until the lease is renewed once. 
     and reads the shard.
 A4. The query waits for a free shard once the shard's parents are done. Until then it waits for the parents, each by its
     own rule.
-A5. The query waits for a child of shards that it has read to their ends until the child has a lease.
-A6. If a shard can end or be handed off only after a commit, a flush is planned without waiting for other shards.
+A5. If the query has read all parents of a shard to their ends, it waits until the shard has a lease.
+A6. If a shard cannot end or be handed off before a commit, a flush is planned without waiting for other shards.
 """
 
 import logging
@@ -27,8 +28,10 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 SILENT_SECONDS = 60.0
-"""If no record arrives for this long, we assume that the target record is past retention and the shard is read up."""
-PAST_SECONDS = 10.0  # how far reading must be past the time of the target, because sources round their lag
+"""If no record arrives for this long, we assume that the target record is past retention, and consider the shard fully
+read."""
+PAST_SECONDS = 10.0
+"""How far reading must be past the time of the target. The margin is needed because sources round their lag."""
 
 
 @define
@@ -37,8 +40,8 @@ class ShardTip:
 
     Attributes:
         key: The key of the shard's lease.
-        target: The position of the latest record at the time of the request, or that time if the source does not
-            return the record's number, or None before the request.
+        target: The position of the latest record when it was requested. It is a time if the source does not return the
+            record's number, and None before the request.
         requested_at: When the target was requested.
         last_record_at: When a record was last read.
         reached: Whether reading has reached the target.
@@ -65,10 +68,11 @@ class ShardTip:
         if (target := self.target) is None or self.reached:
             return False
         if not target.numbered:
-            # A time of zero means that the shard never had a record. Otherwise use the lag that the source reports.
-            # If new records keep arriving, it is enough that reading is well past the time of the request.
+            # The target is a time. If it is zero, the shard never had a record. Otherwise wait until the source reports
+            # no lag. If new records keep arriving, it is enough that reading is well past the time of the request.
             is_past_target = behind is not None and now - self.requested_at > behind + PAST_SECONDS
-            # A closed shard may return its last records in one read, and its end only in the next.
+            # For a closed shard, zero lag is not enough, because a read may return its last records and only the next
+            # one its end.
             self.reached = target.sub == 0 or (behind == 0 and not closed) or is_past_target
         elif read.order >= target.order:
             self.reached = True
@@ -104,7 +108,7 @@ class AvailableNow:
 
     @staticmethod
     def unread(held: Mapping[str, ShardStatus]) -> Mapping[str, str]:
-        """Return the held shards that have more to read or more commits to write (A2), each with the reason."""
+        """Return the held shards with unread records or unwritten commits (A2), each with the reason."""
         return {
             key: "its end is not reached"
             for key, held_shard in held.items()
@@ -121,14 +125,14 @@ class AvailableNow:
         """Return the shards that the query waits for, each with the reason.
 
         Args:
-            held: Our shards, by key.
+            held: The shards whose leases this worker holds, by key.
             leases: The whole table, by key.
             listed: The last listing of the stream.
             ended: The shards that this query has read to their ends, and committed.
         """
         if unread := self.unread(held):
             return unread
-        # If the table is empty, the leases are not created yet, so the stream cannot be read up.
+        # If the table is empty, no worker has created the leases yet, so the query must wait for all shards.
         if not leases:
             return {"(all)": "there are no leases yet"}
         reasons = {key: self._reason(lease, leases, held.get(key)) for key, lease in leases.items()}

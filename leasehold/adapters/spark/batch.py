@@ -5,10 +5,11 @@ the stream with its own credentials and reads one part (`PartReader`).
 
 Rule 1: parts are cut at positions that were looked up once, not at times. So each record lies in exactly one part of
 its shard, whatever its arrival time. Times only help to find positions for which the parts take about equally long.
-Rule 2: a cut that is not found quickly is left out, which makes the part before it larger.
+Rule 2: if the position of a cut is not found quickly, the cut is left out, and the part before it becomes larger.
 Rule 3: the shards are listed once the end of the slice has passed. Shards that a later reshard creates then have no
 records of the slice. A parent and its children are all read, because each record is in only one of them.
-Rule 4: a slice up to the present ends at the last sequence number if the source has one, and otherwise at a time.
+Rule 4: a slice without an end time ends at the shard's last sequence number. If the source cannot look up that number,
+the slice ends at the present time.
 """
 
 import logging
@@ -76,16 +77,16 @@ class Bounds:
 
     @property
     def begins(self) -> Position:
-        """Where a batch begins. Raises ValueError if that is the present end."""
+        """The position at which a batch begins. Raises ValueError for LATEST, because a batch reads stored records."""
         if self.since == LATEST:
             raise ValueError(self._start_error)
         return self.since or TRIM_HORIZON
 
     def initial(self) -> dict[str, Any]:
         """Return the start position of shards without a lease, as fields of a configuration."""
-        first = self.since or (LATEST if self.until is None else TRIM_HORIZON)
-        position = {"initial_position": first.sequence}
-        return position | ({"timestamp_ms": first.sub} if first.sequence == "AT_TIMESTAMP" else {})
+        start_position = self.since or (LATEST if self.until is None else TRIM_HORIZON)
+        position = {"initial_position": start_position.sequence}
+        return position | ({"timestamp_ms": start_position.sub} if start_position.sequence == "AT_TIMESTAMP" else {})
 
     def query_slice(self) -> Slice | None:
         """Return the slice after which the query ends, or None if the query does not end. Raises ValueError."""
@@ -176,7 +177,7 @@ def split_range(
     begins: Position, cuts: Iterable[Position], ends: Position | None
 ) -> list[tuple[Position, Position | None]]:
     """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
-    # The default is larger than any position. If the slice ends at a time, every cut lies before its end.
+    # If `ends` is None, the slice ends at a time and every cut lies before it, so use an order above any position's.
     end_order = (2, 0, 0) if ends is None else ends.order
     cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < end_order}
     inner_cuts = [cuts_by_order[order] for order in sorted(cuts_by_order)]
@@ -189,16 +190,18 @@ def split_times(since_ms: int, until_ms: int, parts: int) -> list[int]:
 
 
 def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[ShardPart]:
-    """Plan at least `tasks` parts if the shards allow it. The first parts of all shards precede their second parts.
+    """Plan at least `tasks` parts if the shards allow it.
+
+    The result begins with the first part of every shard, followed by all second parts, and so on.
 
     Raises SourceError, ValueError.
     """
     begins = bounds.begins  # check this before anything is opened
     with closing(location.probe()) as source:
-        # List the shards first, because we need a shard to look up the end of the batch.
+        # List the shards first, because the end of the batch is looked up in one of them.
         if not (shards := source.shards()):
             return []
-        if (until_ms := _settled_end_ms(source, _lease(shards[0]), bounds)) <= begins.sub:
+        if (until_ms := _settled_end_ms(source, _lease_of(shards[0]), bounds)) <= begins.sub:
             return []  # the batch begins in the future
         shards = source.shards()  # rule 3
         planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(shards))))
@@ -217,7 +220,8 @@ def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     elif _last_record(source, lease).last is not None:
         return FOREVER_MS
     else:
-        # Add a second to include records that were put just now, because the service truncates times to the second.
+        # The service truncates arrival times to the second, so add a second to include the records that were put just
+        # now.
         until_ms = source.latest(lease).sub + 1000
     deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
     while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
@@ -228,7 +232,7 @@ def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     return until_ms
 
 
-def _lease(shard: Shard) -> Lease:
+def _lease_of(shard: Shard) -> Lease:
     return Lease(shard.id, hash_range=shard.hash_range)
 
 
@@ -245,7 +249,7 @@ class _ShardPlanner:
 
     def parts(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard, or none if the shard has no records in the slice."""
-        lease, cut, ends = _lease(shard), self._cut, None
+        lease, cut, ends = _lease_of(shard), self._cut, None
         tip = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
             tip = _last_record(self._source, lease)
@@ -258,7 +262,8 @@ class _ShardPlanner:
         newest_ms = cut.until_ms if tip.arrived is None else min(cut.until_ms, int(tip.arrived * 1000))
         cuts = list[Position]()
         if self._parts_per_shard > 1 and (first_record := self._first_record(lease, cut.begin)) is not None:
-            # Start at the first record. If we also cut a long time without records, most tasks would be empty.
+            # Cut only the time after the first record, otherwise most tasks would be empty if no records arrived for a
+            # long time at the beginning.
             times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
             first_records = (self._first_record(lease, at_timestamp(time_ms)) for time_ms in times)
             cuts = [record[0] for record in first_records if record is not None]
@@ -328,13 +333,13 @@ class PartReader:
                     log.warning("shard %s: trying again: %s", self._part.shard, response)
                 yield from (rows for rows in batches if rows.num_rows)
                 if not self._cursor.is_fully_read:
-                    time.sleep(self._pause(response, read_started))
+                    time.sleep(self._next_pause(response, read_started))
                 read_started = time.monotonic()
 
-    def _pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
+    def _next_pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
         now = time.monotonic()
         # An empty response that is behind the tip is progress, because shards have stretches without records. Only
-        # empty responses at the tip and errors count as silence.
+        # empty responses at the tip, and errors, are not progress.
         if isinstance(response, Batch) and (response.end is not None or response.behind_seconds):
             self._last_progress_at = now
         elif now - self._last_progress_at > STALL_SECONDS:

@@ -1,4 +1,6 @@
-"""Sends planned rows to Spark's tasks. Tasks fetch rows over TCP from the planning process, or contain them (embedded).
+"""Sends planned rows to Spark's tasks.
+
+Tasks either fetch their rows over TCP from the process that planned the batch, or contain them (embedded).
 
 `Transport` makes a partition of each task's rows, and `read` returns these rows on an executor.
 
@@ -35,7 +37,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 
 TOKEN_BYTES = 32
 REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
-"""The token, the batch's number and the task's index in the batch."""
+"""The format of a request: the query's token, the batch's number and the task's index in the batch."""
 FOUND, NOT_FOUND, COMPLETE = b"H", b"G", b"A"
 """Status bytes. FOUND precedes the rows, COMPLETE follows them, and NOT_FOUND means that they were discarded."""
 REQUEST_SECONDS = 10.0
@@ -88,7 +90,7 @@ class RowServer:
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
     def _on_failure(self, fault: BaseException) -> None:
-        """Close the port, so that tasks fail at once instead of waiting for rows that never arrive."""
+        """Close the port, so that tasks fail immediately instead of waiting for rows that never arrive."""
         log.error("the row server has failed, so tasks cannot fetch rows any more: %s", said(fault), exc_info=fault)
         self._server.server_close()
 
@@ -106,7 +108,7 @@ class RowServer:
         """Store the rows for one Spark task, and return the reference with which the task fetches them."""
         task_rows = TaskRows.of(batches)
         if self.in_memory + task_rows.memory > self._memory_limit:
-            # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file.
+            # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file instead.
             task_rows = task_rows.on_disk(self._folder)
         self._server.task_rows[number, task] = task_rows
         return FetchedRows(self._address.host, self.port, self.token, number, task)
@@ -143,12 +145,12 @@ class TaskRows:
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch]) -> "TaskRows":
         """Keep rows in memory."""
-        parts = list[pa.RecordBatch]()
+        slices = list[pa.RecordBatch]()
         for batch in batches:
             # Slices share the memory of their batch, so slicing copies nothing.
-            rows = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
-            parts += [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
-        return cls(tuple(parts), sum(part.nbytes for part in parts))
+            rows_per_slice = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
+            slices += [batch.slice(first, rows_per_slice) for first in range(0, batch.num_rows, rows_per_slice)]
+        return cls(tuple(slices), sum(part.nbytes for part in slices))
 
     def on_disk(self, folder: str) -> "TaskRows":
         """Return the same rows, moved into an unnamed temporary file."""
@@ -273,16 +275,16 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
     The same rows are always distributed the same way, because a sink may identify a row by its position in a task.
     """
     by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
-    # Sort by size and then by key, because in a repeated batch each row must have the same position as before.
+    # Sort by size and then by key, so that each row has the same position in its task when the batch is repeated.
     batches = [rows[key] for _, key in by_size]
     by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:
         min(by_task, key=lambda task: sum(batch.num_rows for batch in task)).append(batch)
-    # Rows of several large batches are returned as a `pyarrow.Table`, which concatenates them without copying.
-    batches_of = [
+    # `RowBuffer` returns several large batches as a `pyarrow.Table`, which concatenates them without copying.
+    batches_by_task = [
         [batch.to_batches() if isinstance(batch, pa.Table) else [batch] for batch in task] for task in by_task
     ]
-    return [[part for parts in task for part in parts] for task in batches_of]
+    return [[part for parts in task for part in parts] for task in batches_by_task]
 
 
 # Called on an executor
@@ -330,8 +332,8 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         # One call may return fewer bytes than were requested.
-        part = connection.recv(size - len(data))
-        if not part:
+        chunk = connection.recv(size - len(data))
+        if not chunk:
             raise ConnectionError("the other side closed the connection without a response")
-        data += part
+        data += chunk
     return data

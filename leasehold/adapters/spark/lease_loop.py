@@ -46,7 +46,7 @@ class LeaseLoop:
         worker: Joins the group.
         pace: How fast and how far to read ahead.
         resume: Returns where to read a lease from, given the position of its checkpoint.
-        sliced: Whether the shards end where a slice ends.
+        sliced: Whether the query reads a slice (a time range), at whose end each shard ends.
         restarts_recreated: Whether the worker lets the leases of a recreated stream start over.
     """
 
@@ -100,7 +100,8 @@ class LeaseLoop:
 
     def close(self) -> None:
         """Release the held leases, within a bounded time."""
-        # No shard may wait for a commit any more: Spark plans no further batch, so it would never commit.
+        # From now on no shard may wait for a commit, because Spark plans no further batch and will never commit the
+        # last one.
         self._shared.ending = True
         self._runner.stop()
         if self._thread is not None:
@@ -142,7 +143,7 @@ class LeaseLoop:
             self._changed.wait_for(lambda: self._fault or condition(), seconds)
 
     def linger(self, seconds: float, rows: int, size: int) -> bool:
-        """Wait for more rows while shards that are behind are read. Return whether a batch is full.
+        """Wait for more rows while there are shards behind their tips to read. Return whether the rows fill a batch.
 
         Args:
             seconds: How long to wait at most.
@@ -160,8 +161,8 @@ class LeaseLoop:
             )
 
         def should_stop() -> bool:
-            # End the wait if a lease is handed off, because its next owner waits for the lease, which waits for Spark's
-            # commit.
+            # End the wait if a lease is to be handed off. The lease can be released only after Spark's commit, and its
+            # next owner is waiting for it.
             return (
                 self.handing_off or is_full() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
             )
@@ -172,7 +173,7 @@ class LeaseLoop:
 
     @property
     def handing_off(self) -> bool:
-        """Whether a lease is to be handed off once Spark has committed."""
+        """Whether any lease will be handed off to another worker once Spark has committed."""
         return any(holding.releasing for holding in self._worker.holdings)
 
     def take(self, rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, Chunk]]:
@@ -187,26 +188,27 @@ class LeaseLoop:
             Where the next range of each held shard begins, and the rows of the shards that have any.
         """
         with self._changed:
-            # Read `range_start` only once per shard, because a lease may be lost or expire in the meantime.
+            # Read `range_start` only once per shard, because its value changes if the lease is lost or expires in the
+            # meantime.
             range_starts = {
                 key: range_start
                 for key, prefetcher in self._prefetchers.items()
                 if (range_start := prefetcher.range_start) is not None
             }
             prefetchers = {key: self._prefetchers[key] for key in range_starts}
-            # Apply the limit per shard first, because a shard that is far behind must not fill the whole batch.
+            # Apply the limit per shard first, otherwise a shard that is far behind could fill the whole batch.
             buffered_counts = {
                 key: min(shard_rows, count)
                 for key, prefetcher in prefetchers.items()
                 if (count := prefetcher.buffered[0])
             }
-            counts = {key: count for key, count in fair_shares(buffered_counts, rows).items() if count}
-            sizes = fair_shares({key: prefetchers[key].buffered[1] for key in counts}, size)
-            chunks = {key: prefetchers[key].take(counts[key], limit) for key, limit in sizes.items()}
+            row_shares = {key: count for key, count in fair_shares(buffered_counts, rows).items() if count}
+            byte_shares = fair_shares({key: prefetchers[key].buffered[1] for key in row_shares}, size)
+            chunks = {key: prefetchers[key].take(row_shares[key], limit) for key, limit in byte_shares.items()}
             taken_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
             if not taken_chunks:
-                # No row fits into its shard's share. Take one row alone, otherwise the query would never advance.
-                for key in sorted(counts):
+                # If no row fits into its shard's share, take one row alone. Otherwise the query would never advance.
+                for key in sorted(row_shares):
                     if (chunk := prefetchers[key].take(1, ANY_SIZE)) is not None:
                         taken_chunks = {key: chunk}
                         break
@@ -246,7 +248,8 @@ class LeaseLoop:
         now = self._worker.clock()
         with self._changed:
             prefetchers = tuple(self._prefetchers.values())
-        # An AvailableNow query that has caught up has no lag, because records that arrive later are for the next run.
+        # If an AvailableNow query has caught up with a shard, report no lag, because records that arrive later are for
+        # the next run.
         lags = {
             prefetcher.key: 0.0 if prefetcher.caught_up else prefetcher.holding.progress.behind(now)
             for prefetcher in prefetchers
@@ -255,7 +258,10 @@ class LeaseLoop:
 
     @property
     def may_end(self) -> bool:
-        """Whether the query may end when it has no more rows. A slice must be read completely first, by any worker."""
+        """Whether the query may end once it has no more rows.
+
+        A query over a slice (a time range) may end only after the group has read the whole slice.
+        """
         return not self._sliced or is_read(self._worker)
 
     @property
@@ -265,7 +271,7 @@ class LeaseLoop:
 
     @property
     def undecided(self) -> int:
-        """The number of rows that may be duplicates from a Spark sink, although we could not confirm it."""
+        """The number of rows from a Spark sink for which we could not determine whether they are duplicates."""
         return self._shared.undecided
 
     @property
@@ -291,7 +297,7 @@ class LeaseLoop:
 
     @property
     def not_caught_up(self) -> Mapping[str, str]:
-        """The leases in the last listing whose shards may not be read to their tips, each with the reason."""
+        """The leases in the last listing whose shards may still have unread records, each with the reason."""
         now = self._worker.clock()
         with self._changed:
             statuses = {
@@ -307,7 +313,7 @@ class LeaseLoop:
     def _end_with_fault(self, fault: BaseException) -> None:
         """End the query with this fault."""
         with self._changed:
-            # Notify the main thread, which may be waiting for rows that will never arrive.
+            # Notify the main thread, which otherwise could wait forever for rows, because the loop reads no more.
             self._fault = fault
             self._changed.notify_all()
 
@@ -335,7 +341,8 @@ class LeaseLoop:
 
 
 STALL_SECONDS = 300.0
-"""How long none of the awaited shards may make progress. If leases take longer to expire, the limit is longer."""
+"""How long a wait may last without progress on any of the awaited shards. The limit is higher if leases take longer to
+expire."""
 STALL_LEASE_TIMES = 3.0
 
 

@@ -143,7 +143,7 @@ class LeasedSource(DataSource):
 
         Returns:
             The source spec, the lease options, the stream for batches, and the bounds of the records to read. The
-            stream is None if the format has no batches.
+            stream is None if the format does not support batches.
         """
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:  # noqa: ARG002  for those that can be written to
@@ -221,7 +221,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of a batch, which was planned just now or, after a restart, by an earlier run.
 
-        At a restart, Spark before 4.2 first passes the end of the last batch as both arguments. Such a call has no
+        After a restart, Spark before 4.2 first passes the end of the last batch as both arguments. Such a batch has no
         tasks.
         """
         offset = self._decode_offset(end).for_stream(self._source_spec.stream)
@@ -243,7 +243,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plain_errors()
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the batch that ends at `end`. All of it is in the sink."""
+        """Commit the batch that ends at `end`. Spark calls this once the whole batch is in the sink."""
         offset = self._decode_offset(end).for_stream(self._source_spec.stream)
         run = self._get_or_start_run()
         run.commit(run.rebase(offset))

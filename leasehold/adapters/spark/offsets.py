@@ -8,8 +8,8 @@ outlives the version that wrote it.
 
 Rule 1: an end offset alone defines the contents of its batch. A replay needs neither the leases nor any state of the
 earlier run.
-Rule 2: equal offsets are equal strings, because Spark compares strings. So keys are sorted. State that is valid only in
-this run (such as "flushed") is not stored, because the next run would use it.
+Rule 2: equal offsets are encoded as equal strings, because Spark compares the strings. For this reason the keys are
+sorted. State that is valid only in one run (such as "flushed") is not stored, otherwise the next run would use it.
 Rule 3: this module uses no pyspark, no clock and no store.
 """
 
@@ -80,7 +80,7 @@ class Offset:
 
     @property
     def empty(self) -> bool:
-        """Whether its batch has no rows, because it is the first offset or a flush."""
+        """Whether the batch has no rows, as in a query's first offset or in a flush."""
         return all(part.empty for _, part in self.ranges)
 
     @property
@@ -99,12 +99,12 @@ class Offset:
     def continued_on(self, stream: str) -> "Offset":
         """Return the offset from which a query of this stream continues.
 
-        An offset without a stream name may belong to another stream, so the ends of shards in it are ignored. Otherwise
-        shards of this stream with the same names would count as ended, although they were never read.
+        An offset without a stream name may belong to another stream, so the result leaves out shards that ended in it.
+        Otherwise shards of this stream with the same names would be treated as ended, although they were never read.
         """
-        named = self.for_stream(stream)
+        named_offset = self.for_stream(stream)
         open_ranges = tuple(pair for pair in self.ranges if not pair[1].ends.ended)
-        return named if named.stream == self.stream else evolve(named, ranges=open_ranges)
+        return named_offset if named_offset.stream == self.stream else evolve(named_offset, ranges=open_ranges)
 
     def range_of(self, key: str) -> Range | None:
         """Return the range of this lease, or None if the batch does not contain its shard."""
@@ -154,7 +154,7 @@ def advance(
         if begins.ended:
             continue
         if (end := ends.get(key)) is not None:
-            # Spark would accept a range that goes back, and would write the rows in between twice.
+            # Reject a range that ends before it begins. Spark would accept it, and write the rows in between twice.
             if end.order < begins.order:
                 raise ValueError(f"ends: {key} would go back from {begins.sequence} to {end.sequence}")
             ranges[key] = Range(begins, end, holding.epoch)
@@ -178,12 +178,13 @@ def resume_position(checkpoint: Position, previous: Range | None, *, delivered: 
 
     Args:
         checkpoint: The lease's checkpoint.
-        previous: The shard's range in the previous batch, if any.
-        delivered: Whether the sink has all of the previous range.
+        previous: The shard's range in the query's previous batch, if any.
+        delivered: Whether the sink has all records of the previous range.
     """
     if previous is None:
         return checkpoint
-    # The sink has every record before each of these positions, so the latest one skips nothing and repeats least.
+    # The sink has all records up to each of these positions, so the latest position skips no record and repeats the
+    # fewest.
     return max(previous.ends if delivered else previous.begins, checkpoint, key=lambda position: position.order)
 
 
@@ -197,7 +198,8 @@ def fair_shares(buffered: Mapping[str, int], limit: int) -> dict[str, int]:
     shares: dict[str, int] = {}
     remaining = limit
     for position, (key, count) in enumerate(sorted(buffered.items(), key=lambda pair: (pair[1], pair[0]))):
-        # Begin with the smallest amount, so that the unused part of its share goes to the larger ones.
+        # Begin with the shard that has the least buffered, so that the rest of its share is divided among the other
+        # shards.
         shares[key] = min(count, remaining // (len(buffered) - position))
         remaining -= shares[key]
     return shares
@@ -247,8 +249,8 @@ def decode(stored: object) -> Offset:
                 (key, Range(_parse_position(begins), _parse_position(ends), int(epoch)))
                 for key, (begins, ends, epoch) in stored["r"].items()
             )
-        optional = str(stored.get("s", "")), int(stored.get("t", 0)), str(stored.get("i", ""))
-        return Offset(int(stored["n"]), ranges, *optional)
+        optional_fields = str(stored.get("s", "")), int(stored.get("t", 0)), str(stored.get("i", ""))
+        return Offset(int(stored["n"]), ranges, *optional_fields)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"offset: it cannot be read ({said(error)}); the checkpointLocation may be damaged") from error
 
@@ -288,14 +290,15 @@ PAD = "\0"
 VERBATIM = "="
 COLUMNS = 8
 MAX_TEXT = 1 << 26
-"""The longest string to unpack, in characters. Enough for hundreds of thousands of shards."""
+"""The maximum number of characters to decompress from an offset, which is enough for hundreds of thousands of
+shards."""
 
 PackedRange = tuple[str, Position, Position, int]
 """A lease key, the beginning and the end of its range, and the epoch."""
 
 
 def pack(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
-    """Pack rows into a list of the number of rows, the width of each column, and one string.
+    """Pack rows into a list that contains the number of rows, the width of each column, and one compressed string.
 
     There must be at least one row. Each row consists of a key and its `packed_cells`.
     """
@@ -316,7 +319,7 @@ def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
         text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), MAX_TEXT).decode()
     except zlib.error as fault:
         raise ValueError(str(fault)) from fault
-    # Wrong column widths would give positions that were never written, but look valid.
+    # Check the column widths, because wrong widths would produce positions that look valid but were never written.
     if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
         raise ValueError("the length of its packed ranges does not match their widths")
     columns, start = [], 0
@@ -328,14 +331,15 @@ def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
 
 
 def packed_cells(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
-    """Return the cells of a range in its row. If the range is empty, the cells of its end are ""."""
+    """Return the cells of the packed row for a range. If the range is empty, the cells for its end are ""."""
     is_empty = ends is begins or (ends == begins and ends.token == begins.token)
     return *_position_cells(begins), *(("", "", "") if is_empty else _position_cells(ends)), str(epoch)
 
 
 def _position_cells(position: Position) -> tuple[str, str, str]:
     sequence = position.sequence
-    # A sentinel, or a number with leading zeros, would not survive the conversion to base 16 and back.
+    # Store a sentinel or a number with leading zeros unchanged, because it would not survive the conversion to base 16
+    # and back.
     is_decimal = sequence.isdigit() and str(int(sequence)) == sequence
     return f"{int(sequence):x}" if is_decimal else VERBATIM + sequence, str(position.sub or ""), position.token
 

@@ -27,7 +27,7 @@ EMBEDDED_BYTES = 4 * MIB
 
 
 class OptionReader:
-    """Reads options by name, ignoring case. Each option is read once, and an option that was never read is unknown."""
+    """Reads options by name, ignoring case. Each option is read once; one that was never read is unknown."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._unread = {name.lower(): value for name, value in options.items()}
@@ -174,8 +174,8 @@ def parse_lease_options(
     """
     # `register` sets this option for the session, except for a client of Spark Connect, where the default is used.
     cores = opts.number("lease.cores", os.cpu_count()) or 1
-    url = opts.text("lease.store", store)
-    if url.startswith("memory:"):
+    store_url = opts.text("lease.store", store)
+    if store_url.startswith("memory:"):
         raise ValueError(
             "option lease.store: memory:// exists within one process, but each query has a process of its own; use "
             "sqlite:// here"
@@ -189,22 +189,22 @@ def parse_lease_options(
     # `register` sets the default of `lease.fetchHost` to the driver's address.
     transport = opts.choice("lease.transport", "auto", "fetch", "embedded")
     host, port = opts.text("lease.fetchHost"), opts.number("lease.fetchPort", 0, maximum=65_535) or 0
-    bind = opts.text("lease.fetchBindHost", host)
+    bind_address = opts.text("lease.fetchBindHost", host)
     # If the user chose `fetch`, do not fall back to embedding rows, which would take memory that was not planned for.
     if transport == "fetch" and not host:
         raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
     # Without a host, executors have no address to connect to, so rows are embedded in the tasks.
-    fetch = None if transport == "embedded" or not host else Address(host, bind, port)
+    fetch_address = None if transport == "embedded" or not host else Address(host, bind_address, port)
     if_recreated = opts.text("lease.ifRecreated").upper() or None
     if if_recreated not in {"TRIM_HORIZON", "LATEST", None}:
         raise ValueError(f"option lease.ifRecreated: {if_recreated!r} is neither TRIM_HORIZON nor LATEST")
     return LeaseOptions(
-        store=url,
+        store=store_url,
         create=opts.flag("lease.createTable", default=True),
         worker=opts.text("lease.workerId", socket.gethostname()),
         config=_config(opts, position, seconds, cores),
         flush=opts.flag("lease.flushOnIdle", default=True),
-        fetch=fetch,
+        fetch=fetch_address,
         spool_folder=opts.text("lease.spoolFolder"),
         buffer_rows=opts.number("lease.bufferRows", 500_000) or 0,
         buffer_bytes=buffer_bytes,
@@ -230,7 +230,7 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
         "max_leases": per_core * cores if per_core else limit,
         "max_steals": opts.number("lease.maxLeasesToSteal", None),
     }
-    # Leave out options that are not set, because a configuration has its own defaults and does not accept null.
+    # Leave out options that are not set, because the configuration has defaults for them and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
     try:
@@ -248,7 +248,7 @@ def parse_start(
     *,
     time_form: str,
 ) -> dict[str, Any]:
-    """Parse a position written as in other connectors. Raises ValueError, naming the option.
+    """Parse a position in the form that other connectors use. Raises ValueError, naming the option.
 
     Args:
         name: The option.

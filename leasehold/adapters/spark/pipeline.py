@@ -22,7 +22,7 @@ START_TIMEOUT = "failed to connect back"
 
 
 def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Call `start` and return its query once the query's source is open.
+    """Call `start` to start a query, and return the query once its source is open.
 
     Spark gives each Python process ten seconds to start, and this limit cannot be changed. If the machine is too busy,
     loading the source fails or the query ends. Then `start` is called again, up to `START_ATTEMPTS` times in total.
@@ -60,8 +60,8 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
 def session(name: str) -> SparkSession:
     """Return a session in which our sources are registered.
 
-    If spark-submit has prepared a session, it is used. Otherwise a session is started on this machine alone. Such a
-    session logs no errors, because the caller reports them.
+    If spark-submit has prepared a session, it is used. Otherwise a session is started on this machine alone. A session
+    on this machine logs no errors, because the caller reports them.
 
     Args:
         name: The name of the application.

@@ -7,9 +7,9 @@ threads use. The source returns Arrow rows, which can be cut at any row without 
 of any row.
 
 Rule 1: a step reads at most once, and only if the buffer has room, so memory stays bounded while a sink is blocked.
-Rule 2: the checkpoint moves only to a position that Spark has committed. Rows that were read ahead do not count.
+Rule 2: the checkpoint moves only to a position that Spark has committed, however many rows were read ahead.
 Rule 3: a shard that another worker requests is released once Spark has committed the rows that it has taken, so that no
-row is processed twice. If the query ends or the lease is stolen, the shard is released at once.
+row is processed twice. If the query ends or the lease is stolen, the shard is released immediately.
 Rule 4: a position that Spark committed in an earlier run is written only after this run has read the shard, because it
 may belong to another stream.
 Rule 5: rows that were read are either buffered or read again. No row is read or planned once the lease has expired by
@@ -68,7 +68,7 @@ sources report the age of the last record as their lag."""
 
 @define
 class ReadAheadState:
-    """The state that all prefetchers of a query share. One condition guards it, and is notified of each change.
+    """The state that all prefetchers of a query share. One condition guards it and is notified whenever it changes.
 
     Attributes:
         pace: How fast and how far to read.
@@ -104,7 +104,7 @@ class ShardPrefetcher(ConsumerPort):
 
     Args:
         worker: The worker.
-        holding: Its lease.
+        holding: The lease of the shard, which the worker holds.
         shared: The state shared with the other prefetchers.
         on_finished: Called with this prefetcher when it is finished.
     """
@@ -219,7 +219,7 @@ class ShardPrefetcher(ConsumerPort):
     def _forget_if_written(self) -> None:
         """Forget the committed position if the lease contains it now."""
         with self._shared.changed:
-            # Compare first: Spark may have committed more while the write was under way.
+            # Compare the positions first, because Spark may have committed a later one while the write was under way.
             if self._uncheckpointed is not None and self._uncheckpointed.order <= self._cursor.committed.order:
                 self._uncheckpointed = None
             self._shared.changed.notify_all()
@@ -230,9 +230,11 @@ class ShardPrefetcher(ConsumerPort):
         query_position = self._shared.resume(self.holding, lease.checkpoint)
         if query_position == lease.checkpoint:
             lease_start = stored()
-            # Prefer the token of the query's own position, which exists even if the leases of the parents are gone.
+            # A position's token is opaque data of its source. Prefer the token of the query's own position: it exists
+            # even if the leases of the shard's parents are gone.
             return None if lease_start is None else evolve(lease_start, token=query_position.token or lease_start.token)
-        # Do not use the checkpoint of a recreated row: LATEST would skip the records since the last batch.
+        # If the lease's row was recreated, do not use its checkpoint. LATEST, for example, would skip the records since
+        # the last batch.
         log.info(
             "shard %s: its lease has checkpoint %s, but this query continues after %s",
             self.key,
@@ -246,7 +248,8 @@ class ShardPrefetcher(ConsumerPort):
             self._cursor.begun_at(start)
             self._state.reading_begun()
             self._tip.last_record_at = now
-            # Spark may have committed a later position while another worker held the lease. Write it if rule 4 allows.
+            # While another worker held the lease, Spark may have committed a later position. Remember it, to write it
+            # once rule 4 allows.
             committed = self._shared.committed(self.key)
             self._uncheckpointed = None if committed is None or committed.order > start.order else committed
             self._shared.changed.notify_all()
@@ -289,7 +292,7 @@ class ShardPrefetcher(ConsumerPort):
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
         # Keep the interval between the starts of two reads even if the response allows the next read earlier, because
-        # all readers of a shard share its limit on requests.
+        # the service limits the requests for a shard, and all readers of the shard share that limit.
         return max(now + self._shared.pace.interval_seconds, self._worker.clock() + batch.wait_seconds)
 
     def _update_tip(self, now: float, *, behind: float | None) -> None:
@@ -300,7 +303,7 @@ class ShardPrefetcher(ConsumerPort):
     @property
     def _is_full(self) -> bool:
         pace, held_count = self._shared.pace, max(1, self._shared.held_count)
-        # The share is at least 1, so that every shard is read.
+        # The share is at least 1, so that every shard can buffer a row.
         rows, size = max(1, pace.rows // held_count), max(1, pace.bytes // held_count)
         return self._buffer.count >= rows or self._buffer.bytes >= size
 
@@ -313,7 +316,7 @@ class ShardPrefetcher(ConsumerPort):
         return True
 
     def leave(self, happening: Happening) -> None:  # noqa: ARG002  Spark has no observer
-        # Close the connection before notifying, because an open connection would hinder the next owner.
+        # Close the connection before notifying, because the shard's next owner may be unable to read while it is open.
         self.shard.pull.close()
         with self._shared.changed:
             self._on_finished(self)

@@ -1,7 +1,7 @@
 """Sets up the Python processes that Spark starts for a source, so that they log to the driver's log and end cleanly.
 
-Spark does neither, and reports errors of these processes as its own. The source-runner process plans a query's batches.
-Tasks run on executors, where this package may be missing.
+Spark itself configures no logging in these processes, does not end them cleanly, and reports their errors as its own.
+The source-runner process plans a query's batches. Tasks run on executors, where this package may be missing.
 """
 
 import logging
@@ -33,7 +33,7 @@ SIGNALS = 64
 def plain_errors() -> Iterator[None]:
     """Make Spark report an error that users can understand as one sentence, without tracebacks.
 
-    The error ends the process, so the setting has no effect on later errors.
+    The setting does not affect later errors, because this error ends the process.
     """
     try:
         yield

@@ -37,7 +37,8 @@ from leasehold.stores.protocol import Store
 log = escaped(logging.getLogger("leasehold.spark"))
 
 OpenStore = Callable[..., Store]
-"""The type of `open_store`, which opens the lease table. A slice wraps the store, and so may a test."""
+"""The type of a function that opens the lease table. For a query over a slice (a time range), it returns a wrapped
+store."""
 
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
 REPORTED_SHARDS = 50
@@ -50,7 +51,7 @@ LINGER_BYTES = 32 << 20
 """A batch of this size does not wait for more rows, because the cost per batch no longer matters."""
 FLUSH_SECONDS = 1.0
 """If no rows arrive for this long, an empty batch is planned, so that Spark commits the last one. If another worker
-requests a lease, this happens at once."""
+requests a lease, the empty batch is planned immediately."""
 
 
 @frozen
@@ -73,8 +74,8 @@ class QueryRun:
         trigger_bytes = options.trigger_bytes
         self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
         self._source = source_spec.open()
-        # Open the table by its own URL, not for a swap of tables, because a swap raises the epochs that replays
-        # compare.
+        # Open this table by its own URL, even during a swap of tables. A swap raises the epochs of leases, and a replay
+        # compares epochs.
         self._store = open_lease_table(open_store, options.store, self._source, create=options.create)
         self._replay_source = self._source if source_spec.open_for_replay is None else source_spec.open_for_replay()
         self._replay_context = ReplayContext(
@@ -153,18 +154,19 @@ class QueryRun:
 
     def _current_incarnation(self) -> str:
         """Return the stream's incarnation, or "" if the source has none. Waits until the source is available."""
-        retries = Backoff(LOOK_SECONDS, MAX_RETRY_SECONDS)
+        backoff = Backoff(LOOK_SECONDS, MAX_RETRY_SECONDS)
         while self._incarnation is None:
             source = self._source
             try:
                 source.shards()  # some sources get the incarnation from a listing
                 self._incarnation = source.incarnation() if isinstance(source, Identified) else ""
             except SourceUnavailable as fault:
-                if not retries.faults:
+                if not backoff.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
-                # An AvailableNow query must end. Any other query may wait forever, so pass a value that always changes.
+                # An AvailableNow query must not wait forever. Any other query may, so pass the watchdog a value that
+                # always changes, which counts as progress.
                 self._watchdog.check({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
-                time.sleep(retries.next())
+                time.sleep(backoff.next())
             else:
                 self._discovery.bind(self._incarnation)
         return self._incarnation
@@ -173,8 +175,8 @@ class QueryRun:
         """Join the group as a worker, unless the run has joined already.
 
         Args:
-            start: The offset at which this query continues. Unless this run repeats the batch that ends there, Spark
-                has that batch in the sink.
+            start: The offset at which this query continues. If this run does not repeat the batch that ends there, the
+                sink has that batch.
             repeated_keys: If this run repeats that batch, the keys of the shards whose rows it could read again.
         """
         if self._joined:
@@ -187,7 +189,8 @@ class QueryRun:
         self._delivered_keys = delivered_keys(start, self._replay_context) & (
             start.keys if repeated_keys is None else set(repeated_keys)
         )
-        # If a row of the table was recreated, write its checkpoint before another worker starts from it.
+        # Pass the ends to the loop before it joins. If a lease's row was recreated, its checkpoint must be written
+        # before another worker starts from it.
         delivered_ends = {
             key: self._completed_end(key, start, part) if repeated_keys is None else part.begins
             for key, part in start.ranges
@@ -196,9 +199,10 @@ class QueryRun:
         self._loop.start(only_now=self._only_now)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
-        """Return the end of the batch after `start`, or None. Repeated calls return the same end."""
+        """Return the end of the batch after `start`, or None if there is no batch. Repeated calls return the same."""
         self._loop.check()
-        # Spark may call again after an error of its own. Then the rows of the plan are no longer in the buffers.
+        # Return an earlier plan again. Spark may call twice after an error of its own, and the plan's rows are no
+        # longer in the buffers.
         earlier_plan = self._plans.get(start.number + 1)
         if earlier_plan is not None and earlier_plan.start == start:
             return earlier_plan.end
@@ -223,11 +227,12 @@ class QueryRun:
         return self._partitions[end.number]
 
     def commit(self, end: Offset) -> None:
-        """Commit the batch that ends at `end`. Its rows are in the sink."""
+        """Commit the batch that ends at `end`. Spark calls this once the rows of the batch are in the sink."""
         delivered_ends = {key: part.ends for key, part in end.ranges if not part.empty and self._is_delivered(key, end)}
         self._loop.commit(delivered_ends)
         self._committed = end.number
-        # Spark may run a task again until it has committed the batch, but not after that.
+        # Drop the rows of committed batches. Spark may run a task again until it has committed the batch, but not after
+        # that.
         for number in [number for number in (*self._plans, *self._partitions) if number <= end.number]:
             self._transport.discard(number)
             self._plans.pop(number, None)
@@ -235,12 +240,12 @@ class QueryRun:
 
     def report(self) -> dict[str, Any]:
         """Return the lag of reading: the largest lag, and the lags of the shards furthest behind."""
-        behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
-        largest_lags = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
+        lags_ms = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
+        largest_lags = sorted(((key, lag) for key, lag in lags_ms.items() if lag), key=lambda pair: (-pair[1], pair[0]))
         reported_lags = dict(sorted(largest_lags[:REPORTED_SHARDS]))
-        worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
+        worst_lag, undecided = max(lags_ms.values(), default=0), self._loop.undecided
         return {
-            "shards": len(behind),
+            "shards": len(lags_ms),
             "behindMs": worst_lag,
             "behindMsByShard": reported_lags,
             "undecidedRows": undecided,
@@ -250,11 +255,11 @@ class QueryRun:
         """Release the leases, and close connections and files."""
         with ExitStack() as closing:  # calls the functions in reverse order, even if one of them raises
             # The loop is added last, so that it ends first, while it can still write checkpoints and release leases.
-            replay_close = () if self._replay_source is self._source else (self._replay_source.close,)
+            replay_closers = () if self._replay_source is self._source else (self._replay_source.close,)
             for close in (
                 self._store.close,
                 self._source.close,
-                *replay_close,
+                *replay_closers,
                 self._transport.close,
                 self._loop.close,
             ):
@@ -278,8 +283,8 @@ class QueryRun:
             if chunks:
                 ends = {key: chunk.ends for key, chunk in chunks.items()}
                 end = advance(start, held, ends, self._uncheckpointed(start, held))
-                # If one of these shards is acquired again in this run, it begins after these rows, because this run
-                # delivers them or fails.
+                # If this run acquires one of these shards again, reading begins after these rows, because this run
+                # either delivers them or fails.
                 self._planned_ends.update(ends)
                 self._planned_at = time.monotonic()
                 rows_by_key = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
@@ -303,7 +308,7 @@ class QueryRun:
     def _is_catching_up(self) -> bool:
         """Return whether this may be an AvailableNow run that has not yet read all records that existed at its start.
 
-        Spark before 4.2 does not announce AvailableNow, and ends the run after the first batch.
+        Spark before 4.2 does not announce AvailableNow to the source, and ends such a run after the first batch.
         """
         if HAS_AVAILABLE_NOW or time.monotonic() - self._planned_at > CATCH_UP_SECONDS:
             return False
@@ -311,24 +316,27 @@ class QueryRun:
 
     def _flush_due(self, start: Offset, awaited: Mapping[str, str]) -> bool:
         is_uncommitted, on_idle = uncommitted(start, self._committed), self._options.flush
-        # The children of a shard wait until its end is committed. No later rows of the shard will make Spark commit it.
+        # Plan a flush if a shard has ended. Its children wait until its end is committed, and no later rows of the
+        # shard will make Spark commit it.
         ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.handing_off
         if self._only_now:
             return flush_due(
                 uncommitted=is_uncommitted, awaited=bool(awaited), ended=ended, handing_off=handing_off, on_idle=on_idle
             )
-        idle = handing_off or time.monotonic() - self._planned_at > FLUSH_SECONDS
-        return is_uncommitted and idle and (on_idle or ended)
+        has_waited = handing_off or time.monotonic() - self._planned_at > FLUSH_SECONDS
+        return is_uncommitted and has_waited and (on_idle or ended)
 
     def _uncheckpointed(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
         """Return empty ranges at the uncheckpointed ends of the previous batch, for shards absent from this one."""
         absent_parts = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
-        positions = [
+        end_positions = [
             (key, self._planned_ends.get(key) or self._completed_end(key, start, part), part.epoch)
             for key, part in absent_parts
         ]
         return [
-            (key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.is_checkpointed(key, end)
+            (key, Range(end, end, epoch))
+            for key, end, epoch in end_positions
+            if not self._loop.is_checkpointed(key, end)
         ]
 
     def _completed_end(self, key: str, offset: Offset, part: Range) -> Position:
@@ -352,10 +360,10 @@ class QueryRun:
         if (planned_end := self._planned_ends.get(holding.key)) is not None:
             return max(planned_end, checkpoint, key=lambda position: position.order)
         delivered, previous = self._is_delivered(holding.key, self._previous), self._previous.range_of(holding.key)
-        start = self._source_spec.start_positions.get(holding.lease.shard)
-        checkpointed = checkpoint.numbered or checkpoint.ended
-        if start is not None and previous is None and not (checkpointed or self._restarted):
-            return start
+        start_position = self._source_spec.start_positions.get(holding.lease.shard)
+        has_checkpoint = checkpoint.numbered or checkpoint.ended
+        if start_position is not None and previous is None and not (has_checkpoint or self._restarted):
+            return start_position
         return resume_position(checkpoint, previous, delivered=delivered)
 
     def _is_delivered(self, key: str, end: Offset) -> bool:

@@ -35,7 +35,8 @@ def register(spark: "SparkSession") -> None:
     cores = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
     session_options = cores | driver_address(spark)
     for format_class in (KinesisLeased, DynamoLeased, EventHubsLeased):
-        # Create a subclass, because unlike an imported class it is pickled by value, with its attributes.
+        # Create a subclass, which unlike an imported class is pickled by value. So its `session_options` reach the
+        # processes that run queries.
         for_session: type[LeasedSource] = type(f"{format_class.__name__}Here", (format_class,), {})
         for_session.session_options = session_options
         spark.dataSource.register(for_session)

@@ -1,7 +1,7 @@
 """Reads exactly the ranges of an offset again when Spark repeats a batch that it has planned but not finished.
 
-A repeated batch has either all the rows of a shard's range or none of them, and no other rows. Otherwise a sink that
-skips a batch it has seen would lose the rows that only the repetition contained.
+For each shard, a repeated batch contains either all rows of the range in the offset or none of them, and no other rows.
+Otherwise a sink that skips a batch it has seen would lose the rows that only the repetition contained.
 
 Rule 1: an error is no evidence that records are missing. A read that is throttled, cannot connect or gets no response
 is tried again, and the wait is logged. If all shards are silent for too long, the query fails. Spark then repeats the
@@ -10,9 +10,9 @@ Rule 2: a range is given up only if the source responds and no longer has the ra
 partition that allows one reader. Reading continues where the range began. Every later repetition leaves the range out
 too, because the sink may have the batch without it.
 Rule 3: Spark commits a batch even if a range of it was given up, and a later run would assume that the range is done.
-So the range is noted on its lease before Spark gets the batch. If another worker has taken the lease of an exclusive
-partition, the larger epoch shows that the range may not be done. If the store does not count epochs, no range of an
-earlier run of an exclusive source counts as done.
+To prevent this, the range is written to its lease as an annotation before Spark gets the batch. If another worker has
+taken the lease of an exclusive partition, the larger epoch shows that the range may not be done. If the store does not
+count epochs, every range that an earlier run of an exclusive source planned is assumed not to be done.
 """
 
 import logging
@@ -44,8 +44,8 @@ UNREAD = "spark_unread"
 
 THREADS = 16
 SILENT_SECONDS, SILENT_SECONDS_OWNED = 30.0, 5.0
-"""After how many seconds of empty responses at the tip a range counts as gone, and after how many seconds of silence we
-check whether an exclusive partition's lease has a living owner."""
+"""A range is assumed to be gone after `SILENT_SECONDS` of empty responses at the tip. If the partition allows only one
+reader, we check after `SILENT_SECONDS_OWNED` whether its lease has a living owner."""
 PAUSE_SECONDS, MAX_FAULT_SECONDS = 0.25, 10.0
 POLL_SECONDS, LOG_EVERY = 1.0, 10
 ATTEMPTS = 3
@@ -69,7 +69,7 @@ class ReplayContext:
     exclusive: bool
 
     def was_delivered(self, lease: Lease, part: Range) -> bool:
-        """Return whether this range was part of its batch. Spark assumes that every batch was complete."""
+        """Return whether this range was really part of its batch. Spark itself assumes that every range was."""
         return not self.may_have_another_owner(lease, part) and not _is_given_up(lease, part)
 
     def may_have_another_owner(self, lease: Lease, part: Range) -> bool:
@@ -86,22 +86,24 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
     Raises the errors of `watchdog`, SourceError if trying again cannot help, and StoreError.
     """
     ranges = {key: part for key, part in offset.ranges if not part.empty}
-    leases, cancelled = _leases(ranges, context), Event()
+    leases, cancelled = _leases_of(ranges, context), Event()
     # Leave out ranges that an earlier run has given up (rule 2).
-    parts = {key: part for key, part in ranges.items() if not _is_given_up(leases[key], part)}
-    replays = {key: RangeReplay(leases[key], part, context, cancelled) for key, part in parts.items()}
+    remaining_ranges = {key: part for key, part in ranges.items() if not _is_given_up(leases[key], part)}
+    replays = {key: RangeReplay(leases[key], part, context, cancelled) for key, part in remaining_ranges.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
             futures = {key: pool.submit(replay.rows) for key, replay in replays.items()}
             polls = 0
             while awaited := {key: replays[key].problem for key, future in futures.items() if not future.done()}:
                 watchdog.check(awaited, sum(replay.answered_reads for replay in replays.values()))
-                # Log the wait now and then, so that a query that waits for a stream does not seem to hang.
+                # Log the reason for the wait repeatedly, otherwise a query that waits for its stream would appear to
+                # hang.
                 polls += 1
                 if not polls % LOG_EVERY:
                     log.warning("the repeated batch waits for %s", with_reasons(awaited))
                 finished_futures, _ = wait(futures.values(), POLL_SECONDS, FIRST_EXCEPTION)
-                # An error in one range ends the wait and the query at once. The next run repeats the batch.
+                # If reading one range fails, stop waiting for the others and let the query fail. The next run repeats
+                # the batch.
                 for future in finished_futures:
                     future.result()
         finally:
@@ -111,13 +113,13 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
 
 
 def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
-    """Return the keys of the shards whose ranges in this offset were delivered. Spark has committed the batch.
+    """Return the keys of the shards whose ranges in this offset were delivered. Spark must have committed the batch.
 
     Raises StoreError.
     """
     ranges = dict(offset.ranges)
     leases = {lease.key: lease for lease in context.store.get(ranges)}
-    # If a row is missing, assume that its lease had no other owner. The row will be recreated from this offset.
+    # If the table lacks a lease, assume that it had no other owner. The lease will be recreated from this offset.
     leases_by_key = {key: leases.get(key, Lease(key, epoch=part.epoch)) for key, part in ranges.items()}
     return frozenset(key for key, part in ranges.items() if context.was_delivered(leases_by_key[key], part))
 
@@ -126,18 +128,19 @@ def _is_given_up(lease: Lease, part: Range) -> bool:
     return lease.annotation(UNREAD) == range_text(part)
 
 
-def _leases(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
-    """Return the leases of these ranges. If rows are missing, make leases from the listing of shards."""
+def _leases_of(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
+    """Return the leases of these ranges. If the table lacks a lease, make one from the listing of shards."""
     try:
-        rows = {lease.key: lease for lease in context.store.get(ranges)}
+        leases_by_key = {lease.key: lease for lease in context.store.get(ranges)}
     except StoreError as fault:
-        rows = {}
+        leases_by_key = {}
         log.warning("the leases could not be read: %s", fault)
-    # The rows may be gone although the batch is not. To read a range, we need only the shard's hash range.
-    if ranges.keys() - rows.keys():
-        listed = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in context.source.shards()}
-        rows = listed | rows
-    return {key: rows.get(key, Lease(key)) for key in ranges}
+    # If leases are missing, take the hash ranges of their shards from the listing, because nothing else is needed to
+    # read a range.
+    if ranges.keys() - leases_by_key.keys():
+        listed_leases = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in context.source.shards()}
+        leases_by_key = listed_leases | leases_by_key
+    return {key: leases_by_key.get(key, Lease(key)) for key in ranges}
 
 
 class RangeReplay:
@@ -157,14 +160,14 @@ class RangeReplay:
             self._cursor, lambda start: context.source.open(evolve(self._lease, epoch=part.epoch), start)
         )
         self._faults = Backoff(PAUSE_SECONDS, MAX_FAULT_SECONDS)
-        self._tip_silence = self._link_silence = self._checked_at = 0.0
+        self._tip_silence = self._reader_silence = self._checked_at = 0.0
 
     def rows(self) -> pa.RecordBatch | None:
         """Read the whole range. Return None if the range is gone, or if another worker reads the shard."""
         try:
             return pa.concat_batches(list(self._batches()))
         except Trimmed as error:
-            # Leave the range out of the batch. A query that waited for it would never continue.
+            # Leave the range out of the batch, because waiting for it would block the query forever.
             log.warning("shard %s: its range is left out of the repeated batch: %s", self._lease.key, error)
         self._record_unread()
         return None
@@ -186,23 +189,26 @@ class RangeReplay:
                     self.problem = response.fault
                 yield from rows
                 if not self._cursor.is_fully_read:
-                    self._cancelled.wait(self._pause(response, has_rows=bool(rows)))
+                    self._cancelled.wait(self._next_pause(response, has_rows=bool(rows)))
 
-    def _pause(self, response: Batch | SourceUnavailable, *, has_rows: bool) -> float:
-        """Update the time of silence. Return the seconds until the next read. Raises Trimmed after a long silence."""
+    def _next_pause(self, response: Batch | SourceUnavailable, *, has_rows: bool) -> float:
+        """Update how long the source has returned no records. Return the seconds until the next read.
+
+        Raises Trimmed if the source has returned no records for too long.
+        """
         if isinstance(response, SourceUnavailable):
-            # The time during which the source is unavailable does not count as silence.
+            # Do not count the time during which the source is unavailable as silence.
             return self._faults.next()
         self._faults.reset()
         pause = max(PAUSE_SECONDS, response.wait_seconds)
         if has_rows:
             self.answered_reads += 1
-            self._tip_silence = self._link_silence = self._checked_at = 0.0
+            self._tip_silence = self._reader_silence = self._checked_at = 0.0
         elif self._context.exclusive:
-            # An empty response does not show that there are no records, because a link that another reader has
-            # displaced is silent too.
-            self._link_silence += pause
-            self._check_silent_link(self._link_silence)
+            # An empty response does not prove that there are no records. A reader that was disconnected by another
+            # reader gets empty responses too.
+            self._reader_silence += pause
+            self._check_silent_reader(self._reader_silence)
         elif response.behind_seconds is not None:
             self.answered_reads += 1
             self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause
@@ -211,32 +217,33 @@ class RangeReplay:
                 raise Trimmed(f"no record comes up to {self._part.ends.sequence}, and the shard is read to its tip")
         return pause
 
-    def _check_silent_link(self, silence: float) -> None:
-        """Determine from the lease and the source why a link is silent. Raises Trimmed if the range will not arrive."""
+    def _check_silent_reader(self, silence: float) -> None:
+        """Find out why an exclusive reader gets no records. Raises Trimmed if the range will not arrive."""
         if silence - self._checked_at > SILENT_SECONDS_OWNED:
             self._checked_at, previous = silence, self._lease
             try:
                 self._lease = next(iter(self._context.store.get([previous.key])), previous)
             except StoreError as fault:
                 log.warning("lease %s cannot be read: %s", previous.key, fault)
-            # A new owner alone is not enough: it may have claimed the lease from a dead worker and not read yet. If the
-            # owner has renewed the lease, its reader has displaced our link, so no more records will arrive.
+            # A new owner proves nothing yet, because it may have claimed the lease from a dead worker and not begun to
+            # read. Once the owner has renewed the lease, its reader has disconnected ours, so no more records will
+            # arrive.
             unchanged_owner = previous.owner is not None and previous.owner == self._lease.owner
             if unchanged_owner and previous.version != self._lease.version:
                 raise Trimmed("another worker holds its lease and reads it")
         if silence <= SILENT_SECONDS:
             return
         try:
-            # Send a request apart from the link, to distinguish a shard without records from a service that is down.
+            # Send a separate request, to distinguish a shard without records from a service that is down.
             self._context.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.problem = str(fault)
-            self._link_silence = self._checked_at = 0.0  # while the source is unavailable, silence does not count
+            self._reader_silence = self._checked_at = 0.0  # while the source is unavailable, silence does not count
         else:
             raise Trimmed(f"no record comes up to {self._part.ends.sequence}, although the source responds")
 
     def _record_unread(self) -> None:
-        """Write to the lease that the sink lacks this range, so that the next run does not count it as delivered."""
+        """Annotate the lease with this range, so that the next run does not assume that the sink has it."""
         for _ in range(ATTEMPTS):
             for lease in self._context.store.get([self._lease.key]):
                 if self._context.may_have_another_owner(lease, self._part):

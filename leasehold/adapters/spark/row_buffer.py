@@ -1,4 +1,4 @@
-"""Buffers the rows of one shard that are read but not planned yet, and cuts them at any row without copying."""
+"""Buffers the rows of one shard that are read but not part of a batch yet, and cuts them at any row without copying."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from leasehold.adapters.spark.rows import Chunk, Columns
 ROW_BYTES = 100
 """The approximate size of a row without its data, that is, of its keys, numbers and times."""
 LARGE_BYTES = 1 << 18
-"""From this size, copying a batch takes longer than sending it separately."""
+"""The average size from which batches are not merged, because copying one takes longer than sending it separately."""
 ANY_SIZE = 1 << 62
-"""A size limit that is larger than any row, so that the first row always fits."""
+"""Used as a size limit that no row exceeds."""
 
 
 class RowBuffer:
     """The rows of one shard that were read ahead, in order. Not thread-safe.
 
-    The buffer is true if it contains rows, or a position without rows.
+    `bool(buffer)` is true if the buffer contains rows, or a position without rows.
 
     Attributes:
         count: The number of buffered rows.
@@ -46,7 +46,7 @@ class RowBuffer:
     def take(self, count: int, max_bytes: int) -> Chunk | None:
         """Remove and return the first rows within both limits, or None if not even one fits.
 
-        Positions without rows that follow the last row taken are removed with it.
+        Positions without rows that directly follow the last returned row are removed too.
         """
         batches, ends = list[pa.RecordBatch](), None
         while self._chunks:
@@ -58,9 +58,9 @@ class RowBuffer:
                 ends = first_chunk.ends
                 self._pop()
                 continue
-            # Measure single rows only in the chunk that exceeds a limit, because this is slow.
-            sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_BYTES
-            fitting_rows = min(count, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
+            # Measure single rows only in the chunk that exceeds a limit, because measuring rows is slow.
+            row_sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_BYTES
+            fitting_rows = min(count, int(np.searchsorted(np.cumsum(row_sizes), max_bytes, side="right")))
             if fitting_rows:
                 self._pop()
                 batches.append(first_chunk.rows.slice(0, fitting_rows))
@@ -87,5 +87,5 @@ def concatenate(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenate batches, keeping large ones as separate chunks."""
     if len(batches) == 1:
         return batches[0]
-    small = sum(batch.nbytes for batch in batches) < LARGE_BYTES * len(batches)
-    return pa.concat_batches(batches) if small else pa.Table.from_batches(batches)
+    are_small = sum(batch.nbytes for batch in batches) < LARGE_BYTES * len(batches)
+    return pa.concat_batches(batches) if are_small else pa.Table.from_batches(batches)

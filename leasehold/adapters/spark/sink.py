@@ -45,7 +45,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 SECTION_BYTES = 32 * MIB
 ROW_BYTES = 100
 QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
-"""Local properties that Spark sets for the tasks of a micro-batch. The job group identifies the run."""
+"""Local properties that Spark sets for the tasks of a micro-batch. The job group identifies the run of the query."""
 RUNS = 10**12
 """The number of possible run numbers in a tag, which have at most twelve digits."""
 
@@ -87,9 +87,11 @@ class SinkColumns:
 
     def select(self, batch: pa.RecordBatch) -> pa.Table:
         """Return the rows with these columns in this order. Raises ValueError for a null in a required column."""
-        by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        columns_by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         columns = {
-            name: by_name[name.lower()].cast(kind) if name.lower() in by_name else pa.nulls(batch.num_rows, kind)
+            name: columns_by_name[name.lower()].cast(kind)
+            if name.lower() in columns_by_name
+            else pa.nulls(batch.num_rows, kind)
             for name, kind in self.types.items()
         }
         for name in sorted(self.required):
@@ -146,7 +148,7 @@ class SinkTarget(Protocol):
 
 @frozen
 class WriteIdentity:
-    """The names in the tags of a job, for use if Spark does not supply names.
+    """The names that identify a job in the tags of its records. Names from Spark take precedence unless `named` is set.
 
     Attributes:
         query: A random id, or the name from the options.
@@ -166,7 +168,8 @@ class WriteIdentity:
     def from_options(cls, opts: OptionReader) -> "WriteIdentity":
         """Return the names from the options. Raises ValueError if only one of the two is given."""
         query, batch = opts.text("writer.name"), opts.number("writer.batch", None, minimum=0)
-        # With only one, two runs could have the same tags, and the rows of the second would count as duplicates.
+        # If only the name or only the batch were given, two runs could have the same tags, and readers would drop the
+        # rows of the second run as duplicates.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it together with writer.batch, or give neither of them")
         location = opts.text("checkpointLocation").rstrip("/")
@@ -187,20 +190,23 @@ class WriteIdentity:
 
 
 def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows in sections of about `SECTION_BYTES`, each ordered by key. Batch boundaries do not matter."""
+    """Yield the rows in sections of about `SECTION_BYTES`, each ordered by key.
+
+    Sections do not depend on how Spark divides the rows into batches.
+    """
     gathered, size = list[pa.Table](), 0
     for batch in batches:
         rows = columns.select(batch)
         while rows.num_rows:
-            sizes = np.full(rows.num_rows, ROW_BYTES, np.int64)
+            row_sizes = np.full(rows.num_rows, ROW_BYTES, np.int64)
             for name, kind in columns.types.items():
                 if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
-                    sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
-            ends = np.cumsum(sizes) + size
+                    row_sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
+            cumulative_sizes = np.cumsum(row_sizes) + size
             # A section ends with the row that brings it to `SECTION_BYTES`.
-            count = min(rows.num_rows, int(np.searchsorted(ends, SECTION_BYTES)) + 1)
+            count = min(rows.num_rows, int(np.searchsorted(cumulative_sizes, SECTION_BYTES)) + 1)
             gathered.append(rows.slice(0, count))
-            size, rows = int(ends[count - 1]), rows.slice(count)
+            size, rows = int(cumulative_sizes[count - 1]), rows.slice(count)
             if size >= SECTION_BYTES:
                 yield _ordered_section(columns, gathered)
                 gathered, size = [], 0
@@ -210,9 +216,11 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 def _ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
-    # Order by the row's index last, so that rows with equal keys keep their order.
-    numbered = rows.append_column("", pa.array(np.arange(rows.num_rows)))
-    return rows.take(pc.sort_indices(numbered, [(name, "ascending") for name in (*columns.order, "")])).combine_chunks()
+    # Sort by the row's index last, so that rows with equal keys keep their order.
+    indexed_rows = rows.append_column("", pa.array(np.arange(rows.num_rows)))
+    return rows.take(
+        pc.sort_indices(indexed_rows, [(name, "ascending") for name in (*columns.order, "")])
+    ).combine_chunks()
 
 
 def edition_of(rows: pa.Table) -> str:
@@ -223,7 +231,8 @@ def edition_of(rows: pa.Table) -> str:
             # The entries of a map are unordered, and a repeated task may get them in another order.
             digest.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
             continue
-        # Hash the lengths too, because the same bytes divided in another way are different rows.
+        # Hash the lengths of the values too. Otherwise different rows whose values concatenate to the same bytes would
+        # have the same hash.
         digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
         for chunk in column.chunks:
             _, ends, values = chunk.buffers()
@@ -274,12 +283,15 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
     """The writer of one query, by Spark's interface."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Log the abort. Some rows may be in the stream; if the batch is repeated, our readers drop them."""
+        """Log the abort.
+
+        Some rows may be in the stream already. If the batch is repeated, our readers drop the duplicates.
+        """
         set_up_logging()
-        finished = sum(message is not None for message in messages)
+        finished_tasks = sum(message is not None for message in messages)
         log.warning(
             "batch %d was aborted after %d of %d tasks had written; if it is repeated, our readers drop their rows",
             batchId,
-            finished,
+            finished_tasks,
             len(messages),
         )

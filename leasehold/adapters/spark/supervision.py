@@ -68,16 +68,16 @@ class StallDetector:
         self._unchanged_since = clock()
 
     def is_stuck(self, query: StreamingQuery) -> bool:
-        """Return whether the current trigger has made no progress for `seconds`. False between two triggers."""
+        """Return whether the current trigger has made no progress for `seconds`. Return False between triggers."""
         status, progress = query.status, query.lastProgress
-        state = (
+        progress_state = (
             (status["message"], progress and (progress["batchId"], progress["timestamp"]))
             if status["isTriggerActive"]
             else None
         )
         # Between two triggers a query may be idle for hours.
-        if state is None or state != self._last_state:
-            self._last_state, self._unchanged_since = state, self._clock()
+        if progress_state is None or progress_state != self._last_state:
+            self._last_state, self._unchanged_since = progress_state, self._clock()
         return self._clock() - self._unchanged_since > self._seconds
 
 
@@ -115,7 +115,8 @@ def supervise(
             while not query.awaitTermination(LOOK_SECONDS):
                 if should_stop():
                     return
-                # A finished batch shows that the cause is gone, so reset the waits.
+                # A finished batch shows that the cause of earlier failures is gone, so reset the wait before the next
+                # restart.
                 if _last_batch(query) != first_batch:
                     backoff.reset()
                 # Detect a hanging task here, because Spark would wait forever for its Python process.

@@ -1,1 +1,1 @@
-"""Code that several commands share, such as options for durations, and tables as plain text."""
+"""Helpers that several commands share, such as common options, printed tables and the handling of signals."""

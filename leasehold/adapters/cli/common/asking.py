@@ -13,7 +13,8 @@ from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
 
 WATCH_SHARE = 1.2
-"""How long a table is watched, in multiples of `lease_seconds`. An owner that doesn't renew in that time is dead."""
+"""How long to watch a table, in multiples of `lease_seconds`. An owner that renews no lease in that time is assumed
+dead."""
 
 StoreUrl = Annotated[str, typer.Argument(help="Read the leases here, a URL.", show_default=False)]
 For = Annotated[
@@ -35,7 +36,7 @@ def fleet_config(options: Options, source: str = "") -> Config:
 
 
 def watch_table(store: Store, config: Config, span: float | None) -> WatchedTable:
-    """Watch a table for `span` seconds and return its state. On a terminal, print why this takes so long."""
+    """Watch a table for `span` seconds and return its state. On a terminal, print the reason for the wait."""
     span = WATCH_SHARE * config.lease_seconds if span is None else span
     console = Console(stderr=True)
     if not span or not console.is_terminal:

@@ -20,7 +20,7 @@ from leasehold.balancer.model import Position
 from leasehold.stores.printable import printable
 
 NOTHING = "-"
-"""The text of an empty cell in plain text. With it, every row has as many fields as the header."""
+"""Replaces an empty cell in a plain-text table, so that every row has as many fields as the header."""
 
 
 @frozen
@@ -29,10 +29,11 @@ class Column:
 
     Attributes:
         name: The heading.
-        right: Whether its cells are numbers, which are right-aligned.
-        spare: Whether the column may be left out on a narrow screen. Columns with higher values are left out first, and
-            a column with 0 is never left out.
-        words: Whether its cells are sentences, whose spaces are kept in plain text. Only for the last column.
+        right: Whether the cells contain numbers, which are right-aligned.
+        spare: The order in which columns are left out on a narrow screen. The column with the highest value is left out
+            first, and a column with 0 is never left out.
+        words: Whether the cells contain sentences, whose spaces are kept in plain text. Only the last column may set
+            it.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Cells:
 def plain_text(cells: Cells) -> str:
     """Return the table as lines of fields, separated by two spaces.
 
-    No field is empty. Only the last field may contain spaces, if its column has `words`.
+    An empty cell is replaced by `-`. Only the last field may contain spaces, and only if its column sets `words`.
     """
     rows = [[column.name.upper().replace(" ", "-") for column in cells.columns]]
     for row in cells.rows:
@@ -96,14 +97,14 @@ def draw_table(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
     return table, tuple(column.name for index, column in enumerate(cells.columns) if index not in visible_columns)
 
 
-def uses_drawing(*, wide: bool) -> bool:
-    """Return whether to draw the table: on a terminal, unless `wide` requests plain text."""
+def should_draw(*, wide: bool) -> bool:
+    """Return true if standard output is a terminal and `wide` does not request plain text."""
     return not wide and sys.stdout.isatty()
 
 
 def print_table(cells: Cells, *, wide: bool = False) -> None:
     """Print the table, drawn if standard output is a terminal. Otherwise, or with `wide`, print it as plain text."""
-    if not uses_drawing(wide=wide):
+    if not should_draw(wide=wide):
         print(plain_text(cells))
         return
     console = Console()
@@ -137,21 +138,21 @@ _WOULD = {
 
 
 def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
-    """Print every move. Return the exception that ends the command, with status 1 if a move was refused."""
+    """Print every move. Return the exception to raise afterwards, with status 1 if a move was refused."""
     moves = tuple(moves)
-    refused = sum(move.do == "refuse" for move in moves)
+    refused_count = sum(move.do == "refuse" for move in moves)
     if as_json:
         leases = [
             {
                 "key": move.lease.key,
                 "do": move.do,
                 **({"why": move.why} if move.why else {}),
-                **({"was": _position(move.stored.checkpoint)} if move.stored else {}),
-                "wanted": _position(move.lease.checkpoint),
+                **({"was": _position_json(move.stored.checkpoint)} if move.stored else {}),
+                "wanted": _position_json(move.lease.checkpoint),
             }
             for move in moves
         ]
-        print(json.dumps({"dry_run": dry_run, "refused": refused, "leases": leases}))
+        print(json.dumps({"dry_run": dry_run, "refused": refused_count, "leases": leases}))
     elif moves:
         words, outcome = (_WOULD, "would") if dry_run else (_DONE, "outcome")
         rows = tuple(
@@ -167,7 +168,7 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
         print_table(Cells(columns, rows, title="Dry run" if dry_run else ""))
     else:
         print("There is no lease to move.")
-    return typer.Exit(1 if refused else 0)
+    return typer.Exit(1 if refused_count else 0)
 
 
 def format_position(position: Position) -> str:
@@ -177,6 +178,6 @@ def format_position(position: Position) -> str:
     return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
 
 
-def _position(position: Position) -> dict[str, Any]:
+def _position_json(position: Position) -> dict[str, Any]:
     optional = {"sub": position.sub, "token": position.token}
     return {"checkpoint": position.sequence} | {name: value for name, value in optional.items() if value}

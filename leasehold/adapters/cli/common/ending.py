@@ -23,7 +23,10 @@ from leasehold.stores.printable import printable_lines
 def ending(
     command: str, *failures: type[Exception], misuse: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-    """Exit with status 1 after one of the `failures`, or with status 2 after bad usage or if an extra is missing."""
+    """Catch an error of the command, print it, and exit.
+
+    The status is 2 for a `misuse` error or a missing optional dependency, and 1 for the other `failures`.
+    """
     try:
         yield
     except (*misuse, *failures) as error:
@@ -46,10 +49,10 @@ class Ended(BaseException):
 
 
 @contextmanager
-def unwinding() -> Iterator[None]:
+def raising_on_signal() -> Iterator[None]:
     """Raise Ended in the main thread on the first signal, and ignore later signals until the context is left.
 
-    A signal that was ignored before, such as SIGHUP under nohup, stays ignored.
+    A signal that the process already ignores, such as SIGHUP under nohup, stays ignored.
     """
     old_handlers = {
         signal_number: handler
@@ -68,7 +71,7 @@ def unwinding() -> Iterator[None]:
                 replace_handler(signal_number, raise_ended)
             yield
         finally:
-            # Ignore signals first, because one that arrives during the loop would leave the other handlers unrestored.
+            # Ignore signals first, otherwise a signal could interrupt the loop that restores the handlers.
             for signal_number in old_handlers:
                 signal.signal(signal_number, signal.SIG_IGN)
     finally:

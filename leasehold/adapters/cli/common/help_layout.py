@@ -17,14 +17,16 @@ OTHER_COLUMNS = 2
 
 class _NamesInOneColumn(Table):
     def add_row(self, *cells: Any, **more: Any) -> None:  # noqa: ANN401  as in the base
-        """Stack the names of an option in one cell. Other tables are unchanged."""
-        names_at = len(cells) - NAME_COLUMNS - OTHER_COLUMNS
-        if names_at in {0, 1} and all(isinstance(cell, Text) for cell in cells[names_at : names_at + NAME_COLUMNS]):
-            names = Text("\n").join(cell for cell in cells[names_at : names_at + NAME_COLUMNS] if cell)
-            cells = (*cells[:names_at], names, *cells[names_at + NAME_COLUMNS :])
+        """Stack the names of an option in one cell. Rows of other tables are not changed."""
+        first_name_index = len(cells) - NAME_COLUMNS - OTHER_COLUMNS
+        if first_name_index in {0, 1} and all(
+            isinstance(cell, Text) for cell in cells[first_name_index : first_name_index + NAME_COLUMNS]
+        ):
+            names = Text("\n").join(cell for cell in cells[first_name_index : first_name_index + NAME_COLUMNS] if cell)
+            cells = (*cells[:first_name_index], names, *cells[first_name_index + NAME_COLUMNS :])
             if not self.columns:
                 for number in range(len(cells)):
-                    self.add_column(no_wrap=number == names_at)
+                    self.add_column(no_wrap=number == first_name_index)
         super().add_row(*cells, **more)
 
 

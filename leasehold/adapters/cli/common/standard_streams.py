@@ -1,8 +1,8 @@
 """Prepares the standard streams of a command, and turns a failure of standard output into a message and a status.
 
 A shell closes a stream with `>&-`. Python then sets the stream to None, so `print` writes nothing. If standard error is
-closed, `print` even writes errors to standard output. The next file that is opened gets the free descriptor, so the
-output of a child process would be written to that file.
+closed, `print` even writes errors to standard output. The next file that the process opens gets the free descriptor, so
+a child process would write its output to that file.
 """
 
 import codecs
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 PIPE_STATUS = 141
-"""The exit status that a shell shows for a program that SIGPIPE has ended."""
+"""The exit status that a shell reports for a program that was killed by SIGPIPE."""
 
 IN_ASCII = {"≥": ">=", "…": "..."}
-"""Replacements for characters that we print, if the locale cannot encode them. Python would print a lag as `?75.0`."""
+"""ASCII replacements for characters that the locale cannot encode. Without them, a lag of `≥75.0` would appear as
+`?75.0`."""
 
 REPLACED, ESCAPED = "leasehold-replaced", "leasehold-escaped"
 """The names under which our handlers of encoding errors are registered with Python."""
@@ -43,7 +44,7 @@ codecs.register_error(ESCAPED, _ascii_error_handler(lambda sign: sign.encode("as
 
 
 class _Output(io.FileIO):
-    """Standard output that records why a write failed. `began` is whether it was open when the process started."""
+    """Standard output that records why a write failed. `began` is true if it was open when the process started."""
 
     def __init__(self, *, began: bool) -> None:
         super().__init__(1, "w", closefd=False)
@@ -100,22 +101,22 @@ def prepare_streams() -> None:
 
 def drop_output() -> None:
     """If standard output is closed, discard what the user's code prints, as Python does."""
-    raw = _our_output()
-    if raw is not None:
-        raw.began = True  # its descriptor is that of the null device
+    output = _our_output()
+    if output is not None:
+        output.began = True  # its descriptor is that of the null device
 
 
 def output_fault() -> OSError | None:
     """Return the error of the last write to standard output, or None if it succeeded."""
-    raw = _our_output()
-    return None if raw is None else raw.fault
+    output = _our_output()
+    return None if output is None else output.fault
 
 
 def run_to_output(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status, or with status 1 and a message if its output could not be written.
 
-    If the reader of a pipe has gone, there is no message, and the status is 141, as after SIGPIPE. If the command fails
-    with a status above 1, that status is kept.
+    If the reader of the pipe has exited, no message is printed and the status is 141, as after SIGPIPE. If the command
+    fails with a status above 1, that status is kept.
     """
     exit_request = SystemExit(0)
     try:
@@ -127,21 +128,22 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
             raise
     with suppress(OSError):
         sys.stdout.flush()
-    raw = _our_output()
-    if raw is not None and raw.fault is not None:
-        had_output = raw.began
+    output = _our_output()
+    if output is not None and output.fault is not None:
+        had_output = output.began
         if not had_output:
             print("leasehold: standard output is closed", file=sys.stderr)
-        elif not isinstance(raw.fault, BrokenPipeError):
-            print(f"leasehold: standard output cannot be written: {raw.fault.strerror}", file=sys.stderr)
-        # Send buffered output to the null device, otherwise Python would try to write it again at exit and fail.
+        elif not isinstance(output.fault, BrokenPipeError):
+            print(f"leasehold: standard output cannot be written: {output.fault.strerror}", file=sys.stderr)
+        # Redirect standard output to the null device. Otherwise Python would try to write the buffered output again at
+        # exit, and fail.
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, 1)
         os.close(null_device)
-        raw.began = True
-        reader_gone = isinstance(raw.fault, BrokenPipeError) and had_output
+        output.began = True
+        is_broken_pipe = isinstance(output.fault, BrokenPipeError) and had_output
         # Click itself ends with 1 on a broken pipe.
-        exit_request = SystemExit(PIPE_STATUS) if reader_gone and exit_request.code in {None, 0, 1} else exit_request
+        exit_request = SystemExit(PIPE_STATUS) if is_broken_pipe and exit_request.code in {None, 0, 1} else exit_request
         exit_request = exit_request if exit_request.code else SystemExit(1)
     raise exit_request
 

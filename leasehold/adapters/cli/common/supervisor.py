@@ -35,7 +35,7 @@ SUPERVISED = "LEASEHOLD_SUPERVISED"
 LEAST_PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 60.0
 STEADY_SECONDS = 60.0
-"""After a process has run for this long, the pause before its next restart is the minimum again."""
+"""If a process has run for this long, the pause before its next restart is reset to the minimum."""
 SLACK_SECONDS = 5.0
 """The time that a process may take to start, close and exit, in addition to its time to drain, before it is killed."""
 CHUNK_BYTES = 2**16
@@ -75,7 +75,8 @@ class Supervisor:
     Attributes:
         commands: The command of each process, by the name of the process. A restarted process keeps its name.
         drain_seconds: How long a process may take to drain. Five seconds later it is killed.
-        final: The exit statuses after which a restart would not help. If a process ends with one of them, all end.
+        final: The exit statuses after which a restart would not help. If a process ends with one of them, the
+            supervisor ends all processes.
     """
 
     commands: Mapping[str, Sequence[str]]
@@ -128,12 +129,15 @@ class Supervisor:
         return [_SupervisedProcess(name, command) for name, command in self.commands.items()]
 
     def _keep_running(self, children: list[_SupervisedProcess]) -> int:
-        """Start and restart the processes. Return a process's status that is in `final`, or 0 after a signal."""
+        """Start the processes, and restart those that end.
+
+        Return after a signal, with the status 0, or once a process ends with a status in `final`, with this status.
+        """
         while True:
             now = time.monotonic()
             for child in children:
                 if child.process is None and child.due <= now:
-                    self.attempt(child)
+                    self.start_or_postpone(child)
             match self._events.get(min((child.due for child in children if child.process is None), default=math.inf)):
                 case _SupervisedEnded(child, status):
                     # Close the pipe to the ended process, which uses a file descriptor of this process.
@@ -154,7 +158,7 @@ class Supervisor:
                 case None:
                     pass
 
-    def attempt(self, child: _SupervisedProcess) -> None:
+    def start_or_postpone(self, child: _SupervisedProcess) -> None:
         """Start a process. If the system lacks resources, try again later while the other processes continue."""
         try:
             self._start(child)
@@ -179,7 +183,7 @@ class Supervisor:
         relays: list[Thread] = []
 
         def on_relay_failure(fault: BaseException) -> None:
-            """Log that output is not passed on any more. The process will end, because its output is closed."""
+            """Log that output is no longer passed on. The process will end, because its output pipe is closed."""
             self._log("the output of %s cannot be passed on: %s", child.name, said(fault))
 
         def watch() -> None:
@@ -189,7 +193,7 @@ class Supervisor:
             self._events.put(_SupervisedEnded(child, status))
 
         def on_watch_failure(fault: BaseException) -> None:
-            """Kill the process and have it restarted, because its end would go unnoticed."""
+            """Kill the process and have it restarted, because no thread waits for it to end any more."""
             self._log("%s is killed: its end could not be waited for: %s", child.name, said(fault))
             process.kill()
             self._events.put(_SupervisedEnded(child, process.wait()))
@@ -253,7 +257,7 @@ def _shell_status(status: int) -> int:
 
 
 def call_at_end_of_supervisor(stop: Callable[[], None]) -> None:
-    """Call `stop` once the supervisor drains this process or has died. Without a supervisor, do nothing."""
+    """Call `stop` once the supervisor asks this process to drain, or dies. Do nothing if there is no supervisor."""
 
     def wait() -> None:
         while os.read(0, CHUNK_BYTES):
@@ -261,5 +265,5 @@ def call_at_end_of_supervisor(stop: Callable[[], None]) -> None:
         stop()
 
     if os.environ.pop(SUPERVISED, None) is not None:
-        # If reading fails, stop as well, because the supervisor's death would go unnoticed.
+        # Stop if reading fails too, otherwise this process would not notice the death of its supervisor.
         spawn("leasehold-supervised", wait, lambda _fault: stop())

@@ -14,7 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def table_options(*names: str) -> Callable[[Function], Function]:
-    """Replace `**options: Unpack[TABLE]` of a command by one parameter per option, which Typer understands.
+    """Replace `**options: Unpack[TABLE]` of a command by one parameter per option, as Typer requires.
 
     The new parameters come before the command's keyword-only parameters. The command receives their values in
     `options`, by name.
@@ -35,12 +35,14 @@ def table_options(*names: str) -> Callable[[Function], Function]:
         other_parameters = [parameter for parameter in parameters if parameter is not var_keyword]
         positional = [parameter for parameter in other_parameters if parameter.kind is not parameter.KEYWORD_ONLY]
         keyword_only = [parameter for parameter in other_parameters if parameter.kind is parameter.KEYWORD_ONLY]
-        ordered = [
+        new_parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for parameter in (*positional, *option_parameters, *keyword_only)
         ]
-        command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]  # Typer reads both
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered} | {"return": None}
+        command.__signature__ = inspect.Signature(new_parameters)  # type: ignore[attr-defined]  # Typer reads both
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in new_parameters} | {
+            "return": None
+        }
         return command
 
     return decorate

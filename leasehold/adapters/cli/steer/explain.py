@@ -82,18 +82,18 @@ def command(
         print(json.dumps(document | (plans_json if lease_story is None else lease_story.as_json())))
         return
     if lease_story is not None:
-        past = [f"  {line}" for line in (*lease_story.past, *lease_story.reading)]
-        lines = [lease_story.lease.key, f"{lease_story.status.word}: {lease_story.status.says}", *past]
+        history_lines = [f"  {line}" for line in (*lease_story.past, *lease_story.reading)]
+        lines = [lease_story.lease.key, f"{lease_story.status.word}: {lease_story.status.says}", *history_lines]
         lines += [f"should have it: {lease_story.should}", f"would move: {lease_story.moves}"]
     else:
-        free = len(leases_by_owner(table.leases).get(None, ()))
-        summary = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
+        free_count = len(leases_by_owner(table.leases).get(None, ()))
+        summary = f"{len(table.unended)} unfinished leases, {free_count} without an owner; rules {config.rules.name}"
         lines = [f"{summary}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *problems]
         if not selected_plans:
             lines.append("no worker holds a lease; --worker NAME says what one would do")
         for worker_plan in selected_plans:
-            stranger = "" if worker_plan.ours else "  (another library's: its own rules may differ)"
-            lines.append(f"{worker_plan.worker}  holds {worker_plan.held}, share {worker_plan.share}{stranger}")
+            foreign_note = "" if worker_plan.ours else "  (another library's: its own rules may differ)"
+            lines.append(f"{worker_plan.worker}  holds {worker_plan.held}, share {worker_plan.share}{foreign_note}")
             lines += [f"  {line}" for line in worker_plan.lines]
         lines += [f"{rule}: {sentence}" for rule, sentence in rules_of(selected_plans).items()]
     print(*map(printable, lines), sep="\n")

@@ -93,12 +93,12 @@ def command(
 def _record_signals(signals: list[int]) -> None:
     """Record the signals that end the worker before its own handlers run."""
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        stop = signal.getsignal(signal_number)
+        previous_handler = signal.getsignal(signal_number)
 
-        def record(number: int, frame: FrameType | None) -> None:
-            # Record the signal before the worker's own handler runs, otherwise the exit status could not show it.
+        def record_signal(number: int, frame: FrameType | None) -> None:
+            # Record the signal before the worker's own handler runs, because the exit status depends on the signal.
             signals.append(number)
-            if callable(stop):  # noqa: B023  the worker's own handler is the same for each signal
-                stop(number, frame)  # noqa: B023
+            if callable(previous_handler):  # noqa: B023  the worker's own handler is the same for each signal
+                previous_handler(number, frame)  # noqa: B023
 
-        replace_handler(signal_number, record)
+        replace_handler(signal_number, record_signal)

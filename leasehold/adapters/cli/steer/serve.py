@@ -12,7 +12,7 @@ import typer
 import uvicorn
 
 from leasehold.adapters.cli.common.asking import fleet_config
-from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
+from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
@@ -78,7 +78,7 @@ def command(  # noqa: PLR0917  one for each option
             raise ValueError("--source: give one for each STORE, or none")
         if goals and len(goals) != len(stores):
             raise ValueError("--to: give one for each STORE, `-` for one that does not move, or none")
-        with unwinding(), ExitStack() as stack:
+        with raising_on_signal(), ExitStack() as stack:
             record = stack.enter_context(closing(FleetRecord(history)))
             watchers = []
             for index, url in enumerate(stores):
@@ -121,28 +121,28 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` accepts IPv4 clients, too
     try:  # listen before printing the address, so that a reader of the line can connect at once
-        listening = socket.create_server((host, port), family=family, dualstack_ipv6=dual_stack)
+        listener = socket.create_server((host, port), family=family, dualstack_ipv6=dual_stack)
     except OSError as problem:
         raise ValueError(
             f"--host {host} --port {port}: {problem.strerror or problem}; "
             "give an address of this machine, and a port on which nothing listens (0 takes a free one)"
         ) from problem
-    bound_port = listening.getsockname()[1]
+    bound_port = listener.getsockname()[1]
     tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
-    serving = uvicorn.Server(config)
+    uvicorn_server = uvicorn.Server(config)
     # Run uvicorn in another thread, in which it doesn't handle signals. In the main thread, a signal that arrives while
     # uvicorn starts makes it fail or is ignored.
     faults: list[BaseException] = []
     thread = None
     try:
-        thread = spawn("leasehold-page", lambda: serving.run([listening]), faults.append)
+        thread = spawn("leasehold-page", lambda: uvicorn_server.run([listener]), faults.append)
         print(f"http://{host}:{bound_port}/ ({tables}); Ctrl-C ends it.", flush=True)
         while thread.is_alive():
             thread.join(SIGNAL_SECONDS)  # the main thread handles signals, whichever thread receives them
     finally:
-        serving.should_exit = True
+        uvicorn_server.should_exit = True
         if thread is not None:
             thread.join()
-        listening.close()
+        listener.close()
     if faults:
         raise OSError(f"the page cannot be served any more: {said(faults[0])}")

@@ -82,12 +82,12 @@ def command(  # noqa: PLR0917  one for each option
         if swap_is_over(tables, names):
             if back:
                 raise StoreError("the swap is over; to go back, swap from TO to a new, empty table")
-            since = ended_at(tables)
+            ended_seconds = ended_at(tables)
             if as_json:
-                document = {"way": "over", "from": names[0], "to": names[1], "ended_at": since}
+                document = {"way": "over", "from": names[0], "to": names[1], "ended_at": ended_seconds}
                 print(json.dumps({name: value for name, value in document.items() if value is not None}))
             else:
-                ended_text = "" if since is None else f" (ended {format_time(since * 1000)})"
+                ended_text = "" if ended_seconds is None else f" (ended {format_time(ended_seconds * 1000)})"
                 print(f"from {names[0]} to {names[1]}{ended_text}: {_FINAL_MESSAGES[False]}")
             return
         if status or back:
@@ -101,11 +101,11 @@ def command(  # noqa: PLR0917  one for each option
         if not back:
             wait_until_known(tables, store, names[TO], wait)
         set_direction(tables, "from" if back else "to")
-        last = None
+        last_progress = None
         for swap in move_until_arrived(tables, store, names[TO]):
-            if swap != last:
+            if swap != last_progress:
                 _print_progress(swap, as_json=as_json)
-            last = swap
+            last_progress = swap
         if back:
             set_direction(tables, "")
         else:

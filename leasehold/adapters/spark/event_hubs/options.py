@@ -59,8 +59,8 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
         raise ValueError(
             "option eventhubs.startingPositions: a partition starts at its lease's checkpoint; see the docs"
         )
-    since = _position(opts, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
-    bounds = parse_bounds(opts, "eventhubs", since, _position(opts, "eventhubs.endingPosition", ()))
+    since = _parse_position(opts, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
+    bounds = parse_bounds(opts, "eventhubs", since, _parse_position(opts, "eventhubs.endingPosition", ()))
     # The default is that of the Azure SDKs, whose workers expire leases after two minutes.
     lease = parse_lease_options(opts, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
     opts.reject_unknown()
@@ -75,12 +75,12 @@ def parse_hub(opts: OptionReader) -> tuple[str, str, str, str]:
     reject_secrets(opts)
     secret, origin = read_secret(file := opts.text(FILE_OPTION))
     pairs = (part.partition("=") for part in secret.split(";") if part)
-    parts = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    if secret and "endpoint" not in parts:
+    connection_fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    if secret and "endpoint" not in connection_fields:
         raise ValueError(f"{origin}: this is not an Event Hubs connection string")
-    endpoint = parts.get("endpoint", "").partition("://")[2].strip("/")
+    endpoint = connection_fields.get("endpoint", "").partition("://")[2].strip("/")
     namespace = opts.text("eventhubs.namespace", endpoint)
-    hub = opts.text("eventhubs.name", parts.get("entitypath", ""))
+    hub = opts.text("eventhubs.name", connection_fields.get("entitypath", ""))
     if not namespace:
         raise ValueError(f"option eventhubs.namespace: is missing, and neither is {CONNECTION_STRING} set")
     if not hub:
@@ -116,7 +116,8 @@ def read_secret(path: str) -> tuple[str, str]:
 def executor_secret(path: str, *, has_secret: bool) -> str:
     """Return the connection string of this process. Raises ValueError if only the driver has one (`has_secret`)."""
     secret, _ = read_secret(path)
-    # Otherwise the executor would use its own identity, and its access would be denied with a confusing error.
+    # Raise an error here. Otherwise the executor would use its own identity, and its access would be denied with a
+    # confusing error.
     if has_secret and not secret:
         raise ValueError(
             f"{CONNECTION_STRING}: executors need it, but it is not set on {socket.gethostname()}; set it there, too, "
@@ -125,7 +126,7 @@ def executor_secret(path: str, *, has_secret: bool) -> str:
     return secret
 
 
-def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
+def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the Azure connector's JSON with an offset ("-1", "@latest") or an enqueuedTime."""
     if not (text := opts.text(name)):
         return None
@@ -133,8 +134,8 @@ def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> d
     if text.startswith("{"):
         try:
             position = json.loads(text)
-            offset, moment = str(position.get("offset") or ""), position.get("enqueuedTime")
-            timestamp = str(int(datetime.fromisoformat(moment).timestamp() * 1000)) if moment else ""
+            offset, iso_time = str(position.get("offset") or ""), position.get("enqueuedTime")
+            timestamp = str(int(datetime.fromisoformat(iso_time).timestamp() * 1000)) if iso_time else ""
         # Other JSON, such as a list or a number, raises different exceptions. Report all of them in the same way.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None

@@ -84,7 +84,7 @@ class HubSinkTarget:
 
 
 _writers = dict[HubSinkTarget, "HubRowWriter"]()
-"""The writers of this process, which runs one task at a time."""
+"""The writers that the tasks of this process share. A process runs one task at a time."""
 
 
 class HubRowWriter:
@@ -103,7 +103,8 @@ class HubRowWriter:
             self._check(rows, tag)
             for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
                 event = _event(body, properties, tag, number)
-                # All rows of a batch have the same partition or key, so any other row begins the next batch.
+                # All rows of a batch have the same partition or key, so a row with another partition or key begins the
+                # next batch.
                 if batch is None or route != (partition, key):
                     batch = self._next(batch, partition, key)
                     route = partition, key
@@ -129,9 +130,9 @@ class HubRowWriter:
 
     def _check(self, rows: pa.Table, tag: Tag) -> None:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
-        # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
-        # section would have another edition, so they would not be recognized as duplicates.
-        limit = None
+        # Check all rows before sending any. Rows that were sent cannot be removed. Once the user has fixed or removed
+        # the invalid row, the section's tags differ, so readers would not recognize the repeated rows as duplicates.
+        max_size = None
         for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
             if partition and key:
                 raise ValueError(
@@ -142,9 +143,9 @@ class HubRowWriter:
                 + BYTES_OF_CHARACTER * len(key or "")
                 + sum(PROPERTY_BYTES + BYTES_OF_CHARACTER * len(name + (text or "")) for name, text in properties or ())
             )
-            if limit is None:
-                limit = self._batch(partition, key).max_size_in_bytes
-            if size + EVENT_BYTES <= limit:
+            if max_size is None:
+                max_size = self._batch(partition, key).max_size_in_bytes
+            if size + EVENT_BYTES <= max_size:
                 continue
             # The event may be too large. Only the client can determine the encoded size.
             try:

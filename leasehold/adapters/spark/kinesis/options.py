@@ -106,19 +106,19 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     misplaced = opts.choice("kinesis.misplaced", "keep", "drop")
     opts.ignore(WITHOUT_EFFECT)
     interval_ms = opts.number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
-    rows = opts.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+    max_rows = opts.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
     start_positions, default_start = _split_by_shard(opts)
-    since = _position(default_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
-    bounds = parse_bounds(opts, "kinesis", since, _position(opts, "kinesis.endingPosition", ()))
+    since = _parse_position(default_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
+    bounds = parse_bounds(opts, "kinesis", since, _parse_position(opts, "kinesis.endingPosition", ()))
     # The KCL names its lease table after the application.
-    table = opts.text("kinesis.dynamodb.tableName", opts.text("lease.applicationName"))
+    table_name = opts.text("kinesis.dynamodb.tableName", opts.text("lease.applicationName"))
     table_credentials = credentials_of(opts, "lease")
-    if table_credentials and not table:
+    if table_credentials and not table_name:
         raise ValueError("option lease.roleArn: it needs lease.applicationName; in lease.store, write role_arn=…")
     url_options = {"region": region, "endpoint": opts.text("kinesis.dynamodb.endpointUrl"), **table_credentials}
     query = urlencode({name: value for name, value in url_options.items() if value})
-    store = f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
-    lease = parse_lease_options(opts, store, bounds.initial(), 10.0, "maxRowsPerTrigger")
+    store_url = f"dynamodb://{quote(table_name)}{query and '?'}{query}" if table_name else ""
+    lease = parse_lease_options(opts, store_url, bounds.initial(), 10.0, "maxRowsPerTrigger")
     opts.reject_unknown()
     return KinesisOptions(
         stream,
@@ -128,7 +128,7 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
         wire,
         misplaced,
         interval_ms / 1000,
-        rows,
+        max_rows,
         lease,
         bounds,
         start_positions,
@@ -176,7 +176,8 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         return {}, OptionReader({name: text} if text else {})
     starts = dict[str, Position]()
     for shard, start in document.items():
-        # `default` and `metadata` are not shard ids. The first is the position of all other shards. Ignore the second.
+        # `default` and `metadata` are not shard ids. `default` is the position of all other shards, and `metadata` is
+        # ignored.
         if shard in {"default", "metadata"}:
             continue
         if isinstance(start, str):
@@ -189,7 +190,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
             case "TRIM_HORIZON" | "EARLIEST":
                 starts[shard] = TRIM_HORIZON
             case "AT_TIMESTAMP":
-                starts[shard] = at_timestamp(checked_time(int(_milliseconds(name, detail)), f"option {name}"))
+                starts[shard] = at_timestamp(checked_time(int(_parse_milliseconds(name, detail)), f"option {name}"))
             case "AFTER_SEQUENCE_NUMBER" if detail.isascii() and detail.isdigit():
                 # Begin after the whole record, even if it is an aggregate.
                 starts[shard] = Position(detail, AFTER_ALL)
@@ -201,34 +202,34 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
     return starts, OptionReader({name: str(document["default"])} if "default" in document else {})
 
 
-def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
+def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the JSON of the awslabs connector, {"at_timestamp": time}."""
     if not (text := opts.text(name)):
         return None
     timestamp = ""
     word, _, time = text.partition(" ")
     if word.upper() == "AT_TIMESTAMP":
-        timestamp = _milliseconds(name, time)
+        timestamp = _parse_milliseconds(name, time)
     elif text.startswith("{"):
         try:
             (key, value), *other_keys = json.loads(text).items()
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position") from None
-        # Do not ignore a second key, which may be the one that the user meant.
+        # Reject a second key instead of ignoring it, because the user may have meant that one.
         if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
-        timestamp = _milliseconds(name, str(value))
+        timestamp = _parse_milliseconds(name, str(value))
     return parse_start(name, text, oldest_words, ("LATEST",), timestamp, time_form="AT_TIMESTAMP 2026-11-22T06:00:00Z")
 
 
-def _milliseconds(name: str, text: str) -> str:
+def _parse_milliseconds(name: str, text: str) -> str:
     if text.isdigit():
         return text
     try:
-        moment = datetime.fromisoformat(text)
+        parsed_time = datetime.fromisoformat(text)
     except ValueError:
-        moment = None
+        parsed_time = None
     # Reject a time without a UTC offset, which would be a different time on machines in other time zones.
-    if moment is None or moment.tzinfo is None:
+    if parsed_time is None or parsed_time.tzinfo is None:
         raise ValueError(f"option {name}: write a time as 2026-01-31T10:23:45+00:00, or in ms since 1970")
-    return str(int(moment.timestamp() * 1000))
+    return str(int(parsed_time.timestamp() * 1000))

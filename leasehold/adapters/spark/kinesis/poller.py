@@ -35,9 +35,9 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     """Return the columns of records without aggregates. Arrow copies the values out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
-    # A response has its times in seconds or in milliseconds. The size of the number shows which.
+    # Times in a response are in seconds or in milliseconds. The magnitude of the number shows the unit.
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
-    micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
+    arrival_micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
         _values(views.payloads, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
@@ -46,7 +46,7 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
         pa.nulls(count, pa.string()),
         _values(views.numbers, body, pa.string()),
         pa.repeat(pa.scalar(0, pa.int64()), count),
-        micros.cast(SCHEMA.field(ARRIVED).type),
+        arrival_micros.cast(SCHEMA.field(ARRIVED).type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -116,13 +116,14 @@ class ArrowPoller(Poller):
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
         user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
         last_aggregate = deaggregated.get(len(rows) - 1)
-        # Include dropped records in the position, otherwise dropped records at the end could never be checkpointed.
-        sub = (
+        # Include dropped records in the position. Otherwise the checkpoint could never pass dropped records at the end
+        # of a response.
+        last_sub = (
             user_rows["sub_sequence_number"][-1].as_py()
             if last_aggregate is None
             else max(len(last_aggregate) + last_aggregate.dropped - 1, 0)
         )
-        end = Position(rows.numbers[-1], sub)
+        end = Position(rows.numbers[-1], last_sub)
         for index, records in deaggregated.items():
             self._dropped.add(rows.numbers[index], records)
         user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
@@ -131,7 +132,7 @@ class ArrowPoller(Poller):
             user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
         indices = user_rows["record"]
         numbers = pa.array(rows.numbers, pa.string())
-        times = pa.array(
+        arrival_times = pa.array(
             [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
         )
         columns = [
@@ -142,7 +143,7 @@ class ArrowPoller(Poller):
             user_rows["explicit_hash_key"],
             numbers.take(indices),
             user_rows["sub_sequence_number"].cast(pa.int64()),
-            times.take(indices),
+            arrival_times.take(indices),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end, trail
 
@@ -155,7 +156,8 @@ class ArrowPoller(Poller):
             for index, records in deaggregated.items()
             if records.tags
         }
-        # Copy the state. If a response cannot be decoded, it is requested again, and then needs the unchanged state.
+        # Copy the deduplication state. If a response cannot be decoded, it is requested again and must be checked
+        # against the unchanged state.
         previous, deduplication = self._seen, self._seen.copy()
         is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
@@ -174,7 +176,8 @@ class ArrowPoller(Poller):
 
     def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:
         """Drop rows that lie before the start position."""
-        # The service returns whole records. The first may be an aggregate whose first user records are already done.
+        # The service returns whole records. The first record may be an aggregate whose first user records were
+        # processed before.
         if self._skip_through is None or not user_rows.num_rows:
             return user_rows
         indices, subs = user_rows["record"].to_pylist(), user_rows["sub_sequence_number"].to_pylist()
@@ -196,8 +199,8 @@ class ArrowFanOut(ArrowPoller, FanOut):
     """A reader of one shard that subscribes to the shard and converts the pushed events to rows.
 
     The subscription is read only while the buffer has room. While the buffer is full, the reader's thread holds at most
-    two events and stops reading from the connection, so the service waits. A subscription that ends then is not
-    renewed.
+    two events and stops reading from the connection, so the service waits. A subscription that ends while the buffer is
+    full is not renewed.
     """
 
 

@@ -91,13 +91,13 @@ class KinesisRowWriter:
         context, put = tag.context, self._producer.put
         self._check(rows, context)
         try:
-            pending = [
+            put_futures = [
                 put(data, key, hash_key, context=context, row=number)
                 for number, (data, key, hash_key) in enumerate(row_values(rows), tag.row)
             ]
             # Put all rows before waiting for any of them, because a request contains many rows.
             self._producer.flush()
-            for outcome in pending:
+            for outcome in put_futures:
                 outcome.result()
         except BaseException as fault:
             # Close the producer, so that no more of these rows are sent. The next attempt sends them again.

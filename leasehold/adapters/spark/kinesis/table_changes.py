@@ -49,10 +49,10 @@ class DynamoLeased(LeasedSource):
 
     def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
         opts = OptionReader(options)
-        table = opts.required("dynamodb.tableName", "name the table, or give its stream's ARN")
+        table_name = opts.required("dynamodb.tableName", "name the table, or give its stream's ARN")
         url_options = {"region": opts.text("dynamodb.region"), "endpoint": opts.text("dynamodb.endpointUrl")}
         interval_ms = opts.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
-        rows = opts.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+        max_rows = opts.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
         opts.reject(
             {"dynamodb.endingPosition": "a table's stream is read by a query; trigger(availableNow=True) ends it"}
         )
@@ -74,12 +74,12 @@ class DynamoLeased(LeasedSource):
         lease = parse_lease_options(opts, "", bounds.initial(), 10.0, "maxRowsPerTrigger")
         opts.reject_unknown()
         spec = SourceSpec(
-            open=partial(_source, table, {name: value for name, value in url_options.items() if value}),
+            open=partial(_source, table_name, {name: value for name, value in url_options.items() if value}),
             columns=columns(),
             interval_seconds=interval_ms / 1000,
-            shard_rows=rows,
+            shard_rows=max_rows,
             rereadable=True,
-            stream=f"dynamodb-streams://{table}",
+            stream=f"dynamodb-streams://{table_name}",
         )
         return spec, lease, None, bounds
 
