@@ -52,7 +52,7 @@ def acknowledging_reader(
         open_consumer: Makes the consumer once reading begins.
         memory: The budget shared with the worker's other readers.
         dispatcher: Calls the user's callbacks.
-        wake: Has the reader of this lease take a step now.
+        wake: Makes the reader of the lease with this key take a step immediately.
     """
     shard = HeldShard(worker, holding, "commits")
 
@@ -109,7 +109,7 @@ class AcknowledgingConsumer(BatchConsumer):
     # Each step
 
     def poll(self, now: float) -> Ready | Next:
-        """Acknowledge what the consumer has finished with, and return whether it may be given more."""
+        """Record the position that the consumer has acknowledged, and return whether it can take more records."""
         holding, memory, consumer = self.holding, self._memory, self._consumer
         is_lost, is_leaving = holding.lost.is_set(), holding.releasing
         self._protect_batch()
@@ -126,7 +126,8 @@ class AcknowledgingConsumer(BatchConsumer):
         except Exception as error:  # noqa: BLE001  the consumer cannot continue after any exception
             return self._give_up("report what is done", error)
         if self._withdrawing and not is_leaving:
-            # The lease is not released after all, and the consumer may already have dropped its records (rule 3).
+            # The release of the lease was cancelled after the consumer was told to withdraw. The consumer may already
+            # have dropped its records (rule 3), so they are read again.
             self._reread_unacknowledged()
             self._last_taken = None
         self._withdrawing = is_leaving

@@ -31,7 +31,7 @@ PositionKey = tuple[int, int, int]
 
 @frozen
 class TryAgain:
-    """The records, or only some of them, are dispatched again after this wait."""
+    """Dispatch the failed records, or some of them, again after this many seconds."""
 
     seconds: float
 
@@ -45,7 +45,7 @@ class NoMoreAttempts:
 
 @frozen
 class ToDeadLetter:
-    """The one record fails on its own and goes to this dead letter."""
+    """Pass the only record of the failed batch to this dead-letter function."""
 
     dead_letter: DeadLetter
 
@@ -88,7 +88,7 @@ class Attempts:
         """Return the records to dispatch now; none if the handler has checkpointed them all."""
         remaining = self.remaining(batch)
         while self._failed_parts and remaining and remaining[0].position.order > self._failed_parts[-1].end:
-            # This part is done. The larger part that contains it is next.
+            # All records of this part are done. Continue with the larger part that contains it.
             self._failed_parts.pop()
             if not self._failed_parts:
                 self._backoff.reset()
@@ -127,7 +127,8 @@ class Attempts:
                 why, trace = f"its handler raised {type(error).__name__} on {attempt}", error
             log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
             if self._holding.lease.checkpoint.order >= records[0].position.order:
-                # The handler has made progress, so the attempts are counted again from the record that it has reached.
+                # The handler checkpointed some of the records before it failed. The remaining records get the full
+                # number of attempts.
                 self._backoff.reset()
                 return TryAgain(wait)
             if self._backoff.faults < self._handling.attempts:
@@ -136,7 +137,8 @@ class Attempts:
                 return NoMoreAttempts(why)
         if isinstance(error, NotAwaited):
             return NoMoreAttempts(str(error))
-        # Try records that failed together in two halves, the first one now and the second one when the first is done.
+        # Split records that failed together into two halves. The first half is dispatched now, and the second half once
+        # the first is done.
         end = self._failed_parts.pop().end if self._failed_parts else records[-1].position.order
         self._failed_parts.append(FailedPart(end, piece.attempts))
         if len(records) == 1 and dead_letter is not None:
@@ -145,7 +147,7 @@ class Attempts:
         return TryAgain(0.0)
 
     def record_progress(self, end: Position) -> None:
-        """Note that a part of the batch, up to this position, is handled or dead-lettered."""
+        """Note that the records up to this position, which are a part of the batch, were handled or dead-lettered."""
         self._done_to, self.failing = end.order, True
         if not self._failed_parts:  # each part of a divided batch has its own attempts
             self._backoff.reset()

@@ -51,15 +51,16 @@ class BatchConsumer(ConsumerPort):
     def admit(self, now: float) -> float | None:
         if self._memory.request():
             return None
-        # Report a fault, because the shard falls behind. Pause the measurement of its throughput, which is limited by
-        # memory now, not by the stream.
+        # Report a fault, because the shard falls behind while it waits for memory. The wait says nothing about the
+        # throughput of the stream, so the measurement is paused.
         self.holding.progress.failed("batches of other shards use all the memory for batches", now)
         self.holding.progress.not_awaited()
         self.holding.throughput.rest(now)
         return now + MEMORY_SECONDS
 
     def keep(self, batch: Batch) -> None:
-        # The order matters. If a batch that could not be held counted as read, it would not be read again.
+        # Hold the batch before the cursor advances. Otherwise, a batch that could not be held would never be read
+        # again.
         self._memory.hold(join_batches(self._memory.batch, batch))
         self._cursor.batch_read(batch.reached, batch.children)
 
@@ -73,14 +74,15 @@ class BatchConsumer(ConsumerPort):
             batch: The batch that was read.
             held_batch: The batch in memory, which may contain records of earlier reads.
             now: The time by the worker's clock.
-            wait_reason: Why the records are not to be delivered yet; "" if they are.
+            wait_reason: Why the records are not delivered yet, or "" if they can be delivered.
         """
         self._state.batch_read(batch, now, self._worker.config.renew_seconds)
         self.holding.throughput.add(batch.size, now)
         self.holding.progress.read(held_batch, now, wait_reason)
         if self.holding.progress.left:
             return False
-        # Report the read before the records are passed on. Otherwise, it would go unnoticed if the consumer hangs.
+        # Report the read before the records are passed to the consumer. Otherwise, the read would never be reported if
+        # the consumer hangs.
         self._dispatcher.notify("measure", self._handling.measure, self.holding, batch)
         return True
 
@@ -104,7 +106,7 @@ class BatchConsumer(ConsumerPort):
             self._state.lease_confirmed()
 
     def _reread_unacknowledged(self) -> None:
-        """Read the records again that were delivered but not acknowledged, because they are no longer in memory."""
+        """Drop the batch from memory, and read all records that were not acknowledged again."""
         self._memory.clear()
         self._cursor.consumer_gone()
         self._shard.pull.drop()

@@ -90,14 +90,14 @@ class StoreCheckpoint:
 
 @frozen
 class EndShard:
-    """Create leases for these children, which are the ones that the source has named, then write SHARD_END (L3)."""
+    """Create leases for the child shards that the source has named, then write SHARD_END (L3)."""
 
     children: tuple[Shard, ...]
 
 
 @frozen
 class ReleaseAt:
-    """Give the lease to its next owner, or release it. Everything up to `at` is done."""
+    """Hand off the lease to its next owner, or release it if there is none. All records up to `at` are done."""
 
     at: Position
 
@@ -175,13 +175,14 @@ class Cursor:
         self._check()
 
     def reading_failed(self) -> None:
-        """Note that a read raised, or that its rows could not be kept."""
-        # `read` does not move, because the earlier batches are still held. Only the reader can no longer be trusted.
+        """Note that a read raised an exception, or that the rows it returned could not be kept in memory."""
+        # Leave `read` unchanged, because the earlier batches are still held. The source's reader may have skipped
+        # records when it raised, so it is not used again.
         self.reader_open = False
 
     def rows_dropped(self) -> None:
         """Note that the rows that were read but not delivered are no longer in memory."""
-        # The reader is past those rows, so another one has to read them again.
+        # The source's reader is already past the dropped rows, so a new reader must be opened to read them again.
         self.read, self.reader_open = self.delivered, False
         self._check()
 

@@ -124,7 +124,7 @@ class Schedule:
         scheduler.start("leasehold-schedule", self._dispatch, failed)
 
     def add(self, key: str, step: Step, replace_after: Callable[[int], Step | None] | None = None) -> None:
-        """Begin this step immediately, or as soon as the present step under this key is over."""
+        """Begin this step immediately. If another step is registered under this key, begin once that step is over."""
         self._messages.put(StepAdded(key, ScheduledStep(step, replace_after)))
 
     def wake(self, key: str) -> None:

@@ -105,14 +105,16 @@ def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
         ValueError: The table contains other leases, or its rows have no room for the annotation.
         StoreError: The table cannot be read.
     """
-    # Without room for the annotation, a worker of another slice would not notice that the table is not its own.
+    # The rows of this store cannot hold the annotation. Without the annotation, a worker of another slice would not
+    # notice that the table belongs to this slice.
     if not store.capabilities.counts_owners:
         raise ValueError(f"{kind}: the Azure SDKs' layout has no room for it; leave out eventhub= in the store's URL")
     listing = store.list()
     if listing.malformed:
         raise StoreError(f"{kind}: row {listing.malformed[0].key} of its table cannot be read")
     for lease in listing.leases:
-        # Otherwise, a second slice would mistake the first one's finished leases for its own, and read nothing.
+        # Reject the leases of another slice. Otherwise, this slice would mistake finished leases of the other slice for
+        # its own, and read nothing.
         if lease.annotation(NOTE) != note:
             owner = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
             raise ValueError(f"{kind}: its table holds leases {owner} ({lease.key}); give it a table of its own")

@@ -350,7 +350,8 @@ def status_of(
     # are then judged by its own clock.
     status = _annotated_status(progress, max(now, progress.at) if is_recent else progress.at, limit_seconds)
     if status.word == "UNREAD" and by_owner and unrenewed_seconds > told_within(progress.lease or lease_seconds):
-        # Its annotation is overdue, too, so the owner is gone rather than idle.
+        # The lease was not renewed, and the owner's annotation is overdue, too. The owner is therefore gone rather than
+        # idle.
         return _unowned_status(lease, progress, unrenewed_seconds, 0.0, watched)
     late_seconds = LATE * (progress.lease or lease_seconds)
     is_unrenewed = late_seconds <= lease.idle < math.inf or (
@@ -456,7 +457,8 @@ def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWa
     """Return the status of a lease without our annotation (another library's), according to what was observed."""
     lag_amount = lag.seconds if lag.events is None else float(lag.events)
     lag_text = f"{lag.events} events behind" if lag.events is not None else f"{lag_amount or 0.0:.1f} s behind"
-    # A shard at its tip comes first, because its position does not move until more records arrive.
+    # Check first whether the shard is at its tip. The position of such a shard does not move until more records arrive,
+    # so it is not stalled.
     if lag_amount == 0:
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:
