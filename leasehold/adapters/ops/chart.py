@@ -60,7 +60,7 @@ def curve(times: Sequence[float], values: Sequence[float], y: str, since: str) -
 
 
 def _ticks(values: Sequence[float], steps_max: int) -> list[float]:
-    """Return round numbers from 0 to the first that is not below any value, in at most `steps_max` steps.
+    """Return round numbers from 0 up to at least the largest value, in at most `steps_max` steps.
 
     If all values are whole numbers, so are the returned ones.
     """

@@ -39,8 +39,8 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     changes = owner_changes(before, after)
     if not changes:
         return {}
-    # When a lease was taken, it may have been idle for longer than the earlier read shows, by up to two intervals. Its
-    # version may be almost one interval older than we know, and it may have been taken just before the later read.
+    # A lease may have been idle for up to two intervals longer than the earlier read shows. Its version may be almost
+    # one interval older than we know, and a worker may have taken it just before the later read.
     unseen_seconds = 2 * (after.seconds - before.seconds)
 
     def is_late(owner: str | None) -> bool:
@@ -51,8 +51,8 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         actions = plan(leases, None, Me(worker, 0, before.history), config)
         return tuple(action for action in actions if isinstance(action, Taking))
 
-    # An owner counts as dead if it renewed no lease in between, and either lost a lease that was not requested, or is
-    # late.
+    # An owner counts as dead if it renewed none of its leases between the two reads, and is either late or has lost a
+    # lease that no worker had requested.
     rows_after = {lease.key: (lease.owner, lease.version) for lease in after.leases}
     silent_owners = {lease.owner for lease in before.leases if lease.owner is not None}
     silent_owners -= {
@@ -69,7 +69,7 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     new_owners = {new.owner for _, new in changes if new.owner is not None}
     takings_before = {worker: takings(before.leases, worker) for worker in new_owners}
     takings_freed = {worker: takings(table_freed, worker) for worker in new_owners} if dead else takings_before
-    # The table after every newcomer has taken its first lease, and has held its leases for a long time.
+    # The table as if each new worker already owned its first lease, and had held all its leases for a long time.
     first_leases = {new.owner: new.key for _, new in reversed(changes)}
     initial_owners = {first_leases[owner]: owner for owner in new_owners - {lease.owner for lease in table_freed}}
     table_joined = tuple(
@@ -96,8 +96,8 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
 def _likely_rule(old: Lease, takings_before: tuple[Taking, ...], takings_freed: tuple[Taking, ...]) -> str:
     """Return the rule by which the new owner may have taken the lease, or "".
 
-    Prefer the rule of an action for this lease. Otherwise use a rule that takes a lease from the same owner, and
-    otherwise any rule that the new owner acts by.
+    The rule of an action for this very lease is preferred. The second choice is the rule of an action that takes a
+    lease from the same owner, and the last choice is any rule by which the new owner acts.
     """
     for action in (*takings_before, *takings_freed):
         if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
@@ -165,8 +165,8 @@ class WorkerPlan:
         held: The number of unfinished leases that it holds.
         share: The number of unfinished leases that it should hold.
         actions: Its actions, without renewals.
-        loads: The throughput of its leases and the mean throughput of all workers, in bytes per second. None unless the
-            rules balance throughput before counts.
+        loads: The throughput of its leases, and the mean throughput of all workers, both in bytes per second. None if
+            the rules balance the number of leases first.
     """
 
     worker: str
@@ -233,8 +233,8 @@ def describe_action(action: Action) -> str:
 def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
     """Return the plan of every worker in the table or in `extra_workers`, sorted by name.
 
-    Each plan is computed as for a worker's first turn. Some rules choose at random, so the worker itself may choose
-    differently.
+    Each plan is computed as if it were the worker's first turn. Some rules choose leases at random, so the actual
+    worker may choose other leases than its plan shows.
     """
     live_leases = without_dead_owners(table.leases, config)
     aside_by_key = {
@@ -279,7 +279,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
 
 
 def aside_progress(lease: Lease, now: float) -> Progress | None:
-    """Return the progress entry of the worker that put this free lease aside for other workers, or None."""
+    """Return the progress written by the worker that left this free lease to others, or None if none did."""
     progress = None if lease.owner is not None or lease.ended else progress_of(lease)
     return progress if progress is not None and progress.resting(now, 0.0) else None
 
@@ -358,7 +358,7 @@ def _describe_reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...
     source = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
     lines = [f"{source} wrote its progress {now - progress.at:.1f} s ago"]
     lag_sentence = "its lag was unknown" if progress.behind is None else f"its lag was {progress.behind:.1f} s then"
-    # An owner reports only times since it took the lease, even if it had held the lease before.
+    # An owner's progress covers only the time since it last took the lease, even if it also held the lease before.
     unread_sentence = f"has not been read since it came to {progress.owner}"
     read_sentence = unread_sentence if progress.read is None else f"was last read {now - progress.read:.1f} s ago"
     tried_sentence = (

@@ -171,7 +171,7 @@ def end_swap(
 ) -> None:
     """End a swap after all leases have moved to TO.
 
-    From now on new leases are created in TO, and workers no longer need FROM (W6).
+    After this call new leases are created in TO, and workers no longer need FROM (W6).
     """
     set_direction(tables, "closed")
     pause(SETTLE_SECONDS)

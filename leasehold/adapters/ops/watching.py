@@ -56,7 +56,7 @@ class SeenMove:
     """A change of owner between two reads of a table.
 
     Attributes:
-        at: The time of the later read, in seconds since 1970.
+        at: The time of the read that showed the new owner, in seconds since 1970.
         key: The key of the lease.
         before: The owner before the change, or None.
         after: The owner after the change, or None.
@@ -116,7 +116,7 @@ class WatchedTable:
 
     @property
     def workers(self) -> frozenset[str]:
-        """The workers that own an unfinished lease, or leave one to others for a while after a failure."""
+        """The workers that own an unfinished lease, or that leave one to other workers for a while after a failure."""
         owners = {lease.owner for lease in self.unended if lease.owner is not None}
         last_owners = (progress_of(lease) for lease in self.unended if lease.owner is None)
         resting = {
@@ -186,7 +186,7 @@ class TableWatch:
         if self._source is not None:
             lags = lags_from_stream(self._source, unmarked, lags)
         self._window = self._window.after(started_at, unmarked, lags)
-        # The owner of a marked row renews the lease and writes its progress in the other table.
+        # The row is marked as moved. Its owner renews the lease and writes its progress in the other table.
         elsewhere_statuses = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
         statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere_statuses
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None

@@ -21,7 +21,7 @@ from leasehold.stores.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.urls import date_of
 
 FindingState = Literal["ok", "wrong", "unknown"]
-"""The result of a check. `unknown` means that the check could not, or should not, be made."""
+"""The result of a check. The result `unknown` means that the check was impossible or not allowed."""
 
 
 @frozen
@@ -78,7 +78,7 @@ REQUEST_SECONDS = 5.0
 """The timeout of a request. Requests are not retried, because a user is waiting for the result."""
 
 HALF_SECOND = 0.5
-"""The average error of a Date header, whose time is truncated to whole seconds."""
+"""The average error of a Date header in seconds, because the header's time is truncated to whole seconds."""
 
 
 class NotTried(Exception):
@@ -129,7 +129,7 @@ class RightsTrial:
 
 
 class ServiceClock(SkewWarning):
-    """Measures how far our clock is ahead of a service's, instead of warning about it."""
+    """Measures the difference between our clock and a service's clock. Logs no warning about it."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)
@@ -147,7 +147,7 @@ class ServiceClock(SkewWarning):
 
 
 def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
-    """Try the rights, one after another. Stop if the other attempts would fail for the same reason (rule 2)."""
+    """Try the rights, one after another. Stop after a failure that the remaining attempts would repeat (rule 2)."""
     for attempt in trial.attempts:
         right, name = attempt.right, trial.name
         if attempt.writes and read_only:
@@ -178,7 +178,7 @@ def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
 
 
 def _is_denied(error: Exception) -> bool:
-    """Return whether an error of any of the clients means that the service denied access (rule 1)."""
+    """Return whether an error of any client library means that the service denied access (rule 1)."""
     cause: Any = error.__cause__
     if getattr(cause, "sqlstate", None) == _DENIED_SQL or getattr(cause, "code", None) == _DENIED_STATUS:
         return True

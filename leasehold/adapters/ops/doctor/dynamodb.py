@@ -106,7 +106,7 @@ def _describe_table(clients: Clients, table: str, prefix: str) -> str:
 def _has_recovery(client: "DynamoDBClient", table: str) -> bool | None:
     """Return whether point-in-time recovery is enabled.
 
-    Return None if we lack the right to call this, or if the service has no such call.
+    The result is None if the request fails, for example because we lack the right to make it.
     """
     try:
         with translate_errors(table):

@@ -1,8 +1,8 @@
 """Examines a source and a store, and computes what to expect of a fleet that uses them.
 
-The checks of the source come first, then those of the store and its table. The expectations are the longest time that a
-shard is unread after a crash, and the cost of the store. They are computed for a fleet in which no worker joins or
-leaves. `benchmarks/checkpoint_writes.py` measures the same values in virtual time.
+The source is checked first, then the store and its table. Two values are predicted: the longest time that a shard is
+unread after a crash, and the cost of the store. Both predictions assume that no worker joins or leaves the fleet.
+`benchmarks/checkpoint_writes.py` measures the same values in virtual time.
 """
 
 import math
@@ -90,7 +90,7 @@ class Fleet:
         workers: The number of workers.
         checkpoint_seconds: The time between two checkpoints of a shard; 0 for one after every batch.
         shared: Whether a lookout can read the table for all workers (`capabilities.free_annotations`).
-        parts: For object stores, the number of listings that one read of the table takes.
+        parts: The number of list requests for one read of the table. Only used for object stores.
         sessions: Whether the table has the layout `sessions`.
     """
 
@@ -111,7 +111,7 @@ class Fleet:
 def gap_seconds(config: Config) -> float:
     """Return the longest time that a shard is unread after its worker has crashed.
 
-    The result is the time until the lease expires, plus the time until another worker's next turn.
+    The time consists of two parts: the time until the lease expires, and the time until another worker's next turn.
     """
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 
@@ -214,7 +214,10 @@ def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
 
 
 RESPONSE_SECONDS = 0.02
-"""The time within which a store in the same region nearly always responds. On another continent it is 0.1 s or more."""
+"""The time within which a store in the same region nearly always responds.
+
+A store on another continent needs at least 0.1 s.
+"""
 CELLS_MAX = 2_000_000
 """The maximum product of leases and workers.
 
@@ -330,7 +333,8 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     if results.listing is not None:
         _compare_table(results, source, results.listing)
     parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
-    # The gap is always known. The cost needs the number of shards, and a store that bills its requests.
+    # The longest gap can always be computed. The cost can only be computed if the number of shards is known and the
+    # store bills its requests.
     findings, expected = (
         [*results.findings, gap_finding(fleet.config)],
         {"gap_seconds": round(gap_seconds(fleet.config), 3)},
@@ -415,7 +419,8 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
             reads = source.reads if isinstance(source, Selective) else lambda _lease: True
             results.findings += compare_with_stream(listing, results.shards, reads)
             incarnation = source.incarnation() if isinstance(source, Identified) else ""
-            # The table was read before the shards were listed, so a shard that ended in between is no contradiction.
+            # The table was read before the shards were listed, so a shard that ended in between does not contradict its
+            # lease.
             conflicts = contradictions(results.shards, listing.leases, incarnation)
             results.findings += [
                 Finding("contradiction", "wrong", conflict.what)
@@ -430,7 +435,7 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
 
 
 def _price_list(scheme: str, fleet: ExaminedFleet) -> Price | None:
-    """Return the list price, in which prices that the user passed replace the listed ones."""
+    """Return the prices of this store. Prices that the user passed replace list prices."""
     listed = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:
         return listed

@@ -1,8 +1,7 @@
 """Reads a table periodically in its own thread, and keeps the state that pages and monitoring request.
 
-The moves and the lag since the server started are kept in memory, or in a SQLite file if the user names one. A page
-receives only the rows that it shows, which are the first ones in its sort order. So its traffic does not grow with the
-table.
+The history of moves and lag is kept in memory, or in a SQLite file if the user names one. A page receives only the rows
+that it shows, which are the first rows in its sort order. The traffic of a page therefore does not grow with the table.
 """
 
 import sqlite3
@@ -270,7 +269,8 @@ class TableWatcher:
     def look(self) -> None:
         """Read the table once.
 
-        If the history cannot be written, the new state is used anyway, and its moves are written after a later read.
+        If the history cannot be written, the new state is still shown. Its moves are written to the history after a
+        later read.
 
         Raises:
             StoreError: The table cannot be read.
