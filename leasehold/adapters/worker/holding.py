@@ -1,8 +1,8 @@
 """Makes all writes of a held lease, and tracks the lease as this process last wrote it.
 
 - The writes of one lease are serialized. They use the version that was last written, not the one in a listing.
-- A write without a response may have been applied. If it was, the next write is rejected, and the stored lease, which
-  comes with the rejection, shows who owns it.
+- A write without a response may have been applied. If it was applied, the next write is rejected. The rejection
+  contains the stored lease, which shows who owns it.
 - A lost lease stays lost. Its reader watches `lost` and stops.
 
 A holding begins when a write that claims, steals or takes back the lease returns Done. It ends when `lost` is set. In
@@ -35,14 +35,14 @@ between:
    unless its checkpoint is further.
 
 `why` states how a holding has ended. The lease was given to its next owner, released, finished (SHARD_END), or taken by
-another worker or by a second process under our id. Or it was dropped because, by our own clock, another worker may own
-it.
+another worker or by a second process under our id. Or this process dropped the lease because, by our own clock, another
+worker may own it.
 
 Example: the lease is at version 17, its checkpoint at 100. A checkpoint at 140 is sent and gets no response. If the
 store applied it, the next renewal, with version 17, is rejected and returns the stored lease: version 18, ours, at 140.
 The renewal is then repeated with version 18. If the store did not apply it, the renewal succeeds, and the next
-checkpoint makes up for this one. If another worker has claimed the lease, the rejection names it, and nothing more is
-dispatched here.
+checkpoint includes this one. If another worker has claimed the lease, the rejection names that worker, and this process
+dispatches no more records of the shard.
 
 No record is skipped, because a caller checkpoints only what its handler has finished, every owner starts at the stored
 checkpoint, and no write of a worker moves it back. Records handled after the last checkpoint are handled twice.
@@ -71,7 +71,7 @@ ATTEMPTS = 3
 MEASURE_SECONDS = 60.0
 """The seconds between two updates of a lease's average throughput, which is as often as KCL 3.x balances loads.
 
-KCL 3.x updates its average once in a third of lease_seconds. With so short an interval, the average followed bursts,
+KCL 3.x updates its average once in a third of lease_seconds. With such a short interval, the average followed bursts,
 and our workers never stopped moving leases.
 """
 
@@ -96,7 +96,8 @@ class Holding:
             had stored (L14).
         fence: The fencing number that handlers are given, which never decreases while the lease exists. It is None if
             the layout cannot guarantee that.
-        given: The lease as given to its next owner, for as long as it may be taken back.
+        given: The lease as it was given to its next owner. None if it was not given away, or can no longer be taken
+            back.
         why: How the holding ended.
     """
 
@@ -132,8 +133,8 @@ class Holding:
         self._clock, self._lease_seconds = clock, lease_seconds
         self._origin = Origin()
         self._replaced, self._noticed, self._remade = replaced, noticed, remade
-        # There are two locks because reading must stop immediately even while a write without a response holds the
-        # first one (7).
+        # There are two locks because reading must stop immediately even while a write that waits for its response holds
+        # the first lock (7).
         self._lock, self._losing = lock(), Lock()
         self._release_requested = self._ended = False
         self.released = False
@@ -147,7 +148,7 @@ class Holding:
 
     @property
     def claimed(self) -> Lease:
-        """The lease with the counter under which it was taken, which stays the same while we own it."""
+        """The lease with the epoch under which it was taken. This epoch stays the same while we own the lease."""
         return evolve(self._lease, epoch=self.epoch)
 
     @property
@@ -219,7 +220,7 @@ class Holding:
             position: The position up to which everything is processed.
             children: The children's lease keys, to be stored with SHARD_END.
             keep_owner: Whether SHARD_END keeps the owner.
-            unless_releasing: Write nothing if the owner should `release` the lease, because that stores the position,
+            unless_releasing: Write nothing if the owner should `release` the lease. The release stores the position,
                 too.
             noted: Whether the progress was noted when the records were processed.
 
@@ -227,18 +228,19 @@ class Holding:
             False if the lease is lost and the checkpoint was therefore not written.
 
         Raises:
-            OutcomeUnknown: The store does not respond; the next call finds out what happened.
+            OutcomeUnknown: The store did not respond. The next call determines whether the write was applied.
             WorkerError: Called in a forked child.
         """
         self._confirm()
 
-        # Called under the lock, with the lease as the previous write left it, so that a stored position is not written
-        # again.
+        # Build the write while the lock is held, from the lease as the previous write left it. Otherwise a stored
+        # position could be written again.
         def make_write(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
             # Progress is noted even if the write fails, because the handler has finished with these records. A lease
-            # reader has noted it already, and may store the position much later, after a read that got no response.
+            # reader notes its progress itself, because it may store the position much later, after a read without a
+            # response.
             if not (unless_releasing or noted):
                 self.progress.progressed(self._clock())
             weighed = self._with_weight(lease)
@@ -297,8 +299,8 @@ class Holding:
             )
         else:
             if self.progress.aside and self.progress.annotations(self._clock()):
-                # The lease must be renewed first, because a release writes no annotations. They contain the fault, and
-                # the time until which the lease is put aside.
+                # The lease must be renewed before it is released, because a release writes no annotations. The renewal
+                # writes the fault and the time until which the lease is left to other workers.
                 renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ())))
                 if not isinstance(renewed, Done):
                     self._settle(renewed.lease)
@@ -317,8 +319,8 @@ class Holding:
     def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
         self._origin.check()
         with self._lock:
-            # A lost response causes one rejection. If a next owner registers meanwhile, that causes another, so retry a
-            # few times.
+            # A lost response causes one rejection. A next owner that registers in the meantime causes another
+            # rejection, so retry a few times.
             for _ in range(ATTEMPTS):
                 if self.lost.is_set():
                     return ended and self._ended
@@ -346,15 +348,16 @@ class Holding:
         return outcome
 
     def _settle(self, stored: Lease | None) -> None:
-        """Decide by the stored lease, which came with a rejection, whether the lease is still ours."""
-        # The counter of a row grows with each owner. One below ours means that the row was deleted and recreated.
+        """Determine whether the lease is still ours, given the stored lease that a rejected write returned."""
+        # The counter of a row grows with each owner. If the counter is lower than ours, the row was deleted and
+        # recreated.
         if not self._lease.ended and (stored is None or (self.fence is not None and stored.epoch < self._lease.epoch)):
             stored = self._restore_row(stored)
         if stored is None:
             self._lose("its row is gone")
         elif stored.owner != self._me:
-            # The response to the write that gave the lease away may have been lost. We can take the lease back until
-            # its next owner has claimed it.
+            # The write that gave the lease away may have been applied without a response. We can take the lease back
+            # until its next owner has claimed it.
             may_take_back = stored.owner is not None and stored.owner == self._giving_to
             self.given = stored if may_take_back and self._identity.signed(stored) else None
             self._ended = stored.ended
@@ -372,8 +375,8 @@ class Holding:
                 )
                 log.error("%s", self.contradiction)
         elif self._identity.predecessor(stored) == self._replaced:
-            # The process that we replaced still writes under this worker's id. The older process keeps the lease, and
-            # this one, the younger, gives it up.
+            # The process that we replaced still writes under this worker's id. In this case the older process keeps the
+            # lease, and this process gives it up.
             self.duplicate_process = True
             self._lose("another living process uses this worker id")
         elif self.expired:
@@ -385,8 +388,8 @@ class Holding:
     def _restore_row(self, stored: Lease | None) -> Lease | None:
         """Recreate the row, or take over the row that has replaced it. Return the stored lease, if there is one.
 
-        The lease is ours afterwards unless it has expired, the new row has a later checkpoint, or another worker has
-        taken it in the meantime.
+        Afterwards the lease is ours, with three exceptions: it has expired, the new row has a later checkpoint, or
+        another worker has taken it in the meantime.
         """
         own_lease = self._lease
         if stored is None:
