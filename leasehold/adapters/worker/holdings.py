@@ -93,8 +93,8 @@ class Holdings:
         """The holdings, sorted by key. The tuple is the same object until a holding is added or removed."""
         with self._lock:
             if self._sorted is None:
-                # Return the same tuple until a holding changes, because `Renewing` compares holdings only when it gets
-                # another tuple.
+                # Keep the tuple until a holding is added or removed, because `Renewing` compares holdings only if it
+                # gets a new tuple.
                 self._sorted = tuple(holding for _, holding in sorted(self._held.items()))
             return self._sorted
 

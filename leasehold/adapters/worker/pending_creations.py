@@ -1,9 +1,9 @@
 """Delays the creation of leases while another living worker may know better where they start (L13).
 
-A lease without a row may be new. But its row may also have been deleted, and then its owner, or another worker that has
-read the row, will create it again. Therefore each creation is delayed by a time that depends on its rule. If the lease
-starts at LATEST, the position of LATEST is determined when the lease is first found to be missing. Otherwise, records
-that arrive during the delay would be skipped.
+A lease without a row may be new. Its row may also have been deleted. In that case the owner, or another worker that has
+read the row, will create the row again. Therefore each creation is delayed by a time that depends on its rule. If the
+lease starts at LATEST, the position of LATEST is determined when the lease is first found to be missing. Otherwise,
+records that arrive during the delay would be skipped.
 """
 
 import logging
@@ -43,7 +43,7 @@ class PendingCreations:
         return self._missing_since.keys()
 
     def table_silent(self) -> None:
-        """Restart all waits, because no owner can recreate its row while the table does not respond."""
+        """Restart all waits. While the table does not respond, no owner can recreate its row."""
         self._missing_since.clear()
 
     def held_back(
@@ -100,7 +100,8 @@ class PendingCreations:
         """Return for how long a lease must be missing before it is created, or None if it need not wait."""
         config, lease = self._config, creation.lease
         match creation.rule:
-            # The owner of a deleted row recreates it at its next renewal. A lease that was dropped here has no owner.
+            # The owner of a deleted row recreates it at its next renewal. A lease that this worker has dropped has no
+            # owner to recreate its row.
             case "L13":
                 return 0.0 if lease.key in dropped else config.renew_seconds
             # A lease that this worker has never seen waits until every living worker has read the table, because one of
@@ -108,12 +109,12 @@ class PendingCreations:
             case "L6":
                 return config.renew_seconds + config.cycle_seconds
             case "L4" | "L5" as rule:
-                # If there is no lease of this stream, either the group is new or its table was emptied. If it was
-                # emptied, the first owner that renews recreates its row, which distinguishes the two cases.
+                # If there is no lease of this stream, either the group is new or its table was emptied. To distinguish
+                # the two cases, wait: if the table was emptied, the first owner that renews recreates its row.
                 existing = lease.stream in streams
-                # At TRIM_HORIZON there is no wait, because nothing can be skipped and owners take such rows over
-                # (`Holding`). Under LATEST there is one, because another worker may still be creating the leases of a
-                # new group.
+                # At TRIM_HORIZON no wait is needed, because no record can be skipped and an owner takes over a row that
+                # was created again (`Holding`). At LATEST a wait is needed, because another worker may still be
+                # creating the leases of a new group.
                 if lease.checkpoint == TRIM_HORIZON and not (
                     existing and (rule == "L5" or config.initial_position == LATEST)
                 ):

@@ -46,7 +46,7 @@ class Throughput:
         """Count bytes that were read, perhaps none. The first call begins the first interval."""
         with self._lock:
             if not self._measuring:
-                # The first interval does not begin when the lease is claimed, because the wait until the shard is
+                # Do not begin the first interval when the lease is claimed. Otherwise the wait until the shard is
                 # opened would lower the rate.
                 self._measuring, self._began = True, now
             self._bytes += size
@@ -62,12 +62,12 @@ class Throughput:
             elapsed = now - self._began
             if self._measuring and elapsed >= self._interval:
                 rate = self._bytes / elapsed
-                # The weight depends on the elapsed time, because updates may come late or in pairs, and each of them
-                # would otherwise halve the previous average.
+                # The weight depends on the elapsed time, because updates may come late or two in a row. With a fixed
+                # weight, each update would halve the previous average.
                 weight = 0.0 if self._average is None else 0.5 ** (elapsed / self._interval)
                 self._average = weight * (self._average or 0.0) + (1 - weight) * rate
                 self._bytes, self._began = 0, now
-            # The weight of a lease must not exceed WEIGHT_MAX, and a renewal must not fail because of a larger rate.
+            # Limit the weight to WEIGHT_MAX. Otherwise a renewal with a larger rate would fail.
             return None if self._average is None else min(round(self._average), WEIGHT_MAX)
 
 
@@ -75,31 +75,34 @@ NOTE = "reach"
 """The name of the row attribute with a `Progress` as JSON."""
 
 TELL_SECONDS = 20.0
-"""How long a lease may be renewed by checkpoints alone before a renewal writes its annotation."""
+"""The longest time for which only checkpoints renew a lease.
+
+Then a renewal is needed, because only renewals write the annotation.
+"""
 
 FIRST_SECONDS = 3.0
 """How soon a new owner writes its annotation, so that the lag of a lease that has just moved is known early."""
 
 SILENT_SECONDS = 30.0
-"""If nothing was read for longer, the time since the last read counts as lag, as records may have arrived since."""
+"""After this time without a read, the time since the last read counts as lag, as new records may exist."""
 
 RENEWED = 0.6
 """The fraction of `lease_seconds` within which a living owner renews its lease or writes a checkpoint."""
 
 LATE = 0.8
-"""The fraction of `lease_seconds` within which a renewal succeeds that has failed once."""
+"""The fraction of `lease_seconds` within which a renewal succeeds if its first try has failed."""
 
 STEP_SECONDS, STEPS = TELL_SECONDS, 6
-"""The window over which lag must grow, step by step, to count as falling behind."""
+"""The time window for detecting consumers that fall behind. Lag must grow from step to step during the whole window."""
 
 DRIPS = f"an answer of the stream has been on its way for more than {SILENT_SECONDS:g} s"
-"""The fault of a read that neither ends nor fails, for example because the response arrives byte by byte."""
+"""The fault shown for a read that neither ends nor fails, for example because the response arrives byte by byte."""
 
 FAULT_LENGTH = 200
 """The maximum length of a fault on a row, in characters."""
 
 LARGEST = 1e12
-"""An upper limit far above every time and count of a real row."""
+"""An upper limit for times and counts in annotations, far above every real value."""
 
 
 def told_within(lease_seconds: float) -> float:
@@ -108,10 +111,11 @@ def told_within(lease_seconds: float) -> float:
 
 
 def patience(lease_seconds: float) -> float:
-    """Return how long a lease may be unowned, or unread according to its row, in a healthy group.
+    """Return for how long a lease of a healthy group may have no owner, or be shown as unread in its row.
 
-    An owner notices within `SILENT_SECONDS` that nothing was read. It writes this to the row within `TELL_SECONDS` or
-    the time between two renewals, whichever is longer. The latter is little more than half of `lease_seconds`.
+    An owner notices within `SILENT_SECONDS` that it has read nothing. It then writes this to the row within
+    `TELL_SECONDS`, or within the time between two renewals if that is longer. The time between two renewals is little
+    more than half of `lease_seconds`.
     """
     return SILENT_SECONDS + max(TELL_SECONDS, RENEWED * lease_seconds)
 
@@ -130,8 +134,8 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
         step = int(time // STEP_SECONDS)
         least[step] = min(lag, least.get(step, math.inf))
     steps = [lag for _, lag in sorted(least.items())][-STEPS:]
-    # The first step must not be at the tip. From there any lag is growth, but a reader that is one batch behind the tip
-    # is not falling behind.
+    # Ignore windows that begin at the tip. Any lag is an increase compared to the tip, but a reader that is one batch
+    # behind is not falling behind.
     return len(steps) == STEPS and steps[0] > 0 and all(earlier < following for earlier, following in pairwise(steps))
 
 
@@ -183,7 +187,10 @@ class Progress:
 
     @property
     def cause(self) -> str:
-        """The reason why the position does not move, or "". It includes why a dead letter could not be written."""
+        """The reason why the position does not move, or "".
+
+        It includes the error if a dead letter could not be written.
+        """
         return "; ".join(filter(None, (self.fault, self.dead_letter)))
 
     @property
@@ -193,7 +200,7 @@ class Progress:
         return json.dumps({name: value for name, value in values.items() if value != ""})
 
     def resting(self, now: float, long: float) -> bool:
-        """Return whether the lease is left to other workers at `now`, or was at most `long` seconds earlier."""
+        """Return whether the lease is left to other workers at `now`, or was until at most `long` seconds earlier."""
         return self.aside is not None and now <= self.aside + long
 
     def overdue(self, idle: float) -> bool:
@@ -205,17 +212,17 @@ class Progress:
 
         Args:
             now: The time in seconds since 1970.
-            held: Whether a living owner reads the lease. If not, unread records may be as old as the shard's last
-                response.
+            held: Whether a living owner reads the lease. If no living owner reads the lease, unread records may be as
+                old as the shard's last response.
         """
         silence = max(0.0, now - self.at)
         current = held and silence <= told_within(self.lease or 0.0)
         if self.behind is None:
-            # A living owner writes a lag itself after `SILENT_SECONDS` of silence. If no owner is alive, the lag is
-            # derived here.
+            # A living owner writes a lag itself after `SILENT_SECONDS` of silence. If no owner is alive, compute the
+            # lag from the time since the last response.
             unread_for = now - max(self.read or 0.0, self.done or self.at)
             return None if current or self.excused or unread_for <= SILENT_SECONDS else unread_for
-        # A position that had not moved for a while when this was written has most likely not moved since.
+        # If the position had not moved for a while when the owner wrote this, it has most likely not moved since.
         stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
         if current and not stalled:
             return self.behind
@@ -290,8 +297,8 @@ class ProgressMeter:
         previous = progress_of(lease)
         moved = previous is not None and previous.owner != me
         self.moved = moved
-        # Start from the previous owner's values. Otherwise a batch that no owner can handle would look new after each
-        # change of owner.
+        # Start from the previous owner's values. Otherwise, after each change of owner, a batch that keeps failing
+        # would look as if it were new.
         previous = previous or Progress(0.0, me)
         self._now = Progress(0.0, me, moves=previous.moves + moved, done=previous.done, lease=lease_seconds)
         self._arrived: float | None = None
@@ -308,8 +315,8 @@ class ProgressMeter:
         self._inherited_behind = previous.behind
         self._behind: float | None = None
         self._began, self._annotated_at = now, -math.inf
-        # When the lease was taken, by this owner or by the first of the previous owners that have not read anything
-        # either.
+        # The time at which the lease was taken. If the previous owners have not read anything either, this is when the
+        # first of them took it.
         self._taken_at = now
         self._tried: float | None = None
         self._read: float | None = None
@@ -321,7 +328,7 @@ class ProgressMeter:
         self._lock = Lock()
 
     def tell(self, host: str, wall: Callable[[], float], now: float) -> None:
-        """Return annotations from now on. `wall` must return the time in seconds since 1970."""
+        """Enable annotations. `wall` must return the time in seconds since 1970."""
         self._wall, self._annotated_at = wall, now + FIRST_SECONDS - TELL_SECONDS
         self._now = evolve(self._now, host=host)
         previous = self._inherited
@@ -335,7 +342,7 @@ class ProgressMeter:
             self._taken_at = now - max(0.0, wall() - previous.done)
 
     def awaited(self, now: float) -> None:
-        """Note that the shard is to be read from now on, so that it counts as silent even without a request."""
+        """Note that the shard should be read from now on. It then counts as silent even if no request is made."""
         with self._lock:
             self.silent_since = now
 
@@ -346,7 +353,7 @@ class ProgressMeter:
             self.silent_since = now if self.silent_since is None else self.silent_since
 
     def not_awaited(self) -> None:
-        """Note that nothing is to be read for now, so that the shard does not count as silent."""
+        """Note that the shard need not be read for now, so it does not count as silent."""
         with self._lock:
             self.silent_since = None
 
@@ -369,14 +376,14 @@ class ProgressMeter:
         return None if self._wall is None else self._wall() - (now - at)
 
     def read_lately(self, now: float, seconds: float) -> bool:
-        """Return whether the shard has responded to this owner, or to another one in the `seconds` before this one."""
+        """Return whether the shard has responded to this owner or an earlier one within the last `seconds`."""
         previous = self._inherited
         if self.heard > -math.inf or self._wall is None or previous.read is None:
             return self.heard > -math.inf
         return self.moved and self._wall() - (now - self._began) - previous.read <= seconds
 
     def read(self, batch: Batch, now: float, waits: str = "") -> None:
-        """Note a read before its batch is handled. A read without a response does not count (rule 3).
+        """Note a read before its batch is handled. Ignore a read without a response (rule 3).
 
         Args:
             batch: The batch, including earlier records that were not delivered yet.
@@ -397,7 +404,7 @@ class ProgressMeter:
             return
         with self._lock:
             self.called = None
-            # A response without a lag must not count as one at the tip.
+            # A response may contain no lag. Such a response must not look as if the reader were at the tip.
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
             self._batch_unfinished = bool(batch.count)
@@ -422,15 +429,15 @@ class ProgressMeter:
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
     def dead_letter_failed(self, why: str, now: float) -> None:
-        """Note that a record which its handler could not handle could not be dead-lettered either, and why."""
+        """Note that writing a dead letter has failed, and why. The handler could not handle the record either."""
         with self._lock:
             self._tried, self._dead_letter = now, why[:FAULT_LENGTH]
 
     def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now although nothing is wrong."""
         with self._lock:
-            # The shard counts as done up to now. Otherwise it would be shown as stalled although it waits for a good
-            # reason.
+            # Treat the shard as done until now. Otherwise it would be shown as stalled, although there is a good reason
+            # to wait.
             self._done, self.silent_since = now, None
             self._fault, self._dead_letter, self._excused = "", "", why
 
@@ -470,7 +477,7 @@ class ProgressMeter:
             self._work = None
 
     def done(self, now: float) -> None:
-        """Note that no handler is running, and that the last batch is done unless the last read failed."""
+        """Note that no handler is running. Unless the last read failed, also note that the last batch is done."""
         with self._lock:
             self._work = None
             if self._pending:
@@ -491,7 +498,8 @@ class ProgressMeter:
     def _waiting(self, now: float) -> float:
         """Return how many seconds the oldest unfinished record has waited, or 0 if no more than `SILENT_SECONDS`.
 
-        The records of a single read may reach up to the tip, so that the lag is 0 although they are not done.
+        A single read may return all records up to the tip. The source then reports no lag although the records are not
+        done.
         """
         waited = 0.0 if self._oldest is None else now - self._oldest
         return waited if waited > SILENT_SECONDS else 0.0
@@ -509,8 +517,8 @@ class ProgressMeter:
             if self._inherited_behind is not None:
                 # The lag is at least what the previous owner wrote, and grows until the first read.
                 return max(oldest, self._inherited_behind + max(0.0, now - self._began))
-            # No response has contained a lag. Records that arrived after the last response may have waited for as long
-            # as the time since then.
+            # No response has contained a lag. Records may have arrived right after the last response, so use the time
+            # since then.
             silence = now - max(time for time in (self._taken_at, self._read, self._done) if time is not None)
             silent = silence > SILENT_SECONDS and not self._excused
             return max(oldest, silence if silent else 0.0) or None

@@ -1,12 +1,14 @@
-"""Renews held leases, each by a call of its own, so that a request that stalls delays no other lease.
+"""Renews held leases with a separate call for each lease, so that a slow request does not delay other leases.
 
 1. At most one renewal of a lease is in progress. After a failure the next one begins a second later.
-2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. While
-   a renewal is in progress, the lease is dropped a third of that time later, because nearly all renewals succeed.
+2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. If a
+   renewal is in progress at that moment, the lease is dropped only after another third of `lease_seconds`, because
+   nearly all renewals succeed.
 
 `SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
-from ours. `first_watch`, `renew_pause` and `bulletin_renewals` are a worker's part in bulletins (C4). They determine
-whether the worker reads bulletins, how often it wakes up for them, and which of its leases carries its own bulletin.
+from ours. `first_watch`, `renew_pause` and `bulletin_renewals` let a worker read and write bulletins (C4). They
+determine whether the worker reads bulletins, how often it wakes up for them, and which of its leases carries its own
+bulletin.
 """
 
 import logging
@@ -56,8 +58,8 @@ class Renewing:
     """The renewals of one worker.
 
     Each lease is checked when it may be due, not at each call. A heap orders the leases by that time, so a call with
-    nothing due costs the same however many leases are held. If a checkpoint has renewed a lease meanwhile, the lease is
-    not due yet and goes back into the heap.
+    nothing due costs the same however many leases are held. If a checkpoint has renewed a lease in the meantime, the
+    lease is not due and is put back into the heap.
 
     Args:
         config: The configuration of the rules.
@@ -100,7 +102,7 @@ class Renewing:
             # Only new leases are added to the heap. Leases that are no longer held are skipped when they are due.
             current = frozenset(held)
             for holding in current - self._known_holdings:
-                # Check it in this call, because a next owner may have registered before the lease became ours.
+                # Check the new lease in this call, because a next owner may have registered before this worker took it.
                 self._wake(-math.inf, holding, -math.inf)
             self._held, self._known_holdings = held, current
             key = None if (row := bulletin_row([holding.lease for holding in held], me.worker)) is None else row.key
@@ -136,7 +138,7 @@ class Renewing:
     def _due_renewals(self, held: Collection[Holding], now: float, me: Me, look: Look) -> list[tuple[Holding, Renew]]:
         """Return which of these leases to renew now.
 
-        While this worker writes a bulletin, its row is renewed more often.
+        If this worker writes a bulletin, the row with the bulletin is renewed more often than the others.
         """
         config, by_key = self._config, {holding.key: holding for holding in held}
         old = [_with_age(holding, now) for holding in held if now - holding.confirmed >= config.renew_seconds]
@@ -161,7 +163,7 @@ class Renewing:
 
     @property
     def parallel_renewals(self) -> int:
-        """The number of renewals that must run in parallel at the store's latency, doubled in case requests stall."""
+        """The number of renewals to run in parallel at the store's latency, doubled in case requests stall."""
         return math.ceil(2 * len(self._held) * self._average_seconds / self._config.renew_seconds)
 
     def due(self, now: float) -> float:
@@ -189,7 +191,7 @@ class Renewing:
             holding.renew(merge_annotations(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
-        # Keep a moving average, which a single stall changes little, while several stalls soon count fully.
+        # Use a moving average. A single slow request changes it little, while several of them raise it quickly.
         seconds_taken = min(self._clock() - began, 4 * self._average_seconds + 0.02)
         self._average_seconds += (seconds_taken - self._average_seconds) / 8
 
@@ -241,7 +243,7 @@ class SlowPeers:
     def observe(self, me: Me, config: Config) -> None:
         """Log the workers whose renewal gaps are too long, and for which `plan` therefore waits longer."""
         for owner, gap in slow_owners(me, config):
-            # Log each worker only once, or every full read would log it again.
+            # Log each worker only once. Otherwise it would be logged again at every full read.
             if owner not in self._logged:
                 self._logged.add(owner)
                 log.warning(
@@ -267,7 +269,7 @@ def first_watch(config: Config, capabilities: Capabilities) -> Watch:
 def renew_pause(watch: Watch, config: Config) -> float:
     """Return the longest wait between two calls, which is the heartbeat interval.
 
-    Any worker may become the lookout, which must write its bulletin this often.
+    Any worker may become the lookout, and the lookout must write its bulletin this often.
     """
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
@@ -276,8 +278,8 @@ def bulletin_renewals(held: Iterable[Holding], me: str) -> list[tuple[Holding, R
     """Return the renewal that writes the lookout's new bulletin, which must not wait for the next heartbeat.
 
     If the lookout has just claimed a lease whose row takes over the bulletin, the renewal of the former row is
-    returned, too. Other workers still read the former row, and in the layout `sessions` that row does not even stop
-    changing.
+    returned, too. Other workers still read the former row. In the layout `sessions`, the former row even continues to
+    change, so other workers cannot notice that the bulletin has moved.
     """
     by_key = {holding.key: holding for holding in held}
     leases = [holding.lease for holding in by_key.values()]

@@ -24,7 +24,7 @@ from leasehold.stores.printable import escaped, few
 log = escaped(logging.getLogger("leasehold.silence"))
 
 MARGIN = 1 / 3
-"""How much later than this worker another owner must have got a response, in multiples of `lease_seconds`.
+"""How much later than this worker another owner must have received a response, in multiples of `lease_seconds`.
 
 If the margin were smaller, we could not conclude that the stream responds to other workers. Reads are not simultaneous
 and clocks differ, so even in an outage of the stream one owner was the last to get a response.
@@ -35,18 +35,18 @@ TRIAL = 3
 A stream that is merely slow responds within that time.
 """
 REST = 2
-"""How long this worker first leaves leases to others, in multiples of `lease_seconds` (D5)."""
+"""How long the first rest from leases or a stream lasts, in multiples of `lease_seconds` (D5)."""
 REST_SECONDS_MOST = 300.0
 UNLISTED_SECONDS = 1.0
 """How long a stream may fail to respond before a worker stops listing its shards.
 
-A listing would get no response from such a stream either, and the turn must not wait for one.
+Listing the shards of a silent stream would get no response either, and would block the turn.
 """
 
 
 @frozen
 class SilentLease:
-    """A lease to leave to other workers, for at least `seconds` unless one of them takes it.
+    """A lease to leave to other workers for at least `seconds`, or until one of them takes it.
 
     If `to` is set, the lease is released to that worker.
     """
@@ -61,7 +61,7 @@ class _Rest:
     """A period for which leases are left to other workers. Each rest is twice as long as the one before.
 
     Attributes:
-        seconds: How long the next rest takes.
+        seconds: The length of the next rest.
         until: When the latest rest ends.
     """
 
@@ -82,7 +82,7 @@ class _StreamState:
     Attributes:
         rest: The rest from the stream.
         trial_due: When the next lease may be released as a trial.
-        checkpoints: The checkpoints of other owners when this worker first read the table during the present silence.
+        checkpoints: The checkpoints of other owners at the first read of the table during the current silence.
         read_by: Another owner that has read the stream since.
         silent_at: When the stream was last found not to respond.
     """
@@ -113,7 +113,7 @@ class StreamSilence:
         return max(2 * self._lease_seconds, SILENT_SECONDS)
 
     def due(self, holdings: Collection[Holding], now: float) -> float:
-        """Return when to call `judge`, or infinity while no lease waits for a response. Frequent calls are cheap."""
+        """Return when to call `judge`, or infinity if no lease waits for a response. Extra calls do no harm."""
         if now < self._next:
             return math.inf
         silences = self._silences(holdings, now)
@@ -123,7 +123,8 @@ class StreamSilence:
             called + self._stuck_seconds for holding in holdings if (called := holding.progress.called) is not None
         ]
         due = min(dues, default=math.inf)
-        # A silence that begins now is due after `lease_seconds` at the earliest, so no more frequent check is needed.
+        # A silence that begins now leads to a release after `lease_seconds` at the earliest, so more frequent checks
+        # are not needed.
         self._next = now + min(max(due - now, min(1.0, self._lease_seconds / 8)), self._lease_seconds / 2)
         return due
 
@@ -141,7 +142,7 @@ class StreamSilence:
         is_resting = action.lease.stream in streams or action.lease.key in shards
         if not isinstance(action, Claim | Steal | RequestHandoff) or not is_resting:
             return False
-        # If no other worker has taken the lease in this time, none will, so this worker tries it again.
+        # If no other worker has taken the lease in this time, none is likely to take it, so this worker tries again.
         idle_limit = self._lease_seconds * (1 if action.lease.owner is None else 2)
         return not (isinstance(action, Claim) and action.lease.idle >= idle_limit)
 
@@ -233,7 +234,7 @@ class StreamSilence:
         return self._streams.setdefault(name, _StreamState(_Rest(REST * self._lease_seconds)))
 
     def _silences(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
-        """Return, for each stream that does not respond, since when it has not, and record these streams as silent."""
+        """Return the start of the silence of each stream that does not respond, and record these streams as silent."""
         silences = _silent_since(holdings)
         for name, since in silences.items():
             if now - since >= self._lease_seconds * MARGIN:
@@ -241,7 +242,7 @@ class StreamSilence:
         return silences
 
     def _shard_due(self, holding: Holding, now: float) -> float:
-        """Return when to release the lease because its shard does not respond while others do (D7).
+        """Return when to release a lease whose shard does not respond although other shards do (D7).
 
         If the shard responds, return infinity.
         """
@@ -250,14 +251,15 @@ class StreamSilence:
             if progress.heard > -math.inf:
                 self._shards.pop(holding.key, None)
             return math.inf
-        # After an outage of the stream, every shard gets the full time to respond again.
+        # After an outage of the stream, give every shard the full time to respond again.
         since = max(progress.silent_since, self._state_of(holding.lease.stream).silent_at)
         if progress.failed_at < since:  # the time at which the failed read began
             return math.inf
         if progress.read_lately(now, self._lease_seconds):
             return since + max(self._lease_seconds, 2 * progress.waited)
         rest = self._shards.get(holding.key)
-        # If no worker gets a response from the shard, each of them keeps the lease longer every time.
+        # If no worker gets a response from the shard, each worker that takes the lease keeps it for longer than the
+        # time before.
         return since + max(TRIAL * self._lease_seconds, rest.seconds if rest else 0.0)
 
     def _leave_shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:

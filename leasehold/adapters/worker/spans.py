@@ -22,7 +22,7 @@ class WorkerSpans:
         return NOTHING
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
-        """Wrap the function so that its writes belong to the current span and the action's rule, in any thread."""
+        """Wrap the function so that its writes, in any thread, get the current span and the action's rule."""
         return act
 
     def store(self, store: Store) -> Store:

@@ -3,7 +3,7 @@
 1. `Watch` keeps the rows and for how long each has been unchanged. This module adds when they were read, and two kinds
    of changes that a read does not show: leases that were dropped here while their rows still name this worker, and
    leases that others have finished while this process was paused.
-2. A read that fails changes only what is known about outages. It must be repeated.
+2. A failed read changes only the record of outages, and must be repeated.
 """
 
 import math
@@ -109,7 +109,7 @@ class TableView:
     # Pauses of this process
 
     def awake(self, now: float) -> None:
-        """Note that this process is running. After a long pause, remember the leases that others may have finished."""
+        """Note that this process is running. After a long pause, note which leases others may have finished."""
         if now - self._awake_at > self._config.lease_seconds:
             self._keys_before_pause = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
         self._awake_at = now
@@ -118,8 +118,8 @@ class TableView:
         """Return the history, with leases marked finished that other workers finished while this process paused (L13).
 
         A lease without a row that was last seen before the pause may have been finished and deleted meanwhile. A
-        finished lease is deleted only after its children were started (L8). If a descendant has a lease, the shard was
-        therefore finished, even if that descendant was reset since.
+        finished lease is deleted only after its children were started (L8). Therefore, if a descendant has a lease, the
+        shard was finished. This is true even if the descendant's lease was reset since.
         """
         history = self.watch.history
         if not self._keys_before_pause:

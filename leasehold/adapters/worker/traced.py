@@ -55,7 +55,7 @@ class TracedSpans(WorkerSpans):
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
         """Make a span of a block, which is current within the block. If the block raises, the span is marked as failed.
 
-        If the tracer raises, the span is lost, but the block still runs and its result counts.
+        If the tracer raises an error, the span is lost, but the block still runs and its result is returned.
         """
         span = self._started(name, attributes)
         try:
