@@ -155,11 +155,13 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
             # Take the meaning of LATEST and the stream's name from `lease`. If `lease` has neither, the next owner sets
             # them (L13). Remove the progress that the last owner wrote, because it describes another position and would
             # show a wrong lag.
-            names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION, NOTE)
-            present_names = (
-                name for name in names if stored.annotation(name) is not None or lease.annotation(name) is not None
+            annotation_names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION, NOTE)
+            names_to_write = (
+                name
+                for name in annotation_names
+                if stored.annotation(name) is not None or lease.annotation(name) is not None
             )
-            annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in present_names)
+            annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in names_to_write)
             outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, annotations, epoch=lease.epoch))
         if isinstance(outcome, Done) or outcome.lease is None:
             return outcome
@@ -221,9 +223,9 @@ def planned_copies(
         live: Keys of leases in the target table whose owners are alive. These leases are not copied.
         counts: Whether the target table counts changes of owner (fencing numbers).
     """
-    existing = {lease.key: lease for lease in stored}
+    stored_by_key = {lease.key: lease for lease in stored}
     return tuple(
-        _planned_copy(without_owner(lease, lease.checkpoint), existing.get(lease.key), live, counts=counts)
+        _planned_copy(without_owner(lease, lease.checkpoint), stored_by_key.get(lease.key), live, counts=counts)
         for lease in sorted(leases, key=lambda lease: lease.key)
     )
 
@@ -280,8 +282,10 @@ def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
         has_checkpoint = row is not None and row.checkpoint.order >= lease.checkpoint.order
         return has_checkpoint and row is not None and not (counts and _epoch_is_behind(row, lease))
 
-    missing = "it was written, but is missing now"
-    return tuple(move if not needs_write(move) or is_stored(move.lease) else move.refused(missing) for move in moves)
+    missing_message = "it was written, but is missing now"
+    return tuple(
+        move if not needs_write(move) or is_stored(move.lease) else move.refused(missing_message) for move in moves
+    )
 
 
 # Back and forward

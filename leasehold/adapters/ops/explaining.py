@@ -63,12 +63,12 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         and row_after[1] != lease.version
     }
     owners_with_losses = {old.owner for old, new in changes if old.next_owner is None or old.next_owner != new.owner}
-    dead = frozenset(owner for owner in silent_owners if owner in owners_with_losses or is_late(owner))
+    dead_owners = frozenset(owner for owner in silent_owners if owner in owners_with_losses or is_late(owner))
 
-    table_freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
+    table_freed = tuple(evolve(lease, owner=None) if lease.owner in dead_owners else lease for lease in before.leases)
     new_owners = {new.owner for _, new in changes if new.owner is not None}
     takings_before = {worker: takings(before.leases, worker) for worker in new_owners}
-    takings_freed = {worker: takings(table_freed, worker) for worker in new_owners} if dead else takings_before
+    takings_freed = {worker: takings(table_freed, worker) for worker in new_owners} if dead_owners else takings_before
     # The table as if each new worker already owned its first lease, and had held all its leases for a long time.
     first_leases = {new.owner: new.key for _, new in reversed(changes)}
     initial_owners = {first_leases[owner]: owner for owner in new_owners - {lease.owner for lease in table_freed}}
@@ -82,7 +82,7 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     for old, new in changes:
         if new.owner is None:
             # A live owner renews within `renew_seconds`. If the owner wasn't late, it may have released the lease.
-            overdue = old.idle > config.renew_seconds and old.owner in dead and is_late(old.owner)
+            overdue = old.idle > config.renew_seconds and old.owner in dead_owners and is_late(old.owner)
             rules[new.key] = FREES_RULE if overdue and config.rules.frees_expired else ""
         elif old.next_owner == new.owner:
             rules[new.key] = HANDOFF_RULE
@@ -242,24 +242,24 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
     }
     # Workers that put a lease aside may hold no leases.
     extra_workers = (*extra_workers, *{progress.owner for progress in aside_by_key.values()})
-    names = {worker for lease in live_leases for worker in (lease.owner, lease.next_owner) if worker} | set(
+    worker_names = {worker for lease in live_leases for worker in (lease.owner, lease.next_owner) if worker} | set(
         extra_workers
     )
     our_names, targets = our_workers(table.leases), shares(live_leases, config.rules.groups, extra_workers)
-    working = [lease for lease in live_leases if not lease.ended]
+    unfinished_leases = [lease for lease in live_leases if not lease.ended]
     # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
-    if config.rules.weighs_loads and targets and slack(working, len(working) // len(targets)):
+    if config.rules.weighs_loads and targets and slack(unfinished_leases, len(unfinished_leases) // len(targets)):
         loads = dict.fromkeys(targets, 0)
-        for lease in working:
+        for lease in unfinished_leases:
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
-    mean = sum(loads.values()) // len(loads) if loads else 0
-    owned_leases = leases_by_owner(working)
+    mean_load = sum(loads.values()) // len(loads) if loads else 0
+    owned_leases = leases_by_owner(unfinished_leases)
     # Build the index once for all plans, otherwise each plan would scan every lease.
     table_index = KnownLeases(FullReading(table.leases), {})
     results = []
-    for worker in sorted(names):
+    for worker in sorted(worker_names):
         actions = plan(table_index, None, Me(worker, 0, table.history), config)
         results.append(
             WorkerPlan(
@@ -272,7 +272,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
                     for action in actions
                     if not isinstance(action, Renew) and not _is_left_to_others(action, worker, aside_by_key)
                 ),
-                (loads[worker], mean) if worker in loads else None,
+                (loads[worker], mean_load) if worker in loads else None,
             )
         )
     return tuple(results)
@@ -414,9 +414,9 @@ def _describe_target(
     if lease.ended:
         return "no worker: it is finished"
     if takers:
-        names = ", ".join(worker_plan.worker for worker_plan, _ in takers)
+        taker_names = ", ".join(worker_plan.worker for worker_plan, _ in takers)
         rule = takers[0][1].rule
-        return f"{names}, by {rule}: {SENTENCES.get(rule, 'see specs/')}"
+        return f"{taker_names}, by {rule}: {SENTENCES.get(rule, 'see specs/')}"
     if aside is not None:
         return f"any worker but {aside.owner}, which could not handle it and leaves it to others for now"
     holder = next((worker_plan for worker_plan in worker_plans if worker_plan.worker == lease.owner), None)

@@ -119,10 +119,10 @@ class WatchedTable:
         """The workers that own an unfinished lease, or that leave one to other workers for a while after a failure."""
         owners = {lease.owner for lease in self.unended if lease.owner is not None}
         last_owners = (progress_of(lease) for lease in self.unended if lease.owner is None)
-        resting = {
+        resting_workers = {
             progress.owner for progress in last_owners if progress is not None and progress.resting(self.at, 0.0)
         }
-        return frozenset(owners | resting)
+        return frozenset(owners | resting_workers)
 
     @property
     def status(self) -> Status:
@@ -138,11 +138,11 @@ class WatchedTable:
 
 def owner_changes(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
     """Return the unfinished leases whose owner changed, each as a pair of the old and the new state."""
-    old = {lease.key: lease for lease in before.leases}
+    leases_before = {lease.key: lease for lease in before.leases}
     return tuple(
-        (old[lease.key], lease)
+        (leases_before[lease.key], lease)
         for lease in after.leases
-        if lease.key in old and old[lease.key].owner != lease.owner and not lease.ended
+        if lease.key in leases_before and leases_before[lease.key].owner != lease.owner and not lease.ended
     )
 
 
@@ -251,12 +251,14 @@ def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str]
         groups: How to derive a worker's groups from its name.
         more: Workers that count although they hold no lease.
     """
-    working = [lease for lease in leases if not lease.ended]
-    counts = Counter(dict.fromkeys((*more, *(lease.owner for lease in working if lease.owner is not None)), 0))
-    counts.update(lease.next_owner or lease.owner for lease in working if lease.owner is not None)
+    unfinished_leases = [lease for lease in leases if not lease.ended]
+    counts = Counter(
+        dict.fromkeys((*more, *(lease.owner for lease in unfinished_leases if lease.owner is not None)), 0)
+    )
+    counts.update(lease.next_owner or lease.owner for lease in unfinished_leases if lease.owner is not None)
     if not counts:
         return {}
-    floor, extras = divmod(len(working), len(counts))
+    floor, extras = divmod(len(unfinished_leases), len(counts))
     favored = favoured(counts, floor, extras, groups)
     return {worker: floor + (worker in favored) for worker in sorted(counts)}
 

@@ -258,13 +258,13 @@ class Discovery:
             return True
         try:
             with self._call():
-                gone = self._source.gone(lease.key)
+                shard_is_gone = self._source.gone(lease.key)
         except SourceError as fault:
             log.warning("a shard could not be looked up, its lease is kept: %s", fault)
             return False
-        if gone:
+        if shard_is_gone:
             self.want()  # if the row changes before it is deleted, the delete is rejected, so check again
-        return gone
+        return shard_is_gone
 
     def _row_vanished(self, me: Me) -> bool:
         # List immediately. A lease without a row has no owner, and only workers that have read the row remember its
@@ -300,7 +300,7 @@ class Discovery:
         # The event must be cleared before the listing, because a shard may end during the listing.
         self._wanted.clear()
         try:
-            before, current = self.incarnation, self._bound
+            before, incarnation = self.incarnation, self._bound
             with self._call():
                 shards = self._source.shards()
             # Some sources cannot distinguish two streams of the same name. There, only contradictions show that the
@@ -310,13 +310,13 @@ class Discovery:
                     # If the incarnation can no longer be read, because a permission was revoked for example, the last
                     # one is still valid.
                     with self._call():
-                        current = self._source.incarnation() or before or current
+                        incarnation = self._source.incarnation() or before or incarnation
                 except SourceUnavailable:
                     if not before:
                         raise
-                    current = before
-            if current != self._bound and created_later(self._bound, current):
-                raise SourceUnavailable(f"the listing is of {current}, and {self._bound} was listed before")
+                    incarnation = before
+            if incarnation != self._bound and created_later(self._bound, incarnation):
+                raise SourceUnavailable(f"the listing is of {incarnation}, and {self._bound} was listed before")
         except SourceError as fault:
             is_temporary = isinstance(fault, SourceUnavailable) or self._rejections.should_retry(fault)
             # If the first listing is rejected, a name or a permission is wrong, and a later try would fail, too.
@@ -326,9 +326,11 @@ class Discovery:
             self._note_failure("the shards could not be listed", fault, is_temporary=is_temporary)
             return None
         self._rejections.reset()
-        if self._bound and current != self._bound:
-            raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {current} now")
-        self.incarnation = current
+        if self._bound and incarnation != self._bound:
+            raise MadeAnew(
+                f"stream {self._bound} was deleted and made anew while it was read, and is {incarnation} now"
+            )
+        self.incarnation = incarnation
         self.answered, self._next_due = True, now + self._safety_seconds
         if isinstance(self._source, MultiStream) and self._source.unlisted is not None:
             self._note_failure("the shards of a stream could not be listed", self._source.unlisted, is_temporary=True)
@@ -397,8 +399,8 @@ class LeaseRestarter:
         if not self.beginning or self._start is None:
             return config, history
         incarnations = {SETTLED, self._discovery.incarnation}
-        current = tuple(lease for lease in history.gone if lease.annotation(INCARNATION) in incarnations)
-        return evolve(config, initial_position=self._start), evolve(history, gone=current)
+        current_leases = tuple(lease for lease in history.gone if lease.annotation(INCARNATION) in incarnations)
+        return evolve(config, initial_position=self._start), evolve(history, gone=current_leases)
 
     def note_read(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
         """Reset `beginning` if a full read and a listing show that every lease has been created."""
@@ -452,7 +454,7 @@ class LeaseRestarter:
                 freed = Done(stored) if stored.owner is None else self._store.write(ReleaseLease(stored, self._me))
                 if not isinstance(freed, Done):
                     return freed
-                current = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
+                current_lease = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
                 # Write the current incarnation, remove any earlier contradiction, and make the next owner resolve
                 # LATEST again.
                 annotations = {INCARNATION: self._discovery.incarnation or SETTLED}
@@ -462,7 +464,9 @@ class LeaseRestarter:
                     annotations[LATEST_MS] = UNPINNED
                 if stored.annotation(LATEST_POSITION) is not None:
                     annotations[LATEST_POSITION] = UNPINNED
-                return self._store.write(ResetLease(current, fresh.checkpoint, tuple(sorted(annotations.items()))))
+                return self._store.write(
+                    ResetLease(current_lease, fresh.checkpoint, tuple(sorted(annotations.items())))
+                )
             case _:
                 raise AssertionError(step)
 
@@ -493,8 +497,11 @@ def expired_unread(lease: Lease) -> str:
     """Describe the records that expired unread because the lease's shard expired before it was finished."""
     first, last = lease.hash_range or ("unknown", "unknown")
     progress = progress_of(lease) or Progress(0.0, "")
-    times = {"the last record before them arrived at": progress.arrived, "the shard was last read at": progress.read}
-    time_notes = [f"{what} {format_time(time * 1000)}" for what, time in times.items() if time is not None]
+    event_times = {
+        "the last record before them arrived at": progress.arrived,
+        "the shard was last read at": progress.read,
+    }
+    time_notes = [f"{what} {format_time(time * 1000)}" for what, time in event_times.items() if time is not None]
     return (
         f"lease {lease.key}: its shard expired before it was read to its end; any records of hash keys {first} "
         f"to {last} after {lease.checkpoint.sequence} are lost ({', '.join(time_notes) or 'their times are unknown'}); "

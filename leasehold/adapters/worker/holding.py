@@ -155,8 +155,10 @@ class Holding:
     def releasing(self) -> bool:
         """Whether the owner should finish the running batch and then `release`."""
         lease = self._lease
-        handoff = lease.next_owner is not None and lease.next_owner != self._me and (lease.yields or lease.leaving)
-        return self._release_requested or handoff
+        handoff_requested = (
+            lease.next_owner is not None and lease.next_owner != self._me and (lease.yields or lease.leaving)
+        )
+        return self._release_requested or handoff_requested
 
     @property
     def _next_owner(self) -> str | None:
@@ -243,9 +245,11 @@ class Holding:
             # response.
             if not (unless_releasing or noted):
                 self.progress.progressed(self._clock())
-            weighed = self._with_weight(lease)
+            lease_with_weight = self._with_weight(lease)
             patient = unless_releasing  # true for checkpoints of the lease reader itself, for which no handler waits
-            return writes.CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
+            return writes.CheckpointLease(
+                lease_with_weight, position, children=children, keep_owner=keep_owner, patient=patient
+            )
 
         return self._write(make_write, ended=position.ended and not keep_owner)
 
@@ -301,9 +305,11 @@ class Holding:
             if self.progress.aside and self.progress.annotations(self._clock()):
                 # The lease must be renewed before it is released, because a release writes no annotations. The renewal
                 # writes the fault and the time until which the lease is left to other workers.
-                renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ())))
-                if not isinstance(renewed, Done):
-                    self._settle(renewed.lease)
+                renewal_outcome = self._attempt(
+                    lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ()))
+                )
+                if not isinstance(renewal_outcome, Done):
+                    self._settle(renewal_outcome.lease)
                     return
             outcome = self._attempt(lambda lease: writes.ReleaseLease(lease, self._me, self._release_to))
         if not isinstance(outcome, Done):
@@ -313,8 +319,8 @@ class Holding:
         # until the lease expires.
         self.given = outcome.lease if self._giving_to else None
         self.released = True
-        taker = next_owner or self._release_to
-        self._lose(f"given to {taker}" if taker else "released")
+        recipient = next_owner or self._release_to
+        self._lose(f"given to {recipient}" if recipient else "released")
 
     def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
         self._origin.check()
@@ -425,9 +431,15 @@ class Holding:
         return lease if weight == lease.weight else evolve(lease, weight=weight)
 
     def _annotations_to_write(self, lease: Lease, annotations: Annotations) -> Annotations:
-        lacking = self._identity.lacking(lease)
+        missing_annotations = self._identity.lacking(lease)
         return tuple(
-            sorted({**dict(annotations), **dict(self.progress.annotations(self._clock())), **dict(lacking)}.items())
+            sorted(
+                {
+                    **dict(annotations),
+                    **dict(self.progress.annotations(self._clock())),
+                    **dict(missing_annotations),
+                }.items()
+            )
         )
 
     def _lose(self, why: str) -> None:

@@ -144,10 +144,10 @@ class Holdings:
 
         Finished leases are included only if `ended`.
         """
-        ours = [lease for lease in leases if lease.owner == self._identity.worker]
+        our_leases = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
-            unheld = [lease for lease in ours if lease.key not in self._held]
-        return tuple(lease for lease in unheld if (ended or not lease.ended) and not self._has_successor(lease))
+            unheld_leases = [lease for lease in our_leases if lease.key not in self._held]
+        return tuple(lease for lease in unheld_leases if (ended or not lease.ended) and not self._has_successor(lease))
 
     @property
     def unconfirmed(self) -> tuple[Lease, ...]:
@@ -210,10 +210,12 @@ class Holdings:
         """Allow takes again if these leases, which were just read, show that an unconfirmed claim was not applied."""
         self.not_written = False
         with self._lock:
-            refuted = [lease for lease in leases if lease.key in self._unconfirmed and not self._is_ours(lease)]
-            for lease in refuted:
+            disproved_claims = [
+                lease for lease in leases if lease.key in self._unconfirmed and not self._is_ours(lease)
+            ]
+            for lease in disproved_claims:
                 del self._unconfirmed[lease.key]
-        if refuted:
+        if disproved_claims:
             self.note_response()
 
     def doubtful(self, leases: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
@@ -318,12 +320,12 @@ class Cooldown:
         The omitted actions must not count as planned by this worker, because the lookout's bulletin calls other workers
         to take these leases.
         """
-        allowed = list[Action]()
+        allowed_actions = list[Action]()
         for action in actions:
             until, incarnation = self._until.get(action.lease.key, (now, None))
             # If the row belongs to another incarnation of the stream, its shard has other records, which have not
             # failed yet.
             same_incarnation = incarnation in {None, action.lease.annotation(INCARNATION)}
             if not (isinstance(action, Claim | Steal | RequestHandoff) and same_incarnation and until > now):
-                allowed.append(action)
-        return tuple(allowed)
+                allowed_actions.append(action)
+        return tuple(allowed_actions)

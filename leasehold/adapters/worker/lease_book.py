@@ -182,9 +182,9 @@ class LeaseBook:
                 log.warning("lease %s is not released yet: %s", holding.key, fault)
 
         def is_stuck(holding: Holding) -> bool:
-            called = holding.progress.called
+            called_at = holding.progress.called
             return holding.progress.left or (
-                called is not None and now - called >= seconds and holding.progress.leave()
+                called_at is not None and now - called_at >= seconds and holding.progress.leave()
             )
 
         list(each(release, [holding for holding in self.holdings.all if holding.releasing and is_stuck(holding)]))

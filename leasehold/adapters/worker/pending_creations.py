@@ -83,11 +83,11 @@ class PendingCreations:
                 "the stream has no leases yet; they are created in %.1f s, and no record is skipped meanwhile",
                 seconds,
             )
-        remaining = dict[Action, float]()
+        remaining_waits = dict[Action, float]()
         for creation, seconds in waits.items():
             seconds_left = self._missing_since[creation.lease.key] + seconds - now
-            remaining[creation] = max(seconds_left, RETRY_SECONDS) if self._unpinned(creation) else seconds_left
-        return {creation: seconds for creation, seconds in remaining.items() if seconds > 0}
+            remaining_waits[creation] = max(seconds_left, RETRY_SECONDS) if self._unpinned(creation) else seconds_left
+        return {creation: seconds for creation, seconds in remaining_waits.items() if seconds > 0}
 
     def pinned(self, action: Action) -> Action:
         """Add to a creation the position that LATEST had when the lease was first found to be missing."""
@@ -111,15 +111,15 @@ class PendingCreations:
             case "L4" | "L5" as rule:
                 # If there is no lease of this stream, either the group is new or its table was emptied. To distinguish
                 # the two cases, wait: if the table was emptied, the first owner that renews recreates its row.
-                existing = lease.stream in streams
+                stream_has_leases = lease.stream in streams
                 # At TRIM_HORIZON no wait is needed, because no record can be skipped and an owner takes over a row that
                 # was created again (`Holding`). At LATEST a wait is needed, because another worker may still be
                 # creating the leases of a new group.
                 if lease.checkpoint == TRIM_HORIZON and not (
-                    existing and (rule == "L5" or config.initial_position == LATEST)
+                    stream_has_leases and (rule == "L5" or config.initial_position == LATEST)
                 ):
                     return None
-                return config.renew_seconds + (config.cycle_seconds if existing else RETRY_SECONDS)
+                return config.renew_seconds + (config.cycle_seconds if stream_has_leases else RETRY_SECONDS)
             case _:
                 return None
 

@@ -216,15 +216,15 @@ class Progress:
                 old as the shard's last response.
         """
         silence = max(0.0, now - self.at)
-        current = held and silence <= told_within(self.lease or 0.0)
+        is_current = held and silence <= told_within(self.lease or 0.0)
         if self.behind is None:
             # A living owner writes a lag itself after `SILENT_SECONDS` of silence. If no owner is alive, compute the
             # lag from the time since the last response.
             unread_for = now - max(self.read or 0.0, self.done or self.at)
-            return None if current or self.excused or unread_for <= SILENT_SECONDS else unread_for
+            return None if is_current or self.excused or unread_for <= SILENT_SECONDS else unread_for
         # If the position had not moved for a while when the owner wrote this, it has most likely not moved since.
-        stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
-        if current and not stalled:
+        is_stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
+        if is_current and not is_stalled:
             return self.behind
         # Records that came after the last response are at most as old as the time since then.
         return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
@@ -238,8 +238,8 @@ class Progress:
         """
         if self.oldest is not None or self.lag(now, held=held) is None:
             return False
-        current = held and now - self.at <= told_within(self.lease or 0.0)
-        return (self.at if current else now) - (self.read or 0.0) > SILENT_SECONDS
+        is_current = held and now - self.at <= told_within(self.lease or 0.0)
+        return (self.at if is_current else now) - (self.read or 0.0) > SILENT_SECONDS
 
 
 _TEXTS = ("owner", "host", "fault", "excused", "dead_letter")
@@ -258,10 +258,14 @@ def progress_of(lease: Lease) -> Progress | None:
         )
         times = [attributes[name] for name in _TIMES if name in attributes]
         moves, flags = attributes.get("moves", 0), [attributes.get(name, True) for name in ("end", "grows")]
-        strings = all(isinstance(attributes.get(name, ""), str) for name in _TEXTS)
-        numbers = all(map(_is_time, times)) and isinstance(moves, int) and _is_time(moves)
+        strings_are_valid = all(isinstance(attributes.get(name, ""), str) for name in _TEXTS)
+        times_are_valid = all(map(_is_time, times)) and isinstance(moves, int) and _is_time(moves)
         # A flag that is false is left out, so one that is present must be true.
-        return Progress(**attributes) if attributes and strings and numbers and flags == [True, True] else None
+        return (
+            Progress(**attributes)
+            if attributes and strings_are_valid and times_are_valid and flags == [True, True]
+            else None
+        )
     # Any program may have written the attribute. An invalid value is ignored and must not break a listing.
     except (ValueError, TypeError, RecursionError):
         return None
@@ -269,8 +273,8 @@ def progress_of(lease: Lease) -> Progress | None:
 
 def _is_time(value: object) -> bool:
     # In Python True is a number, too.
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value < LARGEST  # type: ignore[operator]  # a number, as just checked
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value < LARGEST  # type: ignore[operator]  # a number, as just checked
 
 
 class ProgressMeter:
@@ -295,12 +299,12 @@ class ProgressMeter:
 
     def __init__(self, lease: Lease, me: str, now: float = 0.0, lease_seconds: float | None = None) -> None:
         previous = progress_of(lease)
-        moved = previous is not None and previous.owner != me
-        self.moved = moved
+        owner_changed = previous is not None and previous.owner != me
+        self.moved = owner_changed
         # Start from the previous owner's values. Otherwise, after each change of owner, a batch that keeps failing
         # would look as if it were new.
         previous = previous or Progress(0.0, me)
-        self._now = Progress(0.0, me, moves=previous.moves + moved, done=previous.done, lease=lease_seconds)
+        self._now = Progress(0.0, me, moves=previous.moves + owner_changed, done=previous.done, lease=lease_seconds)
         self._arrived: float | None = None
         self._fault, self._dead_letter, self._excused = previous.fault, previous.dead_letter, ""
         self._inherited = previous
@@ -512,19 +516,19 @@ class ProgressMeter:
 
     def _behind_at(self, now: float) -> float | None:
         # Records that are not done grow older, even if others are read in the meantime.
-        oldest = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
+        oldest_age = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
         if self._behind is None or self._read is None:
             if self._inherited_behind is not None:
                 # The lag is at least what the previous owner wrote, and grows until the first read.
-                return max(oldest, self._inherited_behind + max(0.0, now - self._began))
+                return max(oldest_age, self._inherited_behind + max(0.0, now - self._began))
             # No response has contained a lag. Records may have arrived right after the last response, so use the time
             # since then.
             silence = now - max(time for time in (self._taken_at, self._read, self._done) if time is not None)
-            silent = silence > SILENT_SECONDS and not self._excused
-            return max(oldest, silence if silent else 0.0) or None
+            is_silent = silence > SILENT_SECONDS and not self._excused
+            return max(oldest_age, silence if is_silent else 0.0) or None
         silence = now - self._read
         # A response that is merely late does not count as lag.
-        return max(oldest, self._behind + (silence if self._batch_unfinished or silence > SILENT_SECONDS else 0.0))
+        return max(oldest_age, self._behind + (silence if self._batch_unfinished or silence > SILENT_SECONDS else 0.0))
 
     def annotation_due(self, now: float) -> bool:
         """Return whether a new annotation is due."""

@@ -100,11 +100,11 @@ class Renewing:
         self._pause, self._writes_bulletin = pause, bool(look.annotations)
         if held is not self._held:
             # Only new leases are added to the heap. Leases that are no longer held are skipped when they are due.
-            current = frozenset(held)
-            for holding in current - self._known_holdings:
+            held_now = frozenset(held)
+            for holding in held_now - self._known_holdings:
                 # Check the new lease in this call, because a next owner may have registered before this worker took it.
                 self._wake(-math.inf, holding, -math.inf)
-            self._held, self._known_holdings = held, current
+            self._held, self._known_holdings = held, held_now
             key = None if (row := bulletin_row([holding.lease for holding in held], me.worker)) is None else row.key
             self._bulletin_holding = next((holding for holding in held if holding.key == key), None)
         checked: list[Holding] = []
@@ -158,8 +158,8 @@ class Renewing:
             # If the store groups writes, one write renews all leases, and from then on they are due at the same time.
             by_key = {candidate.key: candidate for candidate in self._held if not self._must_wait(candidate, now)}
             due = [*(Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()), *due]
-        wanted = {action.lease.key: action for action in due}
-        return [(by_key[key], action) for key, action in wanted.items()]
+        due_by_key = {action.lease.key: action for action in due}
+        return [(by_key[key], action) for key, action in due_by_key.items()]
 
     @property
     def parallel_renewals(self) -> int:
@@ -197,8 +197,8 @@ class Renewing:
 
     def _must_wait(self, holding: Holding, now: float) -> bool:
         # If the last try failed, wait a second before the next one, so as not to add to an overload of the store.
-        failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
-        return failed or holding in self._begun
+        recently_failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
+        return recently_failed or holding in self._begun
 
     def _due(self, holding: Holding, now: float) -> float:
         if self._must_wait(holding, now):
@@ -286,5 +286,5 @@ def bulletin_renewals(held: Iterable[Holding], me: str) -> list[tuple[Holding, R
     row = bulletin_row(leases, me)
     if row is None:
         return []
-    before = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
-    return [(by_key[key], Renew(by_key[key].lease, "C4")) for key in dict.fromkeys((row.key, before.key))]
+    former_row = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
+    return [(by_key[key], Renew(by_key[key].lease, "C4")) for key in dict.fromkeys((row.key, former_row.key))]

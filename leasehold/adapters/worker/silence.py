@@ -157,11 +157,11 @@ class StreamSilence:
         leaving = list[SilentLease]()
         silences = self._silences(holdings, now)
         for name in {holding.lease.stream for holding in holdings}:
-            held = [holding for holding in holdings if holding.lease.stream == name]
+            stream_holdings = [holding for holding in holdings if holding.lease.stream == name]
             stream = self._state_of(name)
             since = silences.get(name)
             if since is None:
-                if any(holding.progress.heard > stream.rest.until for holding in held):
+                if any(holding.progress.heard > stream.rest.until for holding in stream_holdings):
                     # There was a response since the last rest, so the next one is short again.
                     stream.rest.seconds, stream.trial_due = REST * self._lease_seconds, -math.inf
                 stream.checkpoints, stream.read_by = None, ""
@@ -169,36 +169,36 @@ class StreamSilence:
             if stream.silent_at == now:
                 self._compare(stream, name, leases)
             if now - since >= self._lease_seconds:
-                leaving += self._leave_stream(stream, name, leases, held, since, now)
+                leaving += self._leave_stream(stream, name, leases, stream_holdings, since, now)
         chosen_holdings = {lease.holding for lease in leaving}
         for holding in holdings:
             if holding not in chosen_holdings and self._shard_due(holding, now) <= now:  # D7
                 leaving.append(self._leave_shard(holding, leases, now))
                 chosen_holdings.add(holding)
         for holding in holdings:
-            called = holding.progress.called
+            called_at = holding.progress.called
             # D6
-            if holding not in chosen_holdings and called is not None and now - called >= self._stuck_seconds:
+            if holding not in chosen_holdings and called_at is not None and now - called_at >= self._stuck_seconds:
                 leaving.append(SilentLease(holding, self._stuck_seconds))
                 log.error(
                     "shard %s: a call of its source has not returned for %.0f s; released, not taken again before it "
                     "has returned",
                     holding.key,
-                    now - called,
+                    now - called_at,
                 )
         return leaving
 
     def _compare(self, stream: _StreamState, name: str, leases: Iterable[Lease]) -> None:
         """Note whether another owner's checkpoint has moved since the first call during this silence."""
-        current = {
+        current_checkpoints = {
             lease.key: (lease.owner, lease.checkpoint.order)
             for lease in leases
             if lease.stream == name and lease.owner is not None and lease.owner != self._me
         }
         if stream.checkpoints is None:
-            stream.checkpoints = current
+            stream.checkpoints = current_checkpoints
             return
-        for key, (owner, order) in current.items():
+        for key, (owner, order) in current_checkpoints.items():
             owner_before, order_before = stream.checkpoints.get(key, (None, order))
             if owner_before == owner and order_before < order:
                 stream.read_by = owner

@@ -128,5 +128,7 @@ class TableView:
             self._keys_before_pause &= {lease.key for lease in history.gone}
         finished_keys = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
         finished_keys &= self._keys_before_pause
-        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in finished_keys else lease for lease in history.gone)
-        return evolve(history, gone=tuple(gone))
+        gone_leases = (
+            evolve(lease, checkpoint=SHARD_END) if lease.key in finished_keys else lease for lease in history.gone
+        )
+        return evolve(history, gone=tuple(gone_leases))

@@ -41,8 +41,8 @@ RULE = context.create_key("leasehold-rule")
 def own_tracer() -> Tracer | None:
     """Return a tracer of the provider that the program has set, or None if it has set none."""
     # A provider without exporters would still create a span per call.
-    unset = isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
-    return None if unset else get_tracer(SCOPE)
+    provider_is_unset = isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
+    return None if provider_is_unset else get_tracer(SCOPE)
 
 
 class TracedSpans(WorkerSpans):
@@ -157,15 +157,15 @@ class TracedStore(PassingStore):
         return listing
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        requested = tuple(keys)
-        with self._spans.span("get", leases=len(requested)):
-            return self._store.get(requested, stale_ok=stale_ok)
+        requested_keys = tuple(keys)
+        with self._spans.span("get", leases=len(requested_keys)):
+            return self._store.get(requested_keys, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
         """Apply the write in a span with its outcome and, if a plan required the write, with the action's rule."""
         rule = context.get_value(RULE)
-        reason = {"rule": str(rule)} if rule else {}
-        with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **reason) as span:
+        rule_attribute = {"rule": str(rule)} if rule else {}
+        with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **rule_attribute) as span:
             try:
                 outcome = self._store.write(write)
             except OutcomeUnknown:

@@ -254,20 +254,20 @@ class Worker:
         missing parent row therefore does not mean that the parent is finished. The parent is treated as unfinished, and
         a read of the table is requested, which decides whether the row is recreated.
         """
-        stored = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
+        stored_parents = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:
-            return stored
-        last_known = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored)
+            return stored_parents
+        last_known = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored_parents)
         missing_parents = {parent.key: parent for parent in last_known if parent is not None and not parent.ended}
         still_listed = self.table.watch.sightings.keys() & missing_parents.keys()
         if still_listed:
             self.hurry()
-        undecided = (
+        undecided_keys = (
             missing_parents.keys()
             if not self.discovery.current
             else still_listed | (self._creations.keys & missing_parents.keys())
         )
-        return {**stored, **{key: missing_parents[key] for key in undecided}}
+        return {**stored_parents, **{key: missing_parents[key] for key in undecided_keys}}
 
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds, because another worker may be able to read it.
@@ -327,7 +327,7 @@ class Worker:
         self._book.holdings.note_read(leases_read)
         unheld_leases = self._book.holdings.unheld(leases_read, ended=self.config.rules.counts_ended)
         takes_nothing = self.discovery.refusing or self._book.holdings.rests
-        adopted = () if takes_nothing else tuple(filter(None, each(self._book.holdings.readopt, unheld_leases)))
+        adopted_leases = () if takes_nothing else tuple(filter(None, each(self._book.holdings.readopt, unheld_leases)))
         me = self._current_me()
         table_keys = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
         expected_keys = (
@@ -335,9 +335,9 @@ class Worker:
             if requested_keys is None
             else filter(self._book.holdings.get, requested_keys)
         )
-        missing = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
-        doubtful = self._book.holdings.doubtful(listing.leases, missing)
-        list(each(Holding.reconfirm, doubtful))
+        missing_keys = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
+        doubtful_holdings = self._book.holdings.doubtful(listing.leases, missing_keys)
+        list(each(Holding.reconfirm, doubtful_holdings))
         # Judge silent streams before the shards are listed, because listing takes long if the stream does not respond.
         if requested_keys is None:  # only a read of the whole table shows which other workers get responses
             self._book.leave_silent(leases, now, each)
@@ -353,8 +353,10 @@ class Worker:
         if requested_keys is not None:
             # Leases that were not just read may have changed, so the lookout or our next full read must handle them.
             actions = tuple(action for action in actions if action.lease.key in requested_keys)
-            adopted += leases_read
-        actions = self._book.holdings.without_takes_at_rest(actions + self._book.handoffs.repeated_requests(adopted))
+            adopted_leases += leases_read
+        actions = self._book.holdings.without_takes_at_rest(
+            actions + self._book.handoffs.repeated_requests(adopted_leases)
+        )
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
             self._release_all()
@@ -497,11 +499,11 @@ class Worker:
             return None
         if isinstance(action, Claim | Steal):
             self._book.holdings.note_response()
-        taken: Lease | None = None
+        taken_lease: Lease | None = None
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._book.holdings.hold(lease, begun)
-                taken = lease
+                taken_lease = lease
             case Delete(lease), Done() if (holding := self._book.holdings.get(lease.key)) is not None:
                 holding.drop("its shard is gone")  # otherwise its next write would recreate the row
             case Create(rule="L13"), Done(lease):
@@ -523,7 +525,7 @@ class Worker:
                     log.warning("%s", expired_unread(action.lease))
             case _ as never:
                 assert_never(never)
-        return taken
+        return taken_lease
 
     def _lease_taken(self, holding: Holding) -> None:
         if self.consumer is not None:
@@ -560,10 +562,14 @@ def _reason_field(action: Action, key: str) -> dict[str, str]:
     """Return a log field with the reason why the lease could be taken, or none if the action takes no lease."""
     if not isinstance(action, Claim | Steal):
         return {}
-    taken = next(candidate for candidate in (action, *action.alternates) if candidate.lease.key == key)
-    if isinstance(taken, Steal):
-        return {"taken": f"{taken.from_owner} had more than its share"}
-    return {"taken": f"{taken.lease.owner} stopped renewing it" if taken.lease.owner else "no worker had it"}
+    taken_candidate = next(candidate for candidate in (action, *action.alternates) if candidate.lease.key == key)
+    if isinstance(taken_candidate, Steal):
+        return {"taken": f"{taken_candidate.from_owner} had more than its share"}
+    return {
+        "taken": f"{taken_candidate.lease.owner} stopped renewing it"
+        if taken_candidate.lease.owner
+        else "no worker had it"
+    }
 
 
 def wake_nothing() -> None:
@@ -580,5 +586,5 @@ def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
         from leasehold.adapters.worker.traced import TracedSpans, own_tracer  # noqa: PLC0415  OpenTelemetry is an extra
     except ModuleNotFoundError:
         return WorkerSpans()
-    chosen = tracer or own_tracer()
-    return WorkerSpans() if chosen is None else TracedSpans(chosen, worker)
+    chosen_tracer = tracer or own_tracer()
+    return WorkerSpans() if chosen_tracer is None else TracedSpans(chosen_tracer, worker)

@@ -208,11 +208,11 @@ def compare_with_stream(
     malformed, leases = listing.malformed, listing.leases
     if malformed:
         row = min(malformed, key=lambda row: row.key)
-        why = f"for one {row.key!r}: {row.field}: {row.why}"
+        reason = f"for one {row.key!r}: {row.field}: {row.why}"
         if leases:
-            sentence = f"{len(malformed)} of {len(leases) + len(malformed)} rows cannot be read as leases, {why}"
+            sentence = f"{len(malformed)} of {len(leases) + len(malformed)} rows cannot be read as leases, {reason}"
             return (Finding(WHAT, "wrong", sentence, "correct or delete these rows: no worker reads their shards"),)
-        sentence = f"none of its {len(malformed)} rows is a lease, {why}: the table belongs to another application"
+        sentence = f"none of its {len(malformed)} rows is a lease, {reason}: the table belongs to another application"
         return (Finding(WHAT, "wrong", sentence, _OTHER_TABLE),)
     if not leases:
         return (Finding(WHAT, "ok", f"it has no leases yet; workers create those of {len(shards)} shards"),)
@@ -253,5 +253,5 @@ def _compare_with_shards(leases: tuple[Lease, ...], others: int, listed: Mapping
 
 
 def _first_keys(leases: Sequence[Lease]) -> str:
-    named = ", ".join(lease.key for lease in leases[:NAMED_MAX])
-    return f"{named} …" if len(leases) > NAMED_MAX else named
+    key_list = ", ".join(lease.key for lease in leases[:NAMED_MAX])
+    return f"{key_list} …" if len(leases) > NAMED_MAX else key_list

@@ -123,13 +123,15 @@ def gap_finding(config: Config) -> Finding:
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
     )
     remark = ", usually sooner thanks to the lookout" if config.rules.keeps_lookout else ""
-    usual = SETTING_LIMITS["lease_seconds"].usual
-    long = config.lease_seconds > usual
+    usual_seconds = SETTING_LIMITS["lease_seconds"].usual
+    is_long = config.lease_seconds > usual_seconds
     return Finding(
         "gap",
-        "wrong" if long else "ok",
+        "wrong" if is_long else "ok",
         f"{sentence}: {parts} until the next turn{remark}; longer while the store does not respond",
-        f"lease_seconds is in seconds, not in milliseconds as in the KCL; set it to {usual:g} or less" if long else "",
+        f"lease_seconds is in seconds, not in milliseconds as in the KCL; set it to {usual_seconds:g} or less"
+        if is_long
+        else "",
     )
 
 
@@ -144,16 +146,16 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
 
     def load(writes: float) -> Load:
         if not objects:
-            scan = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
-            return Load(writes, looks * scan + row_reads / 2)
-        page = 5000 if fleet.scheme == "azblob" else 1000
+            scan_units = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
+            return Load(writes, looks * scan_units + row_reads / 2)
+        page_size = 5000 if fleet.scheme == "azblob" else 1000
         # In S3, a listing shows only which objects have changed. Each of them must then be read.
         fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
-        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), row_reads + fetched)
+        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page_size), row_reads + fetched)
 
-    idle = fleet.leases / config.renew_seconds
+    idle_renewals = fleet.leases / config.renew_seconds
     pause = fleet.checkpoint_seconds or 0.2
-    return load(idle), load(max(idle, fleet.leases * (2 if objects else 1) / pause))
+    return load(idle_renewals), load(max(idle_renewals, fleet.leases * (2 if objects else 1) / pause))
 
 
 def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
@@ -171,16 +173,16 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     renewals = fleet.workers / config.renew_seconds + looks
     annotation_writes = fleet.workers / TELL_SECONDS + 2 * looks
     row_reads = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
-    page = 5000 if fleet.scheme == "azblob" else 1000
-    listings = 2 * math.ceil(fleet.workers / page) + math.ceil(fleet.leases / page)
+    page_size = 5000 if fleet.scheme == "azblob" else 1000
+    listings = 2 * math.ceil(fleet.workers / page_size) + math.ceil(fleet.leases / page_size)
 
     def load(groups: float, annotations: float) -> Load:
         if fleet.scheme == "dynamodb":
-            units = groups * math.ceil(session_size / WRITE_BYTES) + annotations * math.ceil(
+            write_units = groups * math.ceil(session_size / WRITE_BYTES) + annotations * math.ceil(
                 size_of_annotations / WRITE_BYTES
             )
-            table = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_annotations)
-            return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + row_reads)
+            table_bytes = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_annotations)
+            return Load(write_units, looks * max(0.5, table_bytes / UNIT_BYTES / 2) + row_reads)
         fetched = min(groups, fleet.workers * looks) + min(annotations, fleet.workers * looks)
         return Load(groups + annotations + looks * listings, row_reads + (fetched if fleet.scheme == "s3" else 0.0))
 
@@ -203,10 +205,10 @@ def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
         rates = f"{writes} writes and {reads} read{unit or 's'} a second"
         return rates + (f", US$ {load.month(price):,.2f} a month" if price else "")
 
-    where = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
+    fleet_description = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
     idle, busy = loads(fleet, config)
     sentences = [
-        f"{where}, layout {fleet.layout}: when idle {describe(idle)}",
+        f"{fleet_description}, layout {fleet.layout}: when idle {describe(idle)}",
         f"with records all the time {describe(busy)}",
     ]
     sentences += [f"in layout {other.layout} {describe(loads(other, config)[1])}" for other in layouts(fleet)[1:]]

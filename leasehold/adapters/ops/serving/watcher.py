@@ -309,8 +309,8 @@ class TableWatcher:
     def status(self) -> Status:
         """The group's status when the table was last read, or UNKNOWN if that is too long ago."""
         last_state = self.last_state
-        why = last_state.trouble or ("" if self.is_fresh else "it has not been read, or not recently")
-        return group_status({}, why) if why or last_state.table is None else last_state.table.status
+        fault = last_state.trouble or ("" if self.is_fresh else "it has not been read, or not recently")
+        return group_status({}, fault) if fault or last_state.table is None else last_state.table.status
 
     def state(self) -> dict[str, Any]:
         """Return everything that the page shows, as JSON values."""
@@ -337,7 +337,7 @@ class TableWatcher:
             row_text = f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}"
             if request.text in row_text.lower():
                 leases.append(row)
-        ordered = sorted(leases, key=SORTS[request.sort], reverse=request.down)
+        sorted_leases = sorted(leases, key=SORTS[request.sort], reverse=request.down)
         lag = [most for _, most, _ in state.pop("lag") if most is not None]
         # Sort by the distance from the target first, and then by lag.
         workers = sorted(
@@ -350,8 +350,8 @@ class TableWatcher:
             "moves": state["moves"][:MOVES_SHOWN],
             "workers": workers[:WORKERS_SHOWN],
             "more_workers": max(0, len(workers) - WORKERS_SHOWN),
-            "rows": [_filled_fields(row) for row in ordered[: request.most]],
-            "found": len(ordered),
+            "rows": [_filled_fields(row) for row in sorted_leases[: request.most]],
+            "found": len(sorted_leases),
         }
 
     def lag_chart(self, key: str | None = None) -> str:
