@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 INK, FAINT, CURVE = "var(--ink)", "var(--faint)", "var(--c0)"
-"""Colors are variables of the page's style sheet, so that a chart is readable on light and dark backgrounds."""
+"""Colors are variables of the page's style sheet, which makes a chart readable on light and dark backgrounds."""
 
 WIDTH, LETTER_WIDTH = 480.0, 6.2
 """The widths of a chart and of a wide letter, in units of the drawing."""

@@ -136,7 +136,7 @@ def live_keys_of_each(
 
 
 def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) -> Outcome:
-    """Set the checkpoint of the stored lease to that of `lease`, and raise its epoch to that of `lease`.
+    """Set the stored lease's checkpoint to that of `lease`, and raise its epoch to the epoch of `lease`.
 
     If the lease has an owner, a first write removes the owner, and a second one sets the checkpoint. The row is never
     deleted. After a crash between the two writes, the lease has its old checkpoint and no owner, and the command can be
@@ -298,8 +298,8 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
         lease = without_owner(stored, position)
         is_forward = position.order > stored.checkpoint.order and position.numbered
         move = Move("forward" if is_forward else "back", lease, stored)
-        # If the row names its stream, write the row even if the position is the same, because the stream may be a new
-        # one.
+        # If the row names its stream, write the row even if the position stays the same, because the stream may have
+        # been recreated.
         names_stream = stored.annotation(INCARNATION) not in {None, SETTLED}
         if stored.checkpoint == position and stored.checkpoint.token == position.token and not names_stream:
             move = Move("same", lease, stored)

@@ -81,7 +81,8 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     rules = {}
     for old, new in changes:
         if new.owner is None:
-            # A live owner renews within `renew_seconds`. If the owner wasn't late, it may have released the lease.
+            # A live owner renews within `renew_seconds`. If the owner was not late with its renewal, it may have
+            # released the lease itself.
             overdue = old.idle > config.renew_seconds and old.owner in dead_owners and is_late(old.owner)
             rules[new.key] = FREES_RULE if overdue and config.rules.frees_expired else ""
         elif old.next_owner == new.owner:
@@ -178,7 +179,7 @@ class WorkerPlan:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The actions as sentences, or one sentence with the reason why there are none."""
+        """The actions as sentences. If there are none, a single sentence with the reason."""
         return tuple(describe_action(action) for action in self.actions) or (self.idle_reason,)
 
     @property
@@ -211,7 +212,7 @@ class WorkerPlan:
 
 
 def describe_action(action: Action) -> str:
-    """Return a description of an action, which continues a sentence about the worker ("would …")."""
+    """Describe an action in words that can follow the worker's name ("would …")."""
     key, rule_note = action.lease.key, f"({action.rule})"
     match action:
         case Claim(lease=Lease(owner=None)):

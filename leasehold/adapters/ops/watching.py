@@ -72,7 +72,7 @@ class SeenMove:
 
 @frozen
 class WatchedTable:
-    """The state of a table after it was watched for some time.
+    """The state of a table, as known after it was watched for some time.
 
     Attributes:
         leases: The leases sorted by key, each with the time for which it has been unchanged.
@@ -235,7 +235,7 @@ def leases_by_owner(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lea
 
 
 def without_dead_owners(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
-    """Return the leases, without the owners that have not renewed for too long."""
+    """Return the leases, with owners that have not renewed for too long removed."""
     limit = expires_above(config)
     return tuple(lease if lease.idle <= limit else evolve(lease, owner=None) for lease in leases)
 
@@ -243,8 +243,8 @@ def without_dead_owners(leases: Sequence[Lease], config: Config) -> tuple[Lease,
 def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str] = ()) -> Mapping[str, int]:
     """Return the target share of each worker: the floor of the mean, plus one lease for workers that rule M2 favors.
 
-    A next owner already counts as the owner (H1). Owners are assumed to be alive, so pass the leases of dead owners
-    without an owner.
+    A worker that is about to receive a lease already counts as its owner (H1). All owners are assumed to be alive, so
+    pass the leases of dead owners without an owner.
 
     Args:
         leases: The leases.

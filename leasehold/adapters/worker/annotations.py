@@ -21,7 +21,7 @@ Only Event Hubs returns one. The value of the attribute consists of the sequence
 """
 
 UNPINNED = "-"
-"""The value of both attributes after a row was reset to LATEST, so that the next owner resolves LATEST again."""
+"""The value that both attributes get when the row is reset to LATEST. The next owner then resolves LATEST again."""
 
 _MS_DIGITS = 14
 """The maximum number of digits of a time, enough for three thousand years. Services reject later times."""

@@ -250,7 +250,8 @@ class Discovery:
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
         """Return whether a lease may be deleted because its shard is listed (and finished), or is gone at the service.
 
-        While some row cannot be parsed, no lease may be deleted, because that row may belong to a child or parent.
+        If some row cannot be parsed, no lease may be deleted, because the row may belong to a child or parent of the
+        shard.
         """
         if self._unread:
             return False
@@ -263,7 +264,7 @@ class Discovery:
             log.warning("a shard could not be looked up, its lease is kept: %s", fault)
             return False
         if shard_is_gone:
-            self.want()  # if the row changes before it is deleted, the delete is rejected, so check again
+            self.want()  # if the row changes before the delete, the store rejects the delete, so check again
         return shard_is_gone
 
     def _row_vanished(self, me: Me) -> bool:
@@ -297,7 +298,7 @@ class Discovery:
         return not self._finished_keys <= before
 
     def _list(self, now: float) -> tuple[Shard, ...] | None:
-        # The event must be cleared before the listing, because a shard may end during the listing.
+        # Clear the event before the listing. Otherwise the end of a shard during the listing would be missed.
         self._wanted.clear()
         try:
             before, incarnation = self.incarnation, self._bound
@@ -307,8 +308,8 @@ class Discovery:
             # stream was recreated.
             if isinstance(self._source, Identified):
                 try:
-                    # If the incarnation can no longer be read, because a permission was revoked for example, the last
-                    # one is still valid.
+                    # The incarnation may have become unreadable, for example because a permission was revoked. The last
+                    # known one is still valid.
                     with self._call():
                         incarnation = self._source.incarnation() or before or incarnation
                 except SourceUnavailable:
@@ -362,7 +363,7 @@ class Discovery:
 
 
 class LeaseRestarter:
-    """Restarts leases that contradict the listed shards at `start`, or only annotates them if `start` is None.
+    """Restarts leases that contradict the listed shards at `start`. If `start` is None, only annotates them.
 
     Several workers may do this at the same time. Each step is a conditional write of one lease, so it is applied only
     once even if two workers try it. A worker first releases its own leases, after the running batches. It takes leases

@@ -88,12 +88,13 @@ class Handoffs:
             self._given[lease.key] = (lease, now + self._accept_seconds)
 
     def check_timeouts(self, now: float, each: ParallelMap = map) -> float:
-        """Take back the leases that were given away but not claimed in time. Return when to call again."""
+        """Take back the leases that were given away but not claimed in time. Return when to call this method again."""
         with self._lock:
             overdue = tuple(lease for lease, due in self._given.values() if due <= now)
         list(each(self._take_back, overdue))
         with self._lock:
-            # A lease that could not be taken back stays overdue, so the caller must pause before it tries again.
+            # A lease that could not be taken back remains overdue. The caller must therefore pause before it tries
+            # again.
             return min((max(due, now + RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
 
     def withdraw(self) -> None:

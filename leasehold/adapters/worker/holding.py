@@ -198,7 +198,7 @@ class Holding:
         )
 
     def reconfirm(self) -> None:
-        """Renew now to find out which worker owns the lease, because a read showed another owner or no row (C9)."""
+        """Renew now to find out who owns the lease. A read has shown another owner or no row (C9)."""
         try:
             self.renew()
         except StoreError as fault:
@@ -271,7 +271,8 @@ class Holding:
         if self._next_owner is None and position is not None:
             self.checkpoint(position, noted=True)  # `GiveLease` stores the position in the same write
         with self._lock:
-            # Check again under the lock, because the next owner may have withdrawn while the checkpoint was written.
+            # Check again while holding the lock, because the next owner may have withdrawn its request during the
+            # checkpoint.
             if not self.lost.is_set() and self.releasing:
                 self._release(position or self._lease.checkpoint)
             return self.lost.is_set()
@@ -409,7 +410,7 @@ class Holding:
                     self._store.write(writes.DeleteLease(creation.lease))
                     return None
                 self._remade(f"{self.key} at {own_lease.checkpoint.sequence}")
-        # If the lease has expired, do not claim it, because another worker may have done so, and the row exists now.
+        # If the lease has expired, do not claim it. The row exists now, so another worker may have claimed the lease.
         if stored is None or self.expired:
             return stored
         if stored.checkpoint.order > own_lease.checkpoint.order:
@@ -417,8 +418,8 @@ class Holding:
             self._remade(f"{self.key}, by another worker: records between {gap}, may be unread")
             return stored
         if stored.checkpoint.order < own_lease.checkpoint.order:
-            # The checkpoint must be written before the claim. If this process ends in between, the next owner then
-            # still starts at our position.
+            # Write the checkpoint before the claim. If this process ends between the two writes, the next owner still
+            # starts at our position.
             self._store.write(writes.CheckpointLate(stored, own_lease.checkpoint))
         begun, take = self._clock(), writes.StealLease if stored.owner else writes.ClaimLease
         outcome = self._store.write(take(stored, self._me, self._identity.annotations_on(stored)))
@@ -449,5 +450,5 @@ class Holding:
                 self.why = why
                 self.lost.set()
         if newly_lost:
-            # The callback must be called outside the lock, because it may call `drop`, which takes that lock.
+            # Call the callback without holding the lock. The callback may call `drop`, which takes the same lock.
             self._noticed(self)

@@ -207,7 +207,7 @@ class Holdings:
         )
 
     def note_read(self, leases: Iterable[Lease]) -> None:
-        """Allow takes again if these leases, which were just read, show that an unconfirmed claim was not applied."""
+        """Allow takes again if the leases that were just read show that an unconfirmed claim was not applied."""
         self.not_written = False
         with self._lock:
             disproved_claims = [
@@ -233,8 +233,8 @@ class Holdings:
         # not renewed it for `lease_seconds`, it has ended, and we may adopt the lease.
         if not was_replaced or lease.idle > self._lease_seconds:
             return False
-        # The first version that we read may be the last one that the other process wrote. A second version shows that
-        # it is alive.
+        # The first version that we read may be the last one that the other process wrote before it ended. A second
+        # version shows that the process is alive.
         first_version = self._replaced.setdefault(lease.key, lease.version)
         self._duplicate_process = self._duplicate_process or first_version != lease.version
         return True
@@ -253,7 +253,8 @@ class Holdings:
             stored = self._claim_as_read(lease)
             if stored is None or not self._is_ours(stored):
                 return stored
-            # The listing may have been stale. If the version moves after a consistent read, its writer is alive.
+            # The listing may have been stale. If the version still changes after a consistent read, the process that
+            # writes it is alive.
             stored_later = self._claim_as_read(stored)
             other_is_alive = (
                 stored_later is not None
@@ -270,9 +271,12 @@ class Holdings:
         return lease.owner == self._identity.worker and not lease.ended
 
     def _claim_as_read(self, lease: Lease) -> Lease | None:
-        """Claim the lease as it was read. Return None if it is held now or gone, otherwise the stored lease."""
+        """Claim the lease as it was read.
+
+        Return the stored lease, or None if we hold the lease now or its row is gone.
+        """
         begun = self._clock()
-        # Reading the row instead of claiming the lease is not enough, because the lease could then have two owners.
+        # Claim the lease instead of only reading its row. Otherwise the lease could have two owners.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.annotations_on(lease)))
         self.note_response()
         if isinstance(outcome, Done):

@@ -29,7 +29,7 @@ class PendingCreations:
 
     Args:
         config: The configuration of the worker.
-        latest: Returns the position of a shard's tip. Raises SourceError.
+        latest: Returns the position of the tip of a shard. May raise SourceError.
     """
 
     def __init__(self, config: Config, latest: Callable[[Lease], Position]) -> None:

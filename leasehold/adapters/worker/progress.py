@@ -141,7 +141,7 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
 
 @frozen
 class Progress:
-    """How far a lease is behind the tip of its shard, as its owner wrote it. All times are in seconds since 1970.
+    """The owner's record of how far its lease is behind the tip of the shard. All times are in seconds since 1970.
 
     Attributes:
         at: When this was written.
@@ -230,7 +230,7 @@ class Progress:
         return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
 
     def unheard(self, now: float, *, held: bool) -> bool:
-        """Return whether `lag` is only a lower bound, because the stream is silent and no unfinished record is held.
+        """Return whether the real lag may exceed `lag`, because the stream is silent and no unfinished record is held.
 
         Args:
             now: The time in seconds since 1970.
@@ -250,7 +250,7 @@ def progress_of(lease: Lease) -> Progress | None:
     """Return the progress in the row's annotation, or None if there is no valid annotation."""
     try:
         document = json.loads(lease.annotation(NOTE) or "null")
-        # During a rolling upgrade a newer worker may write fields that this one does not know.
+        # In a rolling upgrade, a newer worker may write fields that this version does not know.
         attributes = (
             {name: document[name] for name in fields_dict(Progress).keys() & document.keys()}
             if isinstance(document, dict)
@@ -337,8 +337,8 @@ class ProgressMeter:
         self._now = evolve(self._now, host=host)
         previous = self._inherited
         if self._inherited_behind is not None and previous.at:
-            # Add the time since the annotation was written, so that the lag that an earlier owner wrote continues to
-            # grow.
+            # Add the time since the annotation was written, so that the lag continues to grow from the value of the
+            # previous owner.
             self._inherited_behind += max(0.0, wall() - previous.at - (now - self._began))
         if previous.oldest is not None:
             self._oldest = now - max(0.0, wall() - previous.oldest)
@@ -362,14 +362,15 @@ class ProgressMeter:
             self.silent_since = None
 
     def called_back(self) -> None:
-        """Note that the call has returned, without a response about the records of the shard."""
+        """Note that the call has returned, but without any information about the records of the shard."""
         with self._lock:
             self.called = None
 
     def leave(self) -> bool:
-        """Prevent the reader from delivering the result of its current call. Return False if no call is running.
+        """Prevent the reader from dispatching the result of its current call. Return False if no call is running.
 
-        During a call no handler runs, and afterwards none is called, so the lease can be released without the reader.
+        No handler runs during the call, and none is called afterwards. The lease can therefore be released without the
+        reader.
         """
         with self._lock:
             self.left = self.left or self.called is not None
@@ -403,7 +404,7 @@ class ProgressMeter:
             return
         if not batch.answered:
             with self._lock:
-                # No request was made, because an idle connection has nothing to return.
+                # The source made no request, because an idle connection has no new records.
                 self.called = self.silent_since = None
             return
         with self._lock:
@@ -420,9 +421,9 @@ class ProgressMeter:
             self._pending = self._batch_unfinished or self._oldest is None
             self._batch_arrived, self._excused = batch.last_arrived, waits
             if waits:
-                self._done = now  # otherwise a shard whose records must wait would be shown as stalled
+                self._done = now  # otherwise a shard whose records must wait would look stalled
             if batch.behind_seconds is not None:
-                # If records must wait, their age is lag, but it does not show that the consumer falls behind.
+                # If records must wait, their age counts as lag. It does not show that the consumer falls behind.
                 self._keep_lag(batch.behind_seconds if waits else max(batch.behind_seconds, self._waiting(now)), now)
 
     def failed(self, why: str, now: float) -> None:
@@ -490,7 +491,7 @@ class ProgressMeter:
             self._batch_unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
-        """Return the seconds behind the tip now, or None if they were never known."""
+        """Return the lag behind the tip in seconds at this moment, or None if it was never known."""
         with self._lock:
             return self._behind_at(now)
 

@@ -83,7 +83,7 @@ class Renewing:
     def begin(
         self, held: Collection[Holding], now: float, me: Me, look: Look, each: BackgroundMap, *, pause: float = math.inf
     ) -> list[Holding]:
-        """Renew the leases that are due, hand off requested ones, and drop those that other workers may have taken.
+        """Renew the leases that are due, hand off the requested ones, and drop leases that others may have taken.
 
         Args:
             held: The leases held now. The collection must be the same object until a lease is added or removed.
@@ -130,7 +130,7 @@ class Renewing:
             list(each(lambda item: self._renew_or_release(*item, look), wanted.values()))
         finally:
             for holding in checked:
-                # Put the leases back into the heap even if `each` has raised, because a lease that is missing there is
+                # Put the leases back into the heap even if `each` has raised. A lease that is missing from the heap is
                 # never renewed again.
                 self._wake(min(self._due(holding, now), now + pause), holding, now + pause)
         return checked
@@ -170,7 +170,7 @@ class Renewing:
         """Return the time of the next call."""
         while self._wake_queue:
             wake, _, holding, latest = self._wake_queue[0]
-            # The first entry may be out of date, because a checkpoint has renewed the lease, or because it is no longer
+            # The first entry may be out of date. A checkpoint may have renewed the lease, or the lease may no longer be
             # held.
             is_held = holding in self._known_holdings
             if is_held and (self._must_wait(holding, now) or min(self._due(holding, now), latest) <= wake):
@@ -230,7 +230,7 @@ class Renewing:
             self._begun.discard(holding)
 
     def _drop(self, holding: Holding) -> None:
-        # Another worker may already own the lease, so no more records of its shard may be handled here.
+        # Stop handling records of this shard, because another worker may already own the lease.
         holding.drop(f"dropped, not confirmed for {self._config.lease_seconds:g} s: others may have it")
 
 
@@ -259,7 +259,8 @@ class SlowPeers:
 
 def first_watch(config: Config, capabilities: Capabilities) -> Watch:
     """Start the watch of the table, with bulletins if the rules have a lookout and annotations are free (C14)."""
-    # If writing an annotation changes the version, other workers would mistake each bulletin for a renewal.
+    # If an annotation changes the version (`free_annotations` is false), other workers would mistake each bulletin for
+    # a renewal.
     reads_bulletins = config.rules.keeps_lookout and capabilities.free_annotations
     return Watch(
         bulletins=BulletinTracker() if reads_bulletins else None, silence_seconds=scaled(OUTAGE_SECONDS, config)

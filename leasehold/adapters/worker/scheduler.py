@@ -54,7 +54,7 @@ class Scheduler(Protocol):
         """Return a new queue."""
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a task, whose exception is passed to `failed`. Raises RuntimeError if no task can be started."""
+        """Start a task. If it raises, pass the exception to `failed`. Raises RuntimeError if no task can start."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Log an unexpected exception."""

@@ -226,8 +226,8 @@ class StreamSilence:
             few([holding.key for holding in leases_to_leave]),
             rest,
         )
-        # The lease is not left for the whole rest. If no other worker has taken it after `lease_seconds`, this worker
-        # tries it again (D5).
+        # The lease is not left to other workers for the whole rest. If no other worker has taken it after
+        # `lease_seconds`, this worker tries it again (D5).
         return [SilentLease(holding, self._lease_seconds) for holding in leases_to_leave]
 
     def _state_of(self, name: str) -> _StreamState:

@@ -15,7 +15,7 @@ NOTHING = nullcontext()
 
 
 class WorkerSpans:
-    """The spans of a worker that is not traced. All methods return their argument, or a span that does nothing."""
+    """The spans of a worker that is not traced. Each method returns its argument, or a span without effect."""
 
     def over(self, name: str) -> AbstractContextManager[object]:  # noqa: ARG002  there is no span to name
         """Return a context manager that makes a span of its block."""

@@ -56,8 +56,7 @@ class TableView:
         """Read these rows, or the whole table. Raises StoreError."""
         began, had_dropped_rows = self._clock(), keys is None and self._has_dropped_rows.is_set()
         if had_dropped_rows:
-            # Reset the event before the read, because a lease that is dropped during the read requires another full
-            # read.
+            # Reset the event before the read. A lease that is dropped during the read then requests another full read.
             self._has_dropped_rows.clear()
         self._read_at, self._listing_since = began, began if keys is None else math.inf
         try:
@@ -103,7 +102,7 @@ class TableView:
         self.watch = self.watch.recalling(released, shards)
 
     def outdated(self, now: float) -> bool:
-        """Return whether the last read is too old to create leases by, as others may have finished them since."""
+        """Return whether the last read is too old for creating leases, because others may have finished them since."""
         return now - self._read_at > self._config.lease_seconds
 
     # Pauses of this process

@@ -53,7 +53,7 @@ class TracedSpans(WorkerSpans):
 
     @contextmanager
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """Make a span of a block, which is current within the block. If the block raises, the span is marked as failed.
+        """Make a span for a block and make it the current span there. If the block raises, mark the span as failed.
 
         If the tracer raises an error, the span is lost, but the block still runs and its result is returned.
         """

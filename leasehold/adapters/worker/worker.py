@@ -200,8 +200,8 @@ class Worker:
 
         Args:
             now: The time by the worker's clock.
-            each: Applies a function to each item, one after another or concurrently. It must not use the pool of the
-                renewals, which must not queue behind a turn.
+            each: Applies a function to each item, one after another or concurrently. It must not use the thread pool of
+                the renewals, because renewals would then wait for a turn to end.
 
         Returns:
             When to call again.
@@ -219,8 +219,8 @@ class Worker:
                 "rows of the lease table were deleted while workers were running; recreated from memory: %s",
                 few(remade_rows, TOLD_MOST, "; "),
             )
-        # Leases that were given away are tracked even while the worker leaves, because no worker would read the shard
-        # of a lease that its next owner never claims.
+        # Leases that were given away are tracked even while this worker drains. If a next owner never claims its lease,
+        # no worker reads the shard.
         if self._closing:
             return next_call
         if not self._book.holdings.rests:
@@ -272,8 +272,8 @@ class Worker:
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds, because another worker may be able to read it.
 
-        The shards are listed, too. If the shard does not exist, its row must be deleted (L10), or workers would try to
-        read it forever.
+        The shards are listed, too. If the shard no longer exists, its row must be deleted (L10). Otherwise workers
+        would try to read the shard forever.
         """
         self._book.leave_alone(key, seconds)
         self.discovery.want()
@@ -521,7 +521,7 @@ class Worker:
                 extra = _log_fields(action, "done", key) | _reason_field(action, key)
                 log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
                 if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
-                    # Only the worker that deletes the row logs the gap, so the group logs it once.
+                    # Only the worker that deletes the row logs the gap. The group therefore logs it once.
                     log.warning("%s", expired_unread(action.lease))
             case _ as never:
                 assert_never(never)
@@ -573,7 +573,7 @@ def _reason_field(action: Action, key: str) -> dict[str, str]:
 
 
 def wake_nothing() -> None:
-    """Wake no task, which is the default for programs that call `turn` by themselves."""
+    """Do nothing. This is the default for programs that call `turn` by themselves."""
 
 
 def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:

@@ -75,14 +75,14 @@ _DENIED = frozenset({"AccessDeniedException", "AccessDenied", "KMSAccessDeniedEx
 _DENIED_STATUS = 403
 _DENIED_SQL = "42501"
 REQUEST_SECONDS = 5.0
-"""The timeout of a request. Requests are not retried, because a user is waiting for the result."""
+"""The timeout of a request. Failed requests are not retried, because a user is waiting for the result."""
 
 HALF_SECOND = 0.5
 """The average error of a Date header in seconds, because the header's time is truncated to whole seconds."""
 
 
 class NotTried(Exception):
-    """A right could not be tried, because that would need another right or have a lasting effect."""
+    """A right was not tried, because the attempt would need another right or have a lasting effect."""
 
 
 class Absent(Exception):
@@ -165,7 +165,7 @@ def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
             yield Finding("table", "wrong", str(error))
             return
         except (OutcomeUnknown, SourceUnavailable) as error:
-            # If there was any response, even an error, the service was reached.
+            # Any response, even an error, shows that the service was reached.
             if getattr(error.__cause__, "response", None) is None:
                 yield Finding(right, "wrong", f"not reached: {error}", "check the name, the region and the network")
                 return

@@ -168,8 +168,8 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
         first + more * average_leases for first, more in (SESSION_BYTES, ANNOTATIONS_BYTES)
     )
     looks = 1 / scaled(LOOK_SECONDS, config)
-    # The lookout writes a renewal each time it reads the table. Checkpoints cannot replace these renewals, because they
-    # don't contain its announcement.
+    # The lookout writes a renewal each time it reads the table. Checkpoints cannot replace these renewals, because a
+    # checkpoint doesn't contain the lookout's bulletin.
     renewals = fleet.workers / config.renew_seconds + looks
     annotation_writes = fleet.workers / TELL_SECONDS + 2 * looks
     row_reads = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
@@ -192,7 +192,7 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
 
 
 def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
-    """Return the fleet in its current layout, then in the other layout if its store has one."""
+    """Return the fleet in its current layout and, if its store has another layout, the fleet in that layout, too."""
     return (fleet, evolve(fleet, sessions=not fleet.sessions)) if fleet.shared else (fleet,)
 
 

@@ -52,7 +52,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
 
 
 class _ExaminedStream:
-    """Sends requests about one stream. Each request uses values from the previous responses."""
+    """Sends requests about one stream. Each request uses values from responses to earlier requests."""
 
     def __init__(self, client: "KinesisClient", name: str) -> None:
         self._client, self._name = client, name

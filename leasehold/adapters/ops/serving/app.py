@@ -62,7 +62,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         """Add samples, leaving out unknown values so that alarms don't mistake them for zeros."""
         for name, value in values.items():
             if value is not None:
-                # Escape names and URLs, because they may contain quotes or newlines that would end a label or sample.
+                # Escape names and URLs, because a quote or newline in them would end the label or the sample.
                 escaped_labels = {label: text.translate(ESCAPES) for label, text in labels.items()}
                 label_text = ",".join(f'{label}="{text}"' for label, text in escaped_labels.items())
                 samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{label_text}}} {float(value):g}")

@@ -339,7 +339,7 @@ class TableWatcher:
                 leases.append(row)
         sorted_leases = sorted(leases, key=SORTS[request.sort], reverse=request.down)
         lag = [most for _, most, _ in state.pop("lag") if most is not None]
-        # Sort by the distance from the target first, and then by lag.
+        # Sort workers by how far their lease count is from the target, and then by lag.
         workers = sorted(
             state["workers"], key=lambda worker: (-abs(worker["leases"] - worker["target"]), -(worker["lag"] or 0))
         )
