@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 INK, FAINT, CURVE = "var(--ink)", "var(--faint)", "var(--c0)"
-"""Colors are variables of the page's style sheet, so that a chart is readable on light and dark backgrounds."""
+"""Colors are variables of the page's style sheet, which makes a chart readable on light and dark backgrounds."""
 
 WIDTH, LETTER_WIDTH = 480.0, 6.2
 """The widths of a chart and of a wide letter, in units of the drawing."""
@@ -34,33 +34,33 @@ def curve(times: Sequence[float], values: Sequence[float], y: str, since: str) -
     )
     numbers, bottom = _ticks(values, 6), TOP + HEIGHT
     left = LETTER_WIDTH * max(len(f"{number:,.10g}") for number in numbers) + 10
-    width = WIDTH - left - 8
+    plot_width = WIDTH - left - 8
 
     def to_x(seconds: float) -> float:
-        return left + width * seconds / last_time
+        return left + plot_width * seconds / last_time
 
     def to_y(value: float) -> float:
         return bottom - HEIGHT * value / numbers[-1]
 
     # End the axis at the last point, not at a round number, so that the curve fills the width.
     ticks = [tick for tick in _ticks([last_time / scale], 9) if tick * scale <= last_time]
-    parts = [_rule(left, to_y(number), WIDTH - 8, to_y(number)) for number in numbers]
-    parts += [_text(left - 6, to_y(number) + 4, f"{number:,.10g}", "end") for number in numbers]
-    parts += [_text(2, 10, y, "start"), _text(WIDTH - 8, bottom + 29, f"{unit} since {since}", "end")]
-    parts += [_text(to_x(tick * scale), bottom + 14, f"{tick:,.10g}") for tick in ticks]
+    elements = [_rule(left, to_y(number), WIDTH - 8, to_y(number)) for number in numbers]
+    elements += [_text(left - 6, to_y(number) + 4, f"{number:,.10g}", "end") for number in numbers]
+    elements += [_text(2, 10, y, "start"), _text(WIDTH - 8, bottom + 29, f"{unit} since {since}", "end")]
+    elements += [_text(to_x(tick * scale), bottom + 14, f"{tick:,.10g}") for tick in ticks]
     points = [(to_x(time), to_y(value)) for time, value in zip(times, values, strict=True)]
     coordinates = " ".join(f"{x_position:.1f},{y_position:.1f}" for x_position, y_position in points)
-    parts.append(f'<polyline points="{coordinates}" fill="none" stroke="{CURVE}" stroke-width="1.7"/>')
+    elements.append(f'<polyline points="{coordinates}" fill="none" stroke="{CURVE}" stroke-width="1.7"/>')
     dots = points if len(points) <= POINTS_MAX else []
-    parts += [
+    elements += [
         f'<circle cx="{x_position:.1f}" cy="{y_position:.1f}" r="2" fill="{CURVE}"/>' for x_position, y_position in dots
     ]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {bottom + 34:g}" aria-hidden="true"'
-    return f'{head} font-size="11" fill="{INK}">{"".join(parts)}</svg>'
+    svg_start = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {bottom + 34:g}" aria-hidden="true"'
+    return f'{svg_start} font-size="11" fill="{INK}">{"".join(elements)}</svg>'
 
 
 def _ticks(values: Sequence[float], steps_max: int) -> list[float]:
-    """Return round numbers from 0 to the first that is not below any value, in at most `steps_max` steps.
+    """Return round numbers from 0 up to at least the largest value, in at most `steps_max` steps.
 
     If all values are whole numbers, so are the returned ones.
     """

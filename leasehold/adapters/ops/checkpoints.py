@@ -1,13 +1,13 @@
 """Moves checkpoints for an operator. Copies them between stores of any kind, and resets them back or forward.
 
-A copy never moves a checkpoint back, and it is verified afterwards. The fencing number is copied too, so that a lease's
-next owner in the new store gets a larger number than all owners in the old store. (A layout that does not count owners
-has no number to copy.) Every store uses the id of a shard or partition as the key, so keys are copied unchanged. If a
-table serves several streams, its keys have a prefix, which can be removed or added.
+A copy never moves a checkpoint back, and it is verified afterwards. The fencing number is copied too. The next owner of
+the lease in the new store therefore gets a larger number than every owner in the old store. A layout that does not
+count owners has no fencing number to copy. Every store uses the id of a shard or partition as the key, so keys are
+copied unchanged. If a table serves several streams, its keys have a prefix, which can be removed or added.
 
-No worker ever moves a checkpoint back. Only the store's reset does. It requires a lease without an owner and counts as
-a change of owner, so all writes of a former owner are rejected afterwards. The row keeps its fencing number and the
-annotations of other writers.
+No worker ever moves a checkpoint back. Only a reset moves a checkpoint back. A reset requires a lease without an owner
+and counts as a change of owner, so the store rejects all later writes of former owners. The row keeps its fencing
+number and the annotations of other writers.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -29,7 +29,7 @@ STILL_SECONDS = 40.0
 """A time that is longer than the renewal interval of every known worker. The Python SDK of Azure renews within 36 s."""
 
 _ATTEMPTS = 5
-"""How many times to try with `insist`, because a live owner may renew its lease between the two writes."""
+"""The number of attempts with `insist`. A live owner may renew its lease between the two writes of an attempt."""
 
 
 @frozen
@@ -55,7 +55,10 @@ class Move:
 
 
 def without_owner(lease: Lease, position: Position) -> Lease:
-    """Return the lease without an owner, at this position. It keeps its epoch, so that fencing numbers never fall."""
+    """Return a copy of the lease without an owner, at this position.
+
+    The epoch is kept, so that fencing numbers never fall.
+    """
     keeps_annotations = lease.checkpoint == position
     return Lease(
         lease.key,
@@ -115,7 +118,7 @@ def live_keys_of_each(
     still_seconds: float = STILL_SECONDS,
     pause: Callable[[float], object] | None = None,
 ) -> tuple[frozenset[str], ...]:
-    """Return the keys that `live_keys` returns for each of several tables, waiting only once."""
+    """Return the live keys of each of several tables. The tables are watched together, with a single wait."""
     recent = [
         (
             store,
@@ -133,10 +136,11 @@ def live_keys_of_each(
 
 
 def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) -> Outcome:
-    """Set the checkpoint of the stored lease to that of `lease`, and raise its epoch to that of `lease`.
+    """Set the stored lease's checkpoint to that of `lease`, and raise its epoch to the epoch of `lease`.
 
-    If the lease has an owner, the owner is removed first. The row exists at all times. After a crash between the two
-    writes, the lease has its old checkpoint and no owner, and the command can be run again.
+    If the lease has an owner, a first write removes the owner, and a second one sets the checkpoint. The row is never
+    deleted. After a crash between the two writes, the lease has its old checkpoint and no owner, and the command can be
+    run again.
 
     Args:
         store: The store.
@@ -148,13 +152,16 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
     for _ in range(_ATTEMPTS if insist else 1):
         outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
         if isinstance(outcome, Done):
-            # Take the meaning of LATEST and the stream's name from `lease`. Otherwise the next owner sets them (L13).
-            # What the last owner told of its progress is about another position, so its lag would be wrong.
-            names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION, NOTE)
-            present_names = (
-                name for name in names if stored.annotation(name) is not None or lease.annotation(name) is not None
+            # Take the meaning of LATEST and the stream's name from `lease`. If `lease` has neither, the next owner sets
+            # them (L13). Remove the progress that the last owner wrote, because it describes another position and would
+            # show a wrong lag.
+            annotation_names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION, NOTE)
+            names_to_write = (
+                name
+                for name in annotation_names
+                if stored.annotation(name) is not None or lease.annotation(name) is not None
             )
-            annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in present_names)
+            annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in names_to_write)
             outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, annotations, epoch=lease.epoch))
         if isinstance(outcome, Done) or outcome.lease is None:
             return outcome
@@ -163,7 +170,7 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
 
 
 def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
-    """Write a move. Return the move, which is refused if the write failed.
+    """Write a move and return it. If the write fails, the returned move is refused.
 
     Raises OutcomeUnknown, after which it is safe to try again.
     """
@@ -195,7 +202,8 @@ def rename_prefix(leases: Iterable[Lease], removed: str, added: str, stream: str
 
     def rename(lease: Lease) -> Lease:
         key = renamed_key(lease.key)
-        # The shard's id has no prefix. A store without a field for the id returns the key as the shard.
+        # The shard's id has no prefix. A store that has no field for the shard's id returns the lease key instead,
+        # prefix included.
         shard = lease.key.removeprefix(removed) if lease.shard == lease.key else lease.shard
         prefix = key.removesuffix(shard).removesuffix(":") if removed or added else lease.stream
         parents = tuple(map(renamed_key, lease.parents))
@@ -215,9 +223,9 @@ def planned_copies(
         live: Keys of leases in the target table whose owners are alive. These leases are not copied.
         counts: Whether the target table counts changes of owner (fencing numbers).
     """
-    existing = {lease.key: lease for lease in stored}
+    stored_by_key = {lease.key: lease for lease in stored}
     return tuple(
-        _planned_copy(without_owner(lease, lease.checkpoint), existing.get(lease.key), live, counts=counts)
+        _planned_copy(without_owner(lease, lease.checkpoint), stored_by_key.get(lease.key), live, counts=counts)
         for lease in sorted(leases, key=lambda lease: lease.key)
     )
 
@@ -241,7 +249,7 @@ def _planned_copy(lease: Lease, stored: Lease | None, live: Collection[str], *, 
 
 
 def _epoch_is_behind(stored: Lease, lease: Lease) -> bool:
-    """Return whether the next owner would get a fencing number that an earlier owner may have had."""
+    """Return whether the next owner could get a fencing number that an earlier owner may have had."""
     return stored.epoch < lease.epoch
 
 
@@ -264,7 +272,7 @@ def needs_write(move: Move) -> bool:
 
 
 def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
-    """Read the rows again and return the moves, refusing each whose checkpoint, or a later one, is not stored."""
+    """Read the rows again and return the moves. A move is refused if the table lacks its checkpoint or a later one."""
     moves = tuple(moves)
     counts = target.capabilities.counts_owners
     rows = {lease.key: lease for lease in target.get([move.lease.key for move in moves if needs_write(move)])}
@@ -274,8 +282,10 @@ def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
         has_checkpoint = row is not None and row.checkpoint.order >= lease.checkpoint.order
         return has_checkpoint and row is not None and not (counts and _epoch_is_behind(row, lease))
 
-    missing = "it was written, but is missing now"
-    return tuple(move if not needs_write(move) or is_stored(move.lease) else move.refused(missing) for move in moves)
+    missing_message = "it was written, but is missing now"
+    return tuple(
+        move if not needs_write(move) or is_stored(move.lease) else move.refused(missing_message) for move in moves
+    )
 
 
 # Back and forward
@@ -288,8 +298,8 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
         lease = without_owner(stored, position)
         is_forward = position.order > stored.checkpoint.order and position.numbered
         move = Move("forward" if is_forward else "back", lease, stored)
-        # If the row names its stream, write the row even if the position is the same, because the stream may be a new
-        # one.
+        # If the row names its stream, write the row even if the position stays the same, because the stream may have
+        # been recreated.
         names_stream = stored.annotation(INCARNATION) not in {None, SETTLED}
         if stored.checkpoint == position and stored.checkpoint.token == position.token and not names_stream:
             move = Move("same", lease, stored)

@@ -39,8 +39,8 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     changes = owner_changes(before, after)
     if not changes:
         return {}
-    # When a lease was taken, it may have been idle for longer than the earlier read shows, by up to two intervals. Its
-    # version may be almost one interval older than we know, and it may have been taken just before the later read.
+    # A lease may have been idle for up to two intervals longer than the earlier read shows. Its version may be almost
+    # one interval older than we know, and a worker may have taken it just before the later read.
     unseen_seconds = 2 * (after.seconds - before.seconds)
 
     def is_late(owner: str | None) -> bool:
@@ -51,8 +51,8 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         actions = plan(leases, None, Me(worker, 0, before.history), config)
         return tuple(action for action in actions if isinstance(action, Taking))
 
-    # An owner counts as dead if it renewed no lease in between, and either lost a lease that was not requested, or is
-    # late.
+    # An owner counts as dead if it renewed none of its leases between the two reads, and is either late or has lost a
+    # lease that no worker had requested.
     rows_after = {lease.key: (lease.owner, lease.version) for lease in after.leases}
     silent_owners = {lease.owner for lease in before.leases if lease.owner is not None}
     silent_owners -= {
@@ -63,13 +63,13 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         and row_after[1] != lease.version
     }
     owners_with_losses = {old.owner for old, new in changes if old.next_owner is None or old.next_owner != new.owner}
-    dead = frozenset(owner for owner in silent_owners if owner in owners_with_losses or is_late(owner))
+    dead_owners = frozenset(owner for owner in silent_owners if owner in owners_with_losses or is_late(owner))
 
-    table_freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
+    table_freed = tuple(evolve(lease, owner=None) if lease.owner in dead_owners else lease for lease in before.leases)
     new_owners = {new.owner for _, new in changes if new.owner is not None}
     takings_before = {worker: takings(before.leases, worker) for worker in new_owners}
-    takings_freed = {worker: takings(table_freed, worker) for worker in new_owners} if dead else takings_before
-    # The table after every newcomer has taken its first lease, and has held its leases for a long time.
+    takings_freed = {worker: takings(table_freed, worker) for worker in new_owners} if dead_owners else takings_before
+    # The table as if each new worker already owned its first lease, and had held all its leases for a long time.
     first_leases = {new.owner: new.key for _, new in reversed(changes)}
     initial_owners = {first_leases[owner]: owner for owner in new_owners - {lease.owner for lease in table_freed}}
     table_joined = tuple(
@@ -81,8 +81,9 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     rules = {}
     for old, new in changes:
         if new.owner is None:
-            # A live owner renews within `renew_seconds`. If the owner wasn't late, it may have released the lease.
-            overdue = old.idle > config.renew_seconds and old.owner in dead and is_late(old.owner)
+            # A live owner renews within `renew_seconds`. If the owner was not late with its renewal, it may have
+            # released the lease itself.
+            overdue = old.idle > config.renew_seconds and old.owner in dead_owners and is_late(old.owner)
             rules[new.key] = FREES_RULE if overdue and config.rules.frees_expired else ""
         elif old.next_owner == new.owner:
             rules[new.key] = HANDOFF_RULE
@@ -96,8 +97,8 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
 def _likely_rule(old: Lease, takings_before: tuple[Taking, ...], takings_freed: tuple[Taking, ...]) -> str:
     """Return the rule by which the new owner may have taken the lease, or "".
 
-    Prefer the rule of an action for this lease. Otherwise use a rule that takes a lease from the same owner, and
-    otherwise any rule that the new owner acts by.
+    The rule of an action for this very lease is preferred. The second choice is the rule of an action that takes a
+    lease from the same owner, and the last choice is any rule by which the new owner acts.
     """
     for action in (*takings_before, *takings_freed):
         if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
@@ -165,8 +166,8 @@ class WorkerPlan:
         held: The number of unfinished leases that it holds.
         share: The number of unfinished leases that it should hold.
         actions: Its actions, without renewals.
-        loads: The throughput of its leases and the mean throughput of all workers, in bytes per second. None unless the
-            rules balance throughput before counts.
+        loads: The throughput of its leases, and the mean throughput of all workers, both in bytes per second. None if
+            the rules balance the number of leases first.
     """
 
     worker: str
@@ -178,7 +179,7 @@ class WorkerPlan:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The actions as sentences, or one sentence with the reason why there are none."""
+        """The actions as sentences. If there are none, a single sentence with the reason."""
         return tuple(describe_action(action) for action in self.actions) or (self.idle_reason,)
 
     @property
@@ -211,7 +212,7 @@ class WorkerPlan:
 
 
 def describe_action(action: Action) -> str:
-    """Return a description of an action, which continues a sentence about the worker ("would …")."""
+    """Describe an action in words that can follow the worker's name ("would …")."""
     key, rule_note = action.lease.key, f"({action.rule})"
     match action:
         case Claim(lease=Lease(owner=None)):
@@ -233,8 +234,8 @@ def describe_action(action: Action) -> str:
 def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
     """Return the plan of every worker in the table or in `extra_workers`, sorted by name.
 
-    Each plan is computed as for a worker's first turn. Some rules choose at random, so the worker itself may choose
-    differently.
+    Each plan is computed as if it were the worker's first turn. Some rules choose leases at random, so the actual
+    worker may choose other leases than its plan shows.
     """
     live_leases = without_dead_owners(table.leases, config)
     aside_by_key = {
@@ -242,24 +243,24 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
     }
     # Workers that put a lease aside may hold no leases.
     extra_workers = (*extra_workers, *{progress.owner for progress in aside_by_key.values()})
-    names = {worker for lease in live_leases for worker in (lease.owner, lease.next_owner) if worker} | set(
+    worker_names = {worker for lease in live_leases for worker in (lease.owner, lease.next_owner) if worker} | set(
         extra_workers
     )
     our_names, targets = our_workers(table.leases), shares(live_leases, config.rules.groups, extra_workers)
-    working = [lease for lease in live_leases if not lease.ended]
+    unfinished_leases = [lease for lease in live_leases if not lease.ended]
     # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
-    if config.rules.weighs_loads and targets and slack(working, len(working) // len(targets)):
+    if config.rules.weighs_loads and targets and slack(unfinished_leases, len(unfinished_leases) // len(targets)):
         loads = dict.fromkeys(targets, 0)
-        for lease in working:
+        for lease in unfinished_leases:
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
-    mean = sum(loads.values()) // len(loads) if loads else 0
-    owned_leases = leases_by_owner(working)
+    mean_load = sum(loads.values()) // len(loads) if loads else 0
+    owned_leases = leases_by_owner(unfinished_leases)
     # Build the index once for all plans, otherwise each plan would scan every lease.
     table_index = KnownLeases(FullReading(table.leases), {})
     results = []
-    for worker in sorted(names):
+    for worker in sorted(worker_names):
         actions = plan(table_index, None, Me(worker, 0, table.history), config)
         results.append(
             WorkerPlan(
@@ -272,14 +273,14 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
                     for action in actions
                     if not isinstance(action, Renew) and not _is_left_to_others(action, worker, aside_by_key)
                 ),
-                (loads[worker], mean) if worker in loads else None,
+                (loads[worker], mean_load) if worker in loads else None,
             )
         )
     return tuple(results)
 
 
 def aside_progress(lease: Lease, now: float) -> Progress | None:
-    """Return the progress entry of the worker that put this free lease aside for other workers, or None."""
+    """Return the progress written by the worker that left this free lease to others, or None if none did."""
     progress = None if lease.owner is not None or lease.ended else progress_of(lease)
     return progress if progress is not None and progress.resting(now, 0.0) else None
 
@@ -358,7 +359,7 @@ def _describe_reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...
     source = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
     lines = [f"{source} wrote its progress {now - progress.at:.1f} s ago"]
     lag_sentence = "its lag was unknown" if progress.behind is None else f"its lag was {progress.behind:.1f} s then"
-    # An owner reports only times since it took the lease, even if it had held the lease before.
+    # An owner's progress covers only the time since it last took the lease, even if it also held the lease before.
     unread_sentence = f"has not been read since it came to {progress.owner}"
     read_sentence = unread_sentence if progress.read is None else f"was last read {now - progress.read:.1f} s ago"
     tried_sentence = (
@@ -414,9 +415,9 @@ def _describe_target(
     if lease.ended:
         return "no worker: it is finished"
     if takers:
-        names = ", ".join(worker_plan.worker for worker_plan, _ in takers)
+        taker_names = ", ".join(worker_plan.worker for worker_plan, _ in takers)
         rule = takers[0][1].rule
-        return f"{names}, by {rule}: {SENTENCES.get(rule, 'see specs/')}"
+        return f"{taker_names}, by {rule}: {SENTENCES.get(rule, 'see specs/')}"
     if aside is not None:
         return f"any worker but {aside.owner}, which could not handle it and leaves it to others for now"
     holder = next((worker_plan for worker_plan in worker_plans if worker_plan.worker == lease.owner), None)

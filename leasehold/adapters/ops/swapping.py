@@ -71,9 +71,9 @@ def open_for_reading(store: str, to: str | None = None) -> Store:
             stack.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
         )
         tables, names = (source, target), (name_of(store), name_of(to))
-        finished = swap_is_over(tables, names)
-        joined: Store = target if finished else open_joined(tables, names)
-        if finished:
+        is_over = swap_is_over(tables, names)
+        joined: Store = target if is_over else open_joined(tables, names)
+        if is_over:
             source.close()
         stack.pop_all()
     return joined
@@ -107,8 +107,8 @@ def read_control(tables: tuple[Store, Store]) -> Lease:
 
 def ended_at(tables: tuple[Store, Store]) -> float | None:
     """Return when the swap from FROM ended, in seconds since 1970, or None if its last row doesn't contain the time."""
-    value = next((row.annotation(MOVED_AT) or "" for row in tables[FROM].get([CONTROL])), "")
-    return float(value) if value.isascii() and value.isdigit() else None
+    moved_at = next((row.annotation(MOVED_AT) or "" for row in tables[FROM].get([CONTROL])), "")
+    return float(moved_at) if moved_at.isascii() and moved_at.isdigit() else None
 
 
 def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> SwapProgress:
@@ -137,8 +137,8 @@ def unaware_message(unaware: tuple[tuple[str, bool], ...]) -> str:
             f"workers of the KCL or of an SDK share FROM ({', '.join(foreign)}): they cannot follow the leases to "
             "another table; stop them first, or stop the fleet and use `leasehold copy-leases`"
         )
-    names = ", ".join(name for name, _ in unaware)
-    return f"workers that do not know TO own leases of FROM: {names}; start them again with --to TO"
+    worker_names = ", ".join(name for name, _ in unaware)
+    return f"workers that do not know TO own leases of FROM: {worker_names}; start them again with --to TO"
 
 
 def set_direction(tables: tuple[Store, Store], direction: Direction) -> None:
@@ -171,15 +171,17 @@ def end_swap(
 ) -> None:
     """End a swap after all leases have moved to TO.
 
-    From now on new leases are created in TO, and workers no longer need FROM (W6).
+    After this call new leases are created in TO, and workers no longer need FROM (W6).
     """
     set_direction(tables, "closed")
     pause(SETTLE_SECONDS)
     for _ in move_until_arrived(tables, store, goal_name, pause):
         pass
     # Write this row before deleting the control row, so that a worker restarted with both stores finds one of them.
-    finished = Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}")))
-    tables[FROM].write(CreateLease(finished))  # fails if an earlier run of the command has written it
+    finished_row = Lease(
+        CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}"))
+    )
+    tables[FROM].write(CreateLease(finished_row))  # fails if an earlier run of the command has written it
     tables[TO].write(DeleteLease(read_control(tables)))
 
 

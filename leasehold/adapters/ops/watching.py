@@ -56,7 +56,7 @@ class SeenMove:
     """A change of owner between two reads of a table.
 
     Attributes:
-        at: The time of the later read, in seconds since 1970.
+        at: The time of the read that showed the new owner, in seconds since 1970.
         key: The key of the lease.
         before: The owner before the change, or None.
         after: The owner after the change, or None.
@@ -72,7 +72,7 @@ class SeenMove:
 
 @frozen
 class WatchedTable:
-    """The state of a table after it was watched for some time.
+    """The state of a table, as known after it was watched for some time.
 
     Attributes:
         leases: The leases sorted by key, each with the time for which it has been unchanged.
@@ -116,13 +116,13 @@ class WatchedTable:
 
     @property
     def workers(self) -> frozenset[str]:
-        """The workers that own an unfinished lease, or leave one to others for a while after a failure."""
+        """The workers that own an unfinished lease, or that leave one to other workers for a while after a failure."""
         owners = {lease.owner for lease in self.unended if lease.owner is not None}
         last_owners = (progress_of(lease) for lease in self.unended if lease.owner is None)
-        resting = {
+        resting_workers = {
             progress.owner for progress in last_owners if progress is not None and progress.resting(self.at, 0.0)
         }
-        return frozenset(owners | resting)
+        return frozenset(owners | resting_workers)
 
     @property
     def status(self) -> Status:
@@ -138,11 +138,11 @@ class WatchedTable:
 
 def owner_changes(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
     """Return the unfinished leases whose owner changed, each as a pair of the old and the new state."""
-    old = {lease.key: lease for lease in before.leases}
+    leases_before = {lease.key: lease for lease in before.leases}
     return tuple(
-        (old[lease.key], lease)
+        (leases_before[lease.key], lease)
         for lease in after.leases
-        if lease.key in old and old[lease.key].owner != lease.owner and not lease.ended
+        if lease.key in leases_before and leases_before[lease.key].owner != lease.owner and not lease.ended
     )
 
 
@@ -186,7 +186,7 @@ class TableWatch:
         if self._source is not None:
             lags = lags_from_stream(self._source, unmarked, lags)
         self._window = self._window.after(started_at, unmarked, lags)
-        # The owner of a marked row renews the lease and writes its progress in the other table.
+        # The row is marked as moved. Its owner renews the lease and writes its progress in the other table.
         elsewhere_statuses = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
         statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere_statuses
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
@@ -235,7 +235,7 @@ def leases_by_owner(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lea
 
 
 def without_dead_owners(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
-    """Return the leases, without the owners that have not renewed for too long."""
+    """Return the leases, with owners that have not renewed for too long removed."""
     limit = expires_above(config)
     return tuple(lease if lease.idle <= limit else evolve(lease, owner=None) for lease in leases)
 
@@ -243,20 +243,22 @@ def without_dead_owners(leases: Sequence[Lease], config: Config) -> tuple[Lease,
 def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str] = ()) -> Mapping[str, int]:
     """Return the target share of each worker: the floor of the mean, plus one lease for workers that rule M2 favors.
 
-    A next owner already counts as the owner (H1). Owners are assumed to be alive, so pass the leases of dead owners
-    without an owner.
+    A worker that is about to receive a lease already counts as its owner (H1). All owners are assumed to be alive, so
+    pass the leases of dead owners without an owner.
 
     Args:
         leases: The leases.
         groups: How to derive a worker's groups from its name.
         more: Workers that count although they hold no lease.
     """
-    working = [lease for lease in leases if not lease.ended]
-    counts = Counter(dict.fromkeys((*more, *(lease.owner for lease in working if lease.owner is not None)), 0))
-    counts.update(lease.next_owner or lease.owner for lease in working if lease.owner is not None)
+    unfinished_leases = [lease for lease in leases if not lease.ended]
+    counts = Counter(
+        dict.fromkeys((*more, *(lease.owner for lease in unfinished_leases if lease.owner is not None)), 0)
+    )
+    counts.update(lease.next_owner or lease.owner for lease in unfinished_leases if lease.owner is not None)
     if not counts:
         return {}
-    floor, extras = divmod(len(working), len(counts))
+    floor, extras = divmod(len(unfinished_leases), len(counts))
     favored = favoured(counts, floor, extras, groups)
     return {worker: floor + (worker in favored) for worker in sorted(counts)}
 

@@ -21,7 +21,7 @@ Only Event Hubs returns one. The value of the attribute consists of the sequence
 """
 
 UNPINNED = "-"
-"""The value of both attributes after a row was reset to LATEST, so that the next owner resolves LATEST again."""
+"""The value that both attributes get when the row is reset to LATEST. The next owner then resolves LATEST again."""
 
 _MS_DIGITS = 14
 """The maximum number of digits of a time, enough for three thousand years. Services reject later times."""
@@ -30,9 +30,9 @@ _MS_DIGITS = 14
 def latest_annotations(latest: Position) -> Annotations:
     """Return the annotations that store the position of LATEST on a row.
 
-    The row's checkpoint stays LATEST, because a number would count as progress. If the table were emptied and the row
-    created again with a higher number, an owner that remembers an earlier position would take over the higher one. The
-    records in between would be skipped.
+    The row's checkpoint stays LATEST, because a number would count as progress. Suppose that the table is emptied and
+    the row is created again with a higher number. An owner that remembers an earlier position would then accept the
+    higher number, and the records in between would be skipped.
     """
     if latest.numbered:
         return ((LATEST_POSITION, f"{latest.sequence}@{latest.token}"),)
@@ -71,7 +71,7 @@ class Identity:
     stream: str = ""
 
     def annotations_on(self, lease: Lease) -> Annotations:
-        """Return the annotations that every write which takes this lease must contain.
+        """Return the annotations that must be part of every write which takes this lease.
 
         The process id distinguishes a restart from a second living process, and the incarnation distinguishes a stream
         from a later one with the same name. A row that already has an incarnation keeps it, because its checkpoint
@@ -91,14 +91,14 @@ class Identity:
     def predecessor(self, lease: Lease) -> str | None:
         """Return the process that last took the lease, if it is another process with this worker's id, or else None.
 
-        The row of a lease that another worker has given to us still names that worker's process, which is no
+        The row of a lease that another worker has given to us still names that worker's process, which is not a
         predecessor.
         """
         process, _, worker = (lease.annotation(PROCESS) or "").partition("/")
         return process if worker == self.worker and process != self.process else None
 
     def why_ours(self, lease: Lease) -> str:
-        """Return why the row of this lease names our worker, to be logged once the lease is taken up."""
+        """Return why the lease's row names our worker, for a log line once this process holds the lease."""
         process, _, worker = (lease.annotation(PROCESS) or "").partition("/")
         if worker not in {"", self.worker}:
             return f"{worker} handed it off"

@@ -52,7 +52,10 @@ log = escaped(logging.getLogger("leasehold.discovery"))
 SAFETY_SECONDS = 300.0
 
 LISTERS = 3
-"""The number of workers, drawn each time, that list the shards when all workers see the same reason to list them."""
+"""The number of workers that list the shards when every worker sees the same reason to do it.
+
+They are drawn again each time.
+"""
 
 
 class MadeAnew(SourceError):
@@ -70,8 +73,8 @@ class Discovery:
     - when finished leases wait to be deleted, and
     - every `safety_seconds`.
 
-    All workers see a hole, or that `safety_seconds` have passed, at the same time. Each time, a few of them are drawn
-    to list the shards.
+    All workers notice at the same time that a hash range is uncovered, or that `safety_seconds` have passed. In these
+    cases, only a few randomly drawn workers list the shards.
 
     Args:
         source: The stream.
@@ -111,8 +114,8 @@ class Discovery:
     def bind(self, incarnation: str) -> None:
         """Read only this incarnation of the stream. Once a later one is listed, `shards` raises MadeAnew.
 
-        Binding is for programs that keep positions outside the table, because a position is valid in one incarnation
-        only. Listings of earlier incarnations are ignored. An empty string removes the binding.
+        Programs that keep positions outside the table need this, because a position is valid in only one incarnation.
+        Listings of earlier incarnations are ignored. An empty string removes the binding.
         """
         self._bound = incarnation
 
@@ -138,11 +141,11 @@ class Discovery:
             leases: The leases as the plan will see them.
 
         Raises:
-            SourceError: The stream cannot be used, and no listing of it has succeeded before.
+            SourceError: The stream cannot be used, and has never been listed successfully.
         """
         malformed_keys = frozenset(row.key for row in listing.malformed)
-        # With bulletins (C3), only this worker notices that a listing is due. Without them, every owner notices it at
-        # the same time.
+        # If workers read bulletins (C3), only this worker notices that a listing is due. Otherwise every owner notices
+        # it at the same time.
         owners = () if me.history.hearing is not None else (lease.owner for lease in listing.leases if lease.owner)
         candidates = frozenset((*owners, me.worker))
         if self._unread - malformed_keys:
@@ -187,9 +190,10 @@ class Discovery:
     def refusing(self) -> bool:
         """Whether the leases of this stream are unusable (L14).
 
-        If they are, this worker takes, creates, deletes and keeps none of them.
+        If the leases are unusable, this worker takes, creates and deletes none of them, and keeps none that it holds.
         """
-        # A contradiction about one shard concerns only that shard. One about the stream makes every position doubtful.
+        # A contradiction about one shard concerns only that shard. A contradiction about the stream makes every
+        # position in the table doubtful.
         return any(contradiction.of_stream for contradiction in self.contradictions)
 
     @property
@@ -203,7 +207,8 @@ class Discovery:
     def _update_contradictions(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
         """Update the contradictions.
 
-        Without a new listing, keep the contradictions that still hold, and add those of whole streams that rows show.
+        Without a new listing, contradictions that still hold are kept. Contradictions about whole streams that the rows
+        show are added.
         """
         of_other_incarnation = any(
             lease.annotation(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases
@@ -237,14 +242,16 @@ class Discovery:
         source = self._selective
         if source is None:
             return listing
-        # No listing of this source contains their shards, so these leases would be deleted as if the shards were gone.
+        # This source does not list the shards of these leases. Without this check, the leases would be deleted as if
+        # their shards were gone.
         with foreign_as_unavailable():
             return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
         """Return whether a lease may be deleted because its shard is listed (and finished), or is gone at the service.
 
-        While some row cannot be parsed, no lease may be deleted, because that row may belong to a child or parent.
+        If some row cannot be parsed, no lease may be deleted, because the row may belong to a child or parent of the
+        shard.
         """
         if self._unread:
             return False
@@ -252,16 +259,16 @@ class Discovery:
             return True
         try:
             with self._call():
-                gone = self._source.gone(lease.key)
+                shard_is_gone = self._source.gone(lease.key)
         except SourceError as fault:
             log.warning("a shard could not be looked up, its lease is kept: %s", fault)
             return False
-        if gone:
-            self.want()  # if the row changes before it is deleted, the delete is rejected, so check again
-        return gone
+        if shard_is_gone:
+            self.want()  # if the row changes before the delete, the store rejects the delete, so check again
+        return shard_is_gone
 
     def _row_vanished(self, me: Me) -> bool:
-        # List immediately, because a lease without a row has no owner, and only workers that have read the row know its
+        # List immediately. A lease without a row has no owner, and only workers that have read the row remember its
         # position.
         before, self._missing_keys = (
             self._missing_keys,
@@ -270,8 +277,8 @@ class Discovery:
         return not self._missing_keys <= before
 
     def _hole_lasts(self, me: Me, candidates: frozenset[str]) -> bool:
-        # List at every third full read that shows the hole. A hole that persists after a listing must not cause one at
-        # every turn.
+        # List the shards at every third full read that shows the hole. Otherwise, a hole that remains after a listing
+        # would cause a listing at every turn.
         holes_changed, self._holes = me.history.holes != self._holes, me.history.holes
         confirmed_times = [hole.times for hole in me.history.holes if hole.times % HOLE_CONFIDENCE == 0]
         return holes_changed and any(_is_drawn(me, times, candidates) for times in confirmed_times)
@@ -285,42 +292,46 @@ class Discovery:
         return _is_drawn(me, self._rounds, candidates)
 
     def _finished_lease_waits(self, leases: Collection[Lease], worker: str) -> bool:
-        # List once for each finished lease. If that did not help, do not repeat it at every turn.
+        # List once for each finished lease. If the lease still cannot be deleted after that listing, another listing at
+        # every turn would not help.
         before, self._finished_keys = self._finished_keys, deletable(leases, worker)
         return not self._finished_keys <= before
 
     def _list(self, now: float) -> tuple[Shard, ...] | None:
-        # The event must be cleared before the listing, because a shard may end during the listing.
+        # Clear the event before the listing. Otherwise the end of a shard during the listing would be missed.
         self._wanted.clear()
         try:
-            before, current = self.incarnation, self._bound
+            before, incarnation = self.incarnation, self._bound
             with self._call():
                 shards = self._source.shards()
-            # For a source that cannot distinguish streams of one name, only contradictions show a recreated stream.
+            # Some sources cannot distinguish two streams of the same name. There, only contradictions show that the
+            # stream was recreated.
             if isinstance(self._source, Identified):
                 try:
-                    # If the incarnation can no longer be read, because a permission was revoked for example, the last
-                    # one is still valid.
+                    # The incarnation may have become unreadable, for example because a permission was revoked. The last
+                    # known one is still valid.
                     with self._call():
-                        current = self._source.incarnation() or before or current
+                        incarnation = self._source.incarnation() or before or incarnation
                 except SourceUnavailable:
                     if not before:
                         raise
-                    current = before
-            if current != self._bound and created_later(self._bound, current):
-                raise SourceUnavailable(f"the listing is of {current}, and {self._bound} was listed before")
+                    incarnation = before
+            if incarnation != self._bound and created_later(self._bound, incarnation):
+                raise SourceUnavailable(f"the listing is of {incarnation}, and {self._bound} was listed before")
         except SourceError as fault:
             is_temporary = isinstance(fault, SourceUnavailable) or self._rejections.should_retry(fault)
-            # If the first listing is rejected, a name or a permission is wrong, and waiting does not help.
+            # If the first listing is rejected, a name or a permission is wrong, and a later try would fail, too.
             if not (self.answered or is_temporary):
                 raise
             self.want()
             self._note_failure("the shards could not be listed", fault, is_temporary=is_temporary)
             return None
         self._rejections.reset()
-        if self._bound and current != self._bound:
-            raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {current} now")
-        self.incarnation = current
+        if self._bound and incarnation != self._bound:
+            raise MadeAnew(
+                f"stream {self._bound} was deleted and made anew while it was read, and is {incarnation} now"
+            )
+        self.incarnation = incarnation
         self.answered, self._next_due = True, now + self._safety_seconds
         if isinstance(self._source, MultiStream) and self._source.unlisted is not None:
             self._note_failure("the shards of a stream could not be listed", self._source.unlisted, is_temporary=True)
@@ -352,7 +363,7 @@ class Discovery:
 
 
 class LeaseRestarter:
-    """Restarts leases that contradict the listed shards at `start`, or only annotates them if `start` is None.
+    """Restarts leases that contradict the listed shards at `start`. If `start` is None, only annotates them.
 
     Several workers may do this at the same time. Each step is a conditional write of one lease, so it is applied only
     once even if two workers try it. A worker first releases its own leases, after the running batches. It takes leases
@@ -361,9 +372,9 @@ class LeaseRestarter:
     remaining steps. A lease whose shard exists always keeps a row, and fencing numbers never decrease.
 
     While no worker holds the leases, their rows may be deleted. The table then contains no trace of the former stream,
-    and a worker that joins treats the group as new. So in a worker that has seen the stream recreated, `beginning`
-    stays true until, after a full read and a listing, no lease is left to create. Until then, it creates missing leases
-    at `start`, and never at a position of the former stream.
+    and a worker that joins treats the group as new. A worker that has seen the stream recreated therefore sets
+    `beginning`. While `beginning` is true, the worker creates missing leases at `start`, never at a position of the
+    former stream. The flag is reset once a full read and a listing show that every lease exists.
 
     Args:
         store: The lease table.
@@ -384,13 +395,13 @@ class LeaseRestarter:
     def planning_inputs(self, config: Config, history: History) -> tuple[Config, History]:
         """Return the config and history to plan with.
 
-        While the stream starts over, no deleted row is restored at a position of the former stream.
+        After the stream was recreated, no deleted row is restored at a position of the former stream.
         """
         if not self.beginning or self._start is None:
             return config, history
         incarnations = {SETTLED, self._discovery.incarnation}
-        current = tuple(lease for lease in history.gone if lease.annotation(INCARNATION) in incarnations)
-        return evolve(config, initial_position=self._start), evolve(history, gone=current)
+        current_leases = tuple(lease for lease in history.gone if lease.annotation(INCARNATION) in incarnations)
+        return evolve(config, initial_position=self._start), evolve(history, gone=current_leases)
 
     def note_read(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
         """Reset `beginning` if a full read and a listing show that every lease has been created."""
@@ -400,7 +411,7 @@ class LeaseRestarter:
     def resolve(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
         """Restart leases, or annotate them. Return whether any were restarted.
 
-        If the shards were listed in this turn, `leases` must have been read before the listing.
+        If the shards were listed in this turn, the caller must have read `leases` before that listing.
         """
         contradictions_found, discovery = self._discovery.contradictions, self._discovery
         self.beginning |= self._start is not None and any(
@@ -408,7 +419,8 @@ class LeaseRestarter:
         )
         restartable = [contradiction for contradiction in contradictions_found if contradiction.restartable]
         if self._start is None or not restartable:
-            # A contradiction due to an old listing is not a fault of the table, and the next listing clears it.
+            # A contradiction may be due to an old listing instead of a fault in the table. The next listing then clears
+            # it.
             self._annotate(
                 [contradiction for contradiction in contradictions_found if contradiction.kind != "old listing"], leases
             )
@@ -438,14 +450,14 @@ class LeaseRestarter:
             case Restart(Lease() as stored, Lease() as fresh, marks=True):
                 return self._store.write(AnnotateLease(stored, INCARNATION, fresh.annotation(INCARNATION) or SETTLED))
             case Restart(Lease() as stored, Lease() as fresh):
-                # First take the lease from its owner, whose next write is then rejected, because its position belongs
-                # to the former stream.
+                # First take the lease from its owner. The owner's next write, whose position belongs to the former
+                # stream, is then rejected.
                 freed = Done(stored) if stored.owner is None else self._store.write(ReleaseLease(stored, self._me))
                 if not isinstance(freed, Done):
                     return freed
-                current = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
-                # Write the current incarnation, clear an earlier contradiction, and make the next owner resolve LATEST
-                # again.
+                current_lease = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
+                # Write the current incarnation, remove any earlier contradiction, and make the next owner resolve
+                # LATEST again.
                 annotations = {INCARNATION: self._discovery.incarnation or SETTLED}
                 if stored.annotation(CONTRADICTION) is not None:
                     annotations[CONTRADICTION] = SETTLED
@@ -453,15 +465,17 @@ class LeaseRestarter:
                     annotations[LATEST_MS] = UNPINNED
                 if stored.annotation(LATEST_POSITION) is not None:
                     annotations[LATEST_POSITION] = UNPINNED
-                return self._store.write(ResetLease(current, fresh.checkpoint, tuple(sorted(annotations.items()))))
+                return self._store.write(
+                    ResetLease(current_lease, fresh.checkpoint, tuple(sorted(annotations.items())))
+                )
             case _:
                 raise AssertionError(step)
 
     def _annotate(self, faults: Collection[Contradiction], leases: Collection[Lease]) -> None:
         """Write the contradictions on their rows, for tools that read only the table.
 
-        In a store where an annotation looks like a renewal, only leases without an owner are annotated, and those of a
-        recreated stream.
+        In some stores an annotation looks like a renewal. There, only two kinds of leases are annotated: those without
+        an owner, and those of a recreated stream.
         """
         descriptions = {contradiction.key: contradiction.what for contradiction in faults}
         stream_wide = next((contradiction.what for contradiction in faults if contradiction.of_stream), None)
@@ -484,8 +498,11 @@ def expired_unread(lease: Lease) -> str:
     """Describe the records that expired unread because the lease's shard expired before it was finished."""
     first, last = lease.hash_range or ("unknown", "unknown")
     progress = progress_of(lease) or Progress(0.0, "")
-    times = {"the last record before them arrived at": progress.arrived, "the shard was last read at": progress.read}
-    time_notes = [f"{what} {format_time(time * 1000)}" for what, time in times.items() if time is not None]
+    event_times = {
+        "the last record before them arrived at": progress.arrived,
+        "the shard was last read at": progress.read,
+    }
+    time_notes = [f"{what} {format_time(time * 1000)}" for what, time in event_times.items() if time is not None]
     return (
         f"lease {lease.key}: its shard expired before it was read to its end; any records of hash keys {first} "
         f"to {last} after {lease.checkpoint.sequence} are lost ({', '.join(time_notes) or 'their times are unknown'}); "
@@ -494,6 +511,6 @@ def expired_unread(lease: Lease) -> str:
 
 
 def _is_drawn(me: Me, times: int, candidates: frozenset[str]) -> bool:
-    """Return whether this worker is one of the few drawn from the candidates in draw number `times`."""
+    """Return whether this worker is among the few candidates that are drawn in draw number `times`."""
     # All workers compute the same digest, so they agree on the draw without communication.
     return me.worker in nsmallest(LISTERS, candidates, key=digest_under(str(times)))

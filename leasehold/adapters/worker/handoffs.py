@@ -1,9 +1,9 @@
 """Tracks one worker's hand-offs: the leases that it has requested, and those that it has given to other workers.
 
 A worker that wants a lease registers as next owner on its row, and reads only that row until it owns the lease
-(`Look.keys`). The owner gives the lease to it at the end of the running batch (H3), with `Holding.release`. The next
-owner starts to read the shard only after it has claimed the lease. If it does not claim the lease in time, the former
-owner takes it back. Otherwise no worker would read the shard until the lease expires.
+(`Look.keys`). At the end of the running batch, the owner gives the lease to the next owner with `Holding.release` (H3).
+The next owner starts to read the shard only after it has claimed the lease. If the next owner does not claim the lease
+in time, the former owner takes it back. Otherwise no worker would read the shard until the lease expires.
 """
 
 import logging
@@ -76,24 +76,25 @@ class Handoffs:
             self._requested.pop(key, None)
 
     def repeated_requests(self, leases: Iterable[Lease]) -> tuple[RequestHandoff, ...]:
-        """Return the requests to repeat, given the leases as they are now (H4)."""
+        """Return the requests to send again (H4), according to the current state of the leases."""
         with self._lock:
             pairs = [(self._requested[lease.key], lease) for lease in leases if lease.key in self._requested]
         requests = (renewed_request(requested, lease) for requested, lease in pairs)
         return tuple(request for request in requests if request is not None)
 
     def note_given(self, lease: Lease, now: float) -> None:
-        """Remember a lease that was given away, as stored now, so that it can be taken back if it is not claimed."""
+        """Remember the stored state of a lease that was given away, to take it back if it is not claimed."""
         with self._lock:
             self._given[lease.key] = (lease, now + self._accept_seconds)
 
     def check_timeouts(self, now: float, each: ParallelMap = map) -> float:
-        """Take back the leases that were given away but not claimed in time. Return when to call again."""
+        """Take back the leases that were given away but not claimed in time. Return when to call this method again."""
         with self._lock:
             overdue = tuple(lease for lease, due in self._given.values() if due <= now)
         list(each(self._take_back, overdue))
         with self._lock:
-            # A lease that could not be taken back stays overdue, so the caller must pause before it tries again.
+            # A lease that could not be taken back remains overdue. The caller must therefore pause before it tries
+            # again.
             return min((max(due, now + RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
 
     def withdraw(self) -> None:
@@ -102,8 +103,8 @@ class Handoffs:
             requested, self._requested = tuple(self._requested.values()), {}
         for lease in requested:
             try:
-                # If the request remained, the owner would give the lease to a worker that has left. The shard would
-                # then stay unread until the owner takes the lease back.
+                # Withdraw the request. Otherwise the owner would give the lease to a worker that has left, and the
+                # shard would stay unread until the owner takes the lease back.
                 self._store.write(WithdrawRequest(lease, self._me))
             except StoreError as fault:
                 log.warning(

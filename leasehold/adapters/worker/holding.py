@@ -1,8 +1,8 @@
 """Makes all writes of a held lease, and tracks the lease as this process last wrote it.
 
 - The writes of one lease are serialized. They use the version that was last written, not the one in a listing.
-- A write without a response may have been applied. If it was, the next write is rejected, and the stored lease, which
-  comes with the rejection, shows who owns it.
+- A write without a response may have been applied. If it was applied, the next write is rejected. The rejection
+  contains the stored lease, which shows who owns it.
 - A lost lease stays lost. Its reader watches `lost` and stops.
 
 A holding begins when a write that claims, steals or takes back the lease returns Done. It ends when `lost` is set. In
@@ -35,14 +35,14 @@ between:
    unless its checkpoint is further.
 
 `why` states how a holding has ended. The lease was given to its next owner, released, finished (SHARD_END), or taken by
-another worker or by a second process under our id. Or it was dropped because, by our own clock, another worker may own
-it.
+another worker or by a second process under our id. Or this process dropped the lease because, by our own clock, another
+worker may own it.
 
 Example: the lease is at version 17, its checkpoint at 100. A checkpoint at 140 is sent and gets no response. If the
 store applied it, the next renewal, with version 17, is rejected and returns the stored lease: version 18, ours, at 140.
 The renewal is then repeated with version 18. If the store did not apply it, the renewal succeeds, and the next
-checkpoint makes up for this one. If another worker has claimed the lease, the rejection names it, and nothing more is
-dispatched here.
+checkpoint includes this one. If another worker has claimed the lease, the rejection names that worker, and this process
+dispatches no more records of the shard.
 
 No record is skipped, because a caller checkpoints only what its handler has finished, every owner starts at the stored
 checkpoint, and no write of a worker moves it back. Records handled after the last checkpoint are handled twice.
@@ -71,7 +71,7 @@ ATTEMPTS = 3
 MEASURE_SECONDS = 60.0
 """The seconds between two updates of a lease's average throughput, which is as often as KCL 3.x balances loads.
 
-KCL 3.x updates its average once in a third of lease_seconds. With so short an interval, the average followed bursts,
+KCL 3.x updates its average once in a third of lease_seconds. With such a short interval, the average followed bursts,
 and our workers never stopped moving leases.
 """
 
@@ -96,7 +96,8 @@ class Holding:
             had stored (L14).
         fence: The fencing number that handlers are given, which never decreases while the lease exists. It is None if
             the layout cannot guarantee that.
-        given: The lease as given to its next owner, for as long as it may be taken back.
+        given: The lease as it was given to its next owner. None if it was not given away, or can no longer be taken
+            back.
         why: How the holding ended.
     """
 
@@ -132,8 +133,8 @@ class Holding:
         self._clock, self._lease_seconds = clock, lease_seconds
         self._origin = Origin()
         self._replaced, self._noticed, self._remade = replaced, noticed, remade
-        # There are two locks because reading must stop immediately even while a write without a response holds the
-        # first one (7).
+        # There are two locks because reading must stop immediately even while a write that waits for its response holds
+        # the first lock (7).
         self._lock, self._losing = lock(), Lock()
         self._release_requested = self._ended = False
         self.released = False
@@ -147,15 +148,17 @@ class Holding:
 
     @property
     def claimed(self) -> Lease:
-        """The lease with the counter under which it was taken, which stays the same while we own it."""
+        """The lease with the epoch under which it was taken. This epoch stays the same while we own the lease."""
         return evolve(self._lease, epoch=self.epoch)
 
     @property
     def releasing(self) -> bool:
         """Whether the owner should finish the running batch and then `release`."""
         lease = self._lease
-        handoff = lease.next_owner is not None and lease.next_owner != self._me and (lease.yields or lease.leaving)
-        return self._release_requested or handoff
+        handoff_requested = (
+            lease.next_owner is not None and lease.next_owner != self._me and (lease.yields or lease.leaving)
+        )
+        return self._release_requested or handoff_requested
 
     @property
     def _next_owner(self) -> str | None:
@@ -195,7 +198,7 @@ class Holding:
         )
 
     def reconfirm(self) -> None:
-        """Renew now to find out which worker owns the lease, because a read showed another owner or no row (C9)."""
+        """Renew now to find out who owns the lease. A read has shown another owner or no row (C9)."""
         try:
             self.renew()
         except StoreError as fault:
@@ -219,7 +222,7 @@ class Holding:
             position: The position up to which everything is processed.
             children: The children's lease keys, to be stored with SHARD_END.
             keep_owner: Whether SHARD_END keeps the owner.
-            unless_releasing: Write nothing if the owner should `release` the lease, because that stores the position,
+            unless_releasing: Write nothing if the owner should `release` the lease. The release stores the position,
                 too.
             noted: Whether the progress was noted when the records were processed.
 
@@ -227,23 +230,26 @@ class Holding:
             False if the lease is lost and the checkpoint was therefore not written.
 
         Raises:
-            OutcomeUnknown: The store does not respond; the next call finds out what happened.
+            OutcomeUnknown: The store did not respond. The next call determines whether the write was applied.
             WorkerError: Called in a forked child.
         """
         self._confirm()
 
-        # Called under the lock, with the lease as the previous write left it, so that a stored position is not written
-        # again.
+        # Build the write while the lock is held, from the lease as the previous write left it. Otherwise a stored
+        # position could be written again.
         def make_write(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
             # Progress is noted even if the write fails, because the handler has finished with these records. A lease
-            # reader has noted it already, and may store the position much later, after a read that got no response.
+            # reader notes its progress itself, because it may store the position much later, after a read without a
+            # response.
             if not (unless_releasing or noted):
                 self.progress.progressed(self._clock())
-            weighed = self._with_weight(lease)
+            lease_with_weight = self._with_weight(lease)
             patient = unless_releasing  # true for checkpoints of the lease reader itself, for which no handler waits
-            return writes.CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
+            return writes.CheckpointLease(
+                lease_with_weight, position, children=children, keep_owner=keep_owner, patient=patient
+            )
 
         return self._write(make_write, ended=position.ended and not keep_owner)
 
@@ -265,7 +271,8 @@ class Holding:
         if self._next_owner is None and position is not None:
             self.checkpoint(position, noted=True)  # `GiveLease` stores the position in the same write
         with self._lock:
-            # Check again under the lock, because the next owner may have withdrawn while the checkpoint was written.
+            # Check again while holding the lock, because the next owner may have withdrawn its request during the
+            # checkpoint.
             if not self.lost.is_set() and self.releasing:
                 self._release(position or self._lease.checkpoint)
             return self.lost.is_set()
@@ -297,11 +304,13 @@ class Holding:
             )
         else:
             if self.progress.aside and self.progress.annotations(self._clock()):
-                # The lease must be renewed first, because a release writes no annotations. They contain the fault, and
-                # the time until which the lease is put aside.
-                renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ())))
-                if not isinstance(renewed, Done):
-                    self._settle(renewed.lease)
+                # The lease must be renewed before it is released, because a release writes no annotations. The renewal
+                # writes the fault and the time until which the lease is left to other workers.
+                renewal_outcome = self._attempt(
+                    lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ()))
+                )
+                if not isinstance(renewal_outcome, Done):
+                    self._settle(renewal_outcome.lease)
                     return
             outcome = self._attempt(lambda lease: writes.ReleaseLease(lease, self._me, self._release_to))
         if not isinstance(outcome, Done):
@@ -311,14 +320,14 @@ class Holding:
         # until the lease expires.
         self.given = outcome.lease if self._giving_to else None
         self.released = True
-        taker = next_owner or self._release_to
-        self._lose(f"given to {taker}" if taker else "released")
+        recipient = next_owner or self._release_to
+        self._lose(f"given to {recipient}" if recipient else "released")
 
     def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
         self._origin.check()
         with self._lock:
-            # A lost response causes one rejection. If a next owner registers meanwhile, that causes another, so retry a
-            # few times.
+            # A lost response causes one rejection. A next owner that registers in the meantime causes another
+            # rejection, so retry a few times.
             for _ in range(ATTEMPTS):
                 if self.lost.is_set():
                     return ended and self._ended
@@ -346,15 +355,16 @@ class Holding:
         return outcome
 
     def _settle(self, stored: Lease | None) -> None:
-        """Decide by the stored lease, which came with a rejection, whether the lease is still ours."""
-        # The counter of a row grows with each owner. One below ours means that the row was deleted and recreated.
+        """Determine whether the lease is still ours, given the stored lease that a rejected write returned."""
+        # The counter of a row grows with each owner. If the counter is lower than ours, the row was deleted and
+        # recreated.
         if not self._lease.ended and (stored is None or (self.fence is not None and stored.epoch < self._lease.epoch)):
             stored = self._restore_row(stored)
         if stored is None:
             self._lose("its row is gone")
         elif stored.owner != self._me:
-            # The response to the write that gave the lease away may have been lost. We can take the lease back until
-            # its next owner has claimed it.
+            # The write that gave the lease away may have been applied without a response. We can take the lease back
+            # until its next owner has claimed it.
             may_take_back = stored.owner is not None and stored.owner == self._giving_to
             self.given = stored if may_take_back and self._identity.signed(stored) else None
             self._ended = stored.ended
@@ -372,8 +382,8 @@ class Holding:
                 )
                 log.error("%s", self.contradiction)
         elif self._identity.predecessor(stored) == self._replaced:
-            # The process that we replaced still writes under this worker's id. The older process keeps the lease, and
-            # this one, the younger, gives it up.
+            # The process that we replaced still writes under this worker's id. In this case the older process keeps the
+            # lease, and this process gives it up.
             self.duplicate_process = True
             self._lose("another living process uses this worker id")
         elif self.expired:
@@ -385,8 +395,8 @@ class Holding:
     def _restore_row(self, stored: Lease | None) -> Lease | None:
         """Recreate the row, or take over the row that has replaced it. Return the stored lease, if there is one.
 
-        The lease is ours afterwards unless it has expired, the new row has a later checkpoint, or another worker has
-        taken it in the meantime.
+        Afterwards the lease is ours, with three exceptions: it has expired, the new row has a later checkpoint, or
+        another worker has taken it in the meantime.
         """
         own_lease = self._lease
         if stored is None:
@@ -400,7 +410,7 @@ class Holding:
                     self._store.write(writes.DeleteLease(creation.lease))
                     return None
                 self._remade(f"{self.key} at {own_lease.checkpoint.sequence}")
-        # If the lease has expired, do not claim it, because another worker may have done so, and the row exists now.
+        # If the lease has expired, do not claim it. The row exists now, so another worker may have claimed the lease.
         if stored is None or self.expired:
             return stored
         if stored.checkpoint.order > own_lease.checkpoint.order:
@@ -408,8 +418,8 @@ class Holding:
             self._remade(f"{self.key}, by another worker: records between {gap}, may be unread")
             return stored
         if stored.checkpoint.order < own_lease.checkpoint.order:
-            # The checkpoint must be written before the claim. If this process ends in between, the next owner then
-            # still starts at our position.
+            # Write the checkpoint before the claim. If this process ends between the two writes, the next owner still
+            # starts at our position.
             self._store.write(writes.CheckpointLate(stored, own_lease.checkpoint))
         begun, take = self._clock(), writes.StealLease if stored.owner else writes.ClaimLease
         outcome = self._store.write(take(stored, self._me, self._identity.annotations_on(stored)))
@@ -422,9 +432,15 @@ class Holding:
         return lease if weight == lease.weight else evolve(lease, weight=weight)
 
     def _annotations_to_write(self, lease: Lease, annotations: Annotations) -> Annotations:
-        lacking = self._identity.lacking(lease)
+        missing_annotations = self._identity.lacking(lease)
         return tuple(
-            sorted({**dict(annotations), **dict(self.progress.annotations(self._clock())), **dict(lacking)}.items())
+            sorted(
+                {
+                    **dict(annotations),
+                    **dict(self.progress.annotations(self._clock())),
+                    **dict(missing_annotations),
+                }.items()
+            )
         )
 
     def _lose(self, why: str) -> None:
@@ -434,5 +450,5 @@ class Holding:
                 self.why = why
                 self.lost.set()
         if newly_lost:
-            # The callback must be called outside the lock, because it may call `drop`, which takes that lock.
+            # Call the callback without holding the lock. The callback may call `drop`, which takes the same lock.
             self._noticed(self)

@@ -6,9 +6,9 @@ lease is adopted by a claim, on condition that the version is the one that was r
 because the worker that gave the lease away could take it back at the same moment. Two workers would then read the
 shard.
 
-A worker's id outlives its process, so a row of ours may belong to another process with the same id. Each write that
-takes a lease also writes the process on the row. If a row signed by another process is renewed while we watch, that
-process is alive, and this one must stop (`check_identity`).
+A worker's id is used again after its process has ended, so a row with our id may belong to another process. Each write
+that takes a lease also writes the process on the row. If a row signed by another process is renewed while we watch,
+that process is alive, and this one must stop (`check_identity`).
 
 `Cooldown` keeps the leases that this worker leaves to others for a while because it could not read them.
 """
@@ -79,18 +79,22 @@ class Holdings:
         self._unanswered_at, self._in_doubt, self._rests_until = -math.inf, False, -math.inf
         self._replaced: dict[str, Version] = {}
         self.not_written = False
-        """Whether the store failed to write a take since the last look, so that the next look should come soon."""
+        """Whether an attempt to take a lease has failed in the store since the last look.
+
+        The next look should then come soon.
+        """
         self.released: dict[str, Lease] = {}
-        """Every lease that was held before and is not held now, as last written here."""
+        """The leases that this process held before and does not hold now, each as this process last wrote it."""
         self.dropped: set[str] = set()
-        """The keys of those released leases that were dropped because no write confirmed them in time."""
+        """The keys of the leases that were dropped because no write confirmed them in time."""
 
     @property
     def all(self) -> tuple[Holding, ...]:
         """The holdings, sorted by key. The tuple is the same object until a holding is added or removed."""
         with self._lock:
             if self._sorted is None:
-                # `Renewing` compares no holdings as long as it gets the same tuple.
+                # Keep the tuple until a holding is added or removed, because `Renewing` compares holdings only if it
+                # gets a new tuple.
                 self._sorted = tuple(holding for _, holding in sorted(self._held.items()))
             return self._sorted
 
@@ -102,7 +106,8 @@ class Holdings:
     def check_identity(self) -> None:
         """If another living process was seen to use this worker's id, drop all leases and raise WorkerError.
 
-        The leases are not released, because a release under the shared id would take them from the other process.
+        The leases are not released. Both processes use the same worker id, so a release would take the leases from the
+        other process.
         """
         if self._duplicate_process:
             for holding in self.all:
@@ -135,11 +140,14 @@ class Holdings:
             self._lease_taken(holding)
 
     def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
-        """Return the leases that name this worker as owner but are not held, with the finished ones only if `ended`."""
-        ours = [lease for lease in leases if lease.owner == self._identity.worker]
+        """Return the leases whose rows name this worker but which this process does not hold.
+
+        Finished leases are included only if `ended`.
+        """
+        our_leases = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
-            unheld = [lease for lease in ours if lease.key not in self._held]
-        return tuple(lease for lease in unheld if (ended or not lease.ended) and not self._has_successor(lease))
+            unheld_leases = [lease for lease in our_leases if lease.key not in self._held]
+        return tuple(lease for lease in unheld_leases if (ended or not lease.ended) and not self._has_successor(lease))
 
     @property
     def unconfirmed(self) -> tuple[Lease, ...]:
@@ -151,14 +159,17 @@ class Holdings:
     def rests(self) -> bool:
         """Whether to take no leases for now, because the store has not responded to takes.
 
-        A take without a response may still be applied. If it were repeated soon, the lease would look alive although no
-        worker reads the shard. The pause is longer than `lease_seconds` and two cycles, so that the lease expires and
-        another worker takes it.
+        A write that takes a lease may be applied although no response arrives. If this worker repeated the write soon,
+        the lease would look alive although no worker reads the shard. The worker therefore pauses for longer than
+        `lease_seconds` and two cycles. In that time the lease expires and another worker takes it.
         """
         return self._clock() < self._rests_until
 
     def mark_unconfirmed(self, lease: Lease) -> None:
-        """Remember a lease that a write without a response may have made ours. The next turn claims it again (H4)."""
+        """Remember a lease that may be ours, because a write that takes it got no response.
+
+        The next turn claims it again (H4).
+        """
         with self._lock:
             self._unconfirmed[lease.key] = lease
 
@@ -189,20 +200,22 @@ class Holdings:
         self._in_doubt, self._rests_until = False, -math.inf
 
     def without_takes_at_rest(self, actions: Sequence[Action]) -> tuple[Action, ...]:
-        """Return the actions, without those that would take a lease if this worker rests."""
+        """Return the actions. While this worker rests, leave out those that would take a lease."""
         is_resting = self.rests
         return tuple(
             action for action in actions if not (is_resting and isinstance(action, Claim | Steal | RequestHandoff))
         )
 
     def note_read(self, leases: Iterable[Lease]) -> None:
-        """Allow takes again if these leases, which were just read, show that an unconfirmed claim was not applied."""
+        """Allow takes again if the leases that were just read show that an unconfirmed claim was not applied."""
         self.not_written = False
         with self._lock:
-            refuted = [lease for lease in leases if lease.key in self._unconfirmed and not self._is_ours(lease)]
-            for lease in refuted:
+            disproved_claims = [
+                lease for lease in leases if lease.key in self._unconfirmed and not self._is_ours(lease)
+            ]
+            for lease in disproved_claims:
                 del self._unconfirmed[lease.key]
-        if refuted:
+        if disproved_claims:
             self.note_response()
 
     def doubtful(self, leases: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
@@ -216,12 +229,12 @@ class Holdings:
         # Only a lease that this process has held can have been taken over. Other rows may name an earlier process with
         # our id.
         was_replaced = lease.key in self._held_before and self._identity.predecessor(lease) is not None
-        # If this process was paused until its lease had expired, the other process may own the lease. If the other
-        # process has not renewed the lease for `lease_seconds`, it has ended, and we may adopt the lease.
+        # If this process was paused until its lease had expired, another process may own the lease. If that process has
+        # not renewed it for `lease_seconds`, it has ended, and we may adopt the lease.
         if not was_replaced or lease.idle > self._lease_seconds:
             return False
-        # The first version that we read may be the last one that the other process wrote. A second version shows that
-        # it is alive.
+        # The first version that we read may be the last one that the other process wrote before it ended. A second
+        # version shows that the process is alive.
         first_version = self._replaced.setdefault(lease.key, lease.version)
         self._duplicate_process = self._duplicate_process or first_version != lease.version
         return True
@@ -240,7 +253,8 @@ class Holdings:
             stored = self._claim_as_read(lease)
             if stored is None or not self._is_ours(stored):
                 return stored
-            # The listing may have been stale. If the version moves after a consistent read, its writer is alive.
+            # The listing may have been stale. If the version still changes after a consistent read, the process that
+            # writes it is alive.
             stored_later = self._claim_as_read(stored)
             other_is_alive = (
                 stored_later is not None
@@ -257,9 +271,12 @@ class Holdings:
         return lease.owner == self._identity.worker and not lease.ended
 
     def _claim_as_read(self, lease: Lease) -> Lease | None:
-        """Claim the lease as it was read. Return None if it is held now or gone, otherwise the stored lease."""
+        """Claim the lease as it was read.
+
+        Return the stored lease, or None if we hold the lease now or its row is gone.
+        """
         begun = self._clock()
-        # Reading the row instead of claiming the lease is not enough, because the lease could then have two owners.
+        # Claim the lease instead of only reading its row. Otherwise the lease could have two owners.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.annotations_on(lease)))
         self.note_response()
         if isinstance(outcome, Done):
@@ -288,30 +305,31 @@ class Holdings:
 
 
 class Cooldown:
-    """The leases that this worker does not take for now, each with an end time and the incarnation of its stream.
+    """The leases that this worker does not take for a while, each with an end time and the incarnation of its stream.
 
-    If the stream is recreated under its name (L14), this worker may be able to read the new lease of the same key.
+    If a stream is deleted and recreated with the same name (L14), this worker may be able to read the new lease of the
+    same key.
     """
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, str | None]] = {}
 
     def put(self, key: str, until: float, incarnation: str | None = None) -> None:
-        """Do not take this lease before `until`. If an incarnation is given, this holds only while the row names it."""
+        """Do not take this lease before `until`. If an incarnation is given, ignore rows of other incarnations."""
         self._until[key] = until, incarnation
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions without those that would take such a lease.
 
-        Actions for leases in the cooldown must not count as planned, because a lookout's bulletin calls other workers
+        The omitted actions must not count as planned by this worker, because the lookout's bulletin calls other workers
         to take these leases.
         """
-        allowed = list[Action]()
+        allowed_actions = list[Action]()
         for action in actions:
             until, incarnation = self._until.get(action.lease.key, (now, None))
             # If the row belongs to another incarnation of the stream, its shard has other records, which have not
             # failed yet.
             same_incarnation = incarnation in {None, action.lease.annotation(INCARNATION)}
             if not (isinstance(action, Claim | Steal | RequestHandoff) and same_incarnation and until > now):
-                allowed.append(action)
-        return tuple(allowed)
+                allowed_actions.append(action)
+        return tuple(allowed_actions)

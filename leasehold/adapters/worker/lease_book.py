@@ -87,7 +87,7 @@ class LeaseBook:
             identity,
             clock=clock,
             lease_seconds=config.lease_seconds,
-            # Other workers may read our last write one cycle late, and notice that the lease has expired another cycle
+            # Other workers may read our last write one cycle late, and may notice the expiry of the lease another cycle
             # late.
             rest_seconds=config.rules.expires_above(config.lease_seconds) + 2 * config.cycle_seconds,
             lease_taken=self._lease_taken,
@@ -125,7 +125,7 @@ class LeaseBook:
     # Left to others
 
     def leave_alone(self, key: str, seconds: float) -> None:
-        """Do not take this lease for this many seconds, because another worker may be able to read it."""
+        """Do not take this lease for this many seconds, because another worker may be able to read its shard."""
         holding, now = self.holdings.get(key), self._clock()
         lease = self.holdings.released.get(key) if holding is None else holding.lease
         if holding is not None:
@@ -137,7 +137,7 @@ class LeaseBook:
         return self._silence.without(self._cooldown.without(actions, now), now)
 
     def silence_due(self, now: float) -> float:
-        """Return the time at which a full read of the table is needed because a stream is silent, or infinity (D1)."""
+        """Return when a full read is needed because a stream is silent, or infinity if none is silent (D1)."""
         return self._silence.due(self.holdings.all, now)
 
     def stream_silent(self, now: float) -> bool:
@@ -145,7 +145,7 @@ class LeaseBook:
         return self._silence.waits(self.holdings.all, now)
 
     def leave_silent(self, leases: Sequence[Lease], now: float, each: ParallelMap) -> None:
-        """Release the leases that another worker may be able to read, because this one gets no response (D2 to D7).
+        """Release leases whose shards do not respond to this worker but may respond to others (D2 to D7).
 
         Args:
             leases: All leases, as just read.
@@ -160,8 +160,8 @@ class LeaseBook:
                 self._cooldown.put(key, now + config.cycle_seconds + config.lease_seconds)
         for leaving in self._silence.judge(leases, self.holdings.all, now):
             leaving.holding.progress.put_aside(leaving.seconds, now)
-            # Other workers get a chance to take the lease first. D5 and `_stuck` determine when this worker may take it
-            # again.
+            # Give other workers the first chance to take the lease. This worker may take it again when D5 and `_stuck`
+            # allow it.
             self._cooldown.put(leaving.holding.key, now + config.lease_seconds)
             leaving.holding.ask_release(leaving.to)
             self._events.release(leaving.holding)
@@ -182,9 +182,9 @@ class LeaseBook:
                 log.warning("lease %s is not released yet: %s", holding.key, fault)
 
         def is_stuck(holding: Holding) -> bool:
-            called = holding.progress.called
+            called_at = holding.progress.called
             return holding.progress.left or (
-                called is not None and now - called >= seconds and holding.progress.leave()
+                called_at is not None and now - called_at >= seconds and holding.progress.leave()
             )
 
         list(each(release, [holding for holding in self.holdings.all if holding.releasing and is_stuck(holding)]))

@@ -1,9 +1,9 @@
 """Delays the creation of leases while another living worker may know better where they start (L13).
 
-A lease without a row may be new. But its row may also have been deleted, and then its owner, or another worker that has
-read the row, will create it again. Therefore each creation is delayed by a time that depends on its rule. If the lease
-starts at LATEST, the position of LATEST is determined when the lease is first found to be missing. Otherwise, records
-that arrive during the delay would be skipped.
+A lease without a row may be new. Its row may also have been deleted. In that case the owner, or another worker that has
+read the row, will create the row again. Therefore each creation is delayed by a time that depends on its rule. If the
+lease starts at LATEST, the position of LATEST is determined when the lease is first found to be missing. Otherwise,
+records that arrive during the delay would be skipped.
 """
 
 import logging
@@ -29,7 +29,7 @@ class PendingCreations:
 
     Args:
         config: The configuration of the worker.
-        latest: Returns the position of a shard's tip. Raises SourceError.
+        latest: Returns the position of the tip of a shard. May raise SourceError.
     """
 
     def __init__(self, config: Config, latest: Callable[[Lease], Position]) -> None:
@@ -43,7 +43,7 @@ class PendingCreations:
         return self._missing_since.keys()
 
     def table_silent(self) -> None:
-        """Restart all waits, because no owner can recreate its row while the table does not respond."""
+        """Restart all waits. While the table does not respond, no owner can recreate its row."""
         self._missing_since.clear()
 
     def held_back(
@@ -83,11 +83,11 @@ class PendingCreations:
                 "the stream has no leases yet; they are created in %.1f s, and no record is skipped meanwhile",
                 seconds,
             )
-        remaining = dict[Action, float]()
+        remaining_waits = dict[Action, float]()
         for creation, seconds in waits.items():
             seconds_left = self._missing_since[creation.lease.key] + seconds - now
-            remaining[creation] = max(seconds_left, RETRY_SECONDS) if self._unpinned(creation) else seconds_left
-        return {creation: seconds for creation, seconds in remaining.items() if seconds > 0}
+            remaining_waits[creation] = max(seconds_left, RETRY_SECONDS) if self._unpinned(creation) else seconds_left
+        return {creation: seconds for creation, seconds in remaining_waits.items() if seconds > 0}
 
     def pinned(self, action: Action) -> Action:
         """Add to a creation the position that LATEST had when the lease was first found to be missing."""
@@ -100,7 +100,8 @@ class PendingCreations:
         """Return for how long a lease must be missing before it is created, or None if it need not wait."""
         config, lease = self._config, creation.lease
         match creation.rule:
-            # The owner of a deleted row recreates it at its next renewal. A lease that was dropped here has no owner.
+            # The owner of a deleted row recreates it at its next renewal. A lease that this worker has dropped has no
+            # owner to recreate its row.
             case "L13":
                 return 0.0 if lease.key in dropped else config.renew_seconds
             # A lease that this worker has never seen waits until every living worker has read the table, because one of
@@ -108,17 +109,17 @@ class PendingCreations:
             case "L6":
                 return config.renew_seconds + config.cycle_seconds
             case "L4" | "L5" as rule:
-                # If there is no lease of this stream, either the group is new or its table was emptied. If it was
-                # emptied, the first owner that renews recreates its row, which distinguishes the two cases.
-                existing = lease.stream in streams
-                # At TRIM_HORIZON there is no wait, because nothing can be skipped and owners take such rows over
-                # (`Holding`). Under LATEST there is one, because another worker may still be creating the leases of a
-                # new group.
+                # If there is no lease of this stream, either the group is new or its table was emptied. To distinguish
+                # the two cases, wait: if the table was emptied, the first owner that renews recreates its row.
+                stream_has_leases = lease.stream in streams
+                # At TRIM_HORIZON no wait is needed, because no record can be skipped and an owner takes over a row that
+                # was created again (`Holding`). At LATEST a wait is needed, because another worker may still be
+                # creating the leases of a new group.
                 if lease.checkpoint == TRIM_HORIZON and not (
-                    existing and (rule == "L5" or config.initial_position == LATEST)
+                    stream_has_leases and (rule == "L5" or config.initial_position == LATEST)
                 ):
                     return None
-                return config.renew_seconds + (config.cycle_seconds if existing else RETRY_SECONDS)
+                return config.renew_seconds + (config.cycle_seconds if stream_has_leases else RETRY_SECONDS)
             case _:
                 return None
 

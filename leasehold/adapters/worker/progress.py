@@ -46,7 +46,7 @@ class Throughput:
         """Count bytes that were read, perhaps none. The first call begins the first interval."""
         with self._lock:
             if not self._measuring:
-                # The first interval does not begin when the lease is claimed, because the wait until the shard is
+                # Do not begin the first interval when the lease is claimed. Otherwise the wait until the shard is
                 # opened would lower the rate.
                 self._measuring, self._began = True, now
             self._bytes += size
@@ -62,12 +62,12 @@ class Throughput:
             elapsed = now - self._began
             if self._measuring and elapsed >= self._interval:
                 rate = self._bytes / elapsed
-                # The weight depends on the elapsed time, because updates may come late or in pairs, and each of them
-                # would otherwise halve the previous average.
+                # The weight depends on the elapsed time, because updates may come late or two in a row. With a fixed
+                # weight, each update would halve the previous average.
                 weight = 0.0 if self._average is None else 0.5 ** (elapsed / self._interval)
                 self._average = weight * (self._average or 0.0) + (1 - weight) * rate
                 self._bytes, self._began = 0, now
-            # The weight of a lease must not exceed WEIGHT_MAX, and a renewal must not fail because of a larger rate.
+            # Limit the weight to WEIGHT_MAX. Otherwise a renewal with a larger rate would fail.
             return None if self._average is None else min(round(self._average), WEIGHT_MAX)
 
 
@@ -75,31 +75,34 @@ NOTE = "reach"
 """The name of the row attribute with a `Progress` as JSON."""
 
 TELL_SECONDS = 20.0
-"""How long a lease may be renewed by checkpoints alone before a renewal writes its annotation."""
+"""The longest time for which only checkpoints renew a lease.
+
+Then a renewal is needed, because only renewals write the annotation.
+"""
 
 FIRST_SECONDS = 3.0
 """How soon a new owner writes its annotation, so that the lag of a lease that has just moved is known early."""
 
 SILENT_SECONDS = 30.0
-"""If nothing was read for longer, the time since the last read counts as lag, as records may have arrived since."""
+"""After this time without a read, the time since the last read counts as lag, as new records may exist."""
 
 RENEWED = 0.6
 """The fraction of `lease_seconds` within which a living owner renews its lease or writes a checkpoint."""
 
 LATE = 0.8
-"""The fraction of `lease_seconds` within which a renewal succeeds that has failed once."""
+"""The fraction of `lease_seconds` within which a renewal succeeds if its first try has failed."""
 
 STEP_SECONDS, STEPS = TELL_SECONDS, 6
-"""The window over which lag must grow, step by step, to count as falling behind."""
+"""The time window for detecting consumers that fall behind. Lag must grow from step to step during the whole window."""
 
 DRIPS = f"an answer of the stream has been on its way for more than {SILENT_SECONDS:g} s"
-"""The fault of a read that neither ends nor fails, for example because the response arrives byte by byte."""
+"""The fault shown for a read that neither ends nor fails, for example because the response arrives byte by byte."""
 
 FAULT_LENGTH = 200
 """The maximum length of a fault on a row, in characters."""
 
 LARGEST = 1e12
-"""An upper limit far above every time and count of a real row."""
+"""An upper limit for times and counts in annotations, far above every real value."""
 
 
 def told_within(lease_seconds: float) -> float:
@@ -108,10 +111,11 @@ def told_within(lease_seconds: float) -> float:
 
 
 def patience(lease_seconds: float) -> float:
-    """Return how long a lease may be unowned, or unread according to its row, in a healthy group.
+    """Return for how long a lease of a healthy group may have no owner, or be shown as unread in its row.
 
-    An owner notices within `SILENT_SECONDS` that nothing was read. It writes this to the row within `TELL_SECONDS` or
-    the time between two renewals, whichever is longer. The latter is little more than half of `lease_seconds`.
+    An owner notices within `SILENT_SECONDS` that it has read nothing. It then writes this to the row within
+    `TELL_SECONDS`, or within the time between two renewals if that is longer. The time between two renewals is little
+    more than half of `lease_seconds`.
     """
     return SILENT_SECONDS + max(TELL_SECONDS, RENEWED * lease_seconds)
 
@@ -130,14 +134,14 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
         step = int(time // STEP_SECONDS)
         least[step] = min(lag, least.get(step, math.inf))
     steps = [lag for _, lag in sorted(least.items())][-STEPS:]
-    # The first step must not be at the tip. From there any lag is growth, but a reader that is one batch behind the tip
-    # is not falling behind.
+    # Ignore windows that begin at the tip. Any lag is an increase compared to the tip, but a reader that is one batch
+    # behind is not falling behind.
     return len(steps) == STEPS and steps[0] > 0 and all(earlier < following for earlier, following in pairwise(steps))
 
 
 @frozen
 class Progress:
-    """How far a lease is behind the tip of its shard, as its owner wrote it. All times are in seconds since 1970.
+    """The owner's record of how far its lease is behind the tip of the shard. All times are in seconds since 1970.
 
     Attributes:
         at: When this was written.
@@ -183,7 +187,10 @@ class Progress:
 
     @property
     def cause(self) -> str:
-        """The reason why the position does not move, or "". It includes why a dead letter could not be written."""
+        """The reason why the position does not move, or "".
+
+        It includes the error if a dead letter could not be written.
+        """
         return "; ".join(filter(None, (self.fault, self.dead_letter)))
 
     @property
@@ -193,7 +200,7 @@ class Progress:
         return json.dumps({name: value for name, value in values.items() if value != ""})
 
     def resting(self, now: float, long: float) -> bool:
-        """Return whether the lease is left to other workers at `now`, or was at most `long` seconds earlier."""
+        """Return whether the lease is left to other workers at `now`, or was until at most `long` seconds earlier."""
         return self.aside is not None and now <= self.aside + long
 
     def overdue(self, idle: float) -> bool:
@@ -205,25 +212,25 @@ class Progress:
 
         Args:
             now: The time in seconds since 1970.
-            held: Whether a living owner reads the lease. If not, unread records may be as old as the shard's last
-                response.
+            held: Whether a living owner reads the lease. If no living owner reads the lease, unread records may be as
+                old as the shard's last response.
         """
         silence = max(0.0, now - self.at)
-        current = held and silence <= told_within(self.lease or 0.0)
+        is_current = held and silence <= told_within(self.lease or 0.0)
         if self.behind is None:
-            # A living owner writes a lag itself after `SILENT_SECONDS` of silence. If no owner is alive, the lag is
-            # derived here.
+            # A living owner writes a lag itself after `SILENT_SECONDS` of silence. If no owner is alive, compute the
+            # lag from the time since the last response.
             unread_for = now - max(self.read or 0.0, self.done or self.at)
-            return None if current or self.excused or unread_for <= SILENT_SECONDS else unread_for
-        # A position that had not moved for a while when this was written has most likely not moved since.
-        stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
-        if current and not stalled:
+            return None if is_current or self.excused or unread_for <= SILENT_SECONDS else unread_for
+        # If the position had not moved for a while when the owner wrote this, it has most likely not moved since.
+        is_stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
+        if is_current and not is_stalled:
             return self.behind
         # Records that came after the last response are at most as old as the time since then.
         return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
 
     def unheard(self, now: float, *, held: bool) -> bool:
-        """Return whether `lag` is only a lower bound, because the stream is silent and no unfinished record is held.
+        """Return whether the real lag may exceed `lag`, because the stream is silent and no unfinished record is held.
 
         Args:
             now: The time in seconds since 1970.
@@ -231,8 +238,8 @@ class Progress:
         """
         if self.oldest is not None or self.lag(now, held=held) is None:
             return False
-        current = held and now - self.at <= told_within(self.lease or 0.0)
-        return (self.at if current else now) - (self.read or 0.0) > SILENT_SECONDS
+        is_current = held and now - self.at <= told_within(self.lease or 0.0)
+        return (self.at if is_current else now) - (self.read or 0.0) > SILENT_SECONDS
 
 
 _TEXTS = ("owner", "host", "fault", "excused", "dead_letter")
@@ -243,7 +250,7 @@ def progress_of(lease: Lease) -> Progress | None:
     """Return the progress in the row's annotation, or None if there is no valid annotation."""
     try:
         document = json.loads(lease.annotation(NOTE) or "null")
-        # During a rolling upgrade a newer worker may write fields that this one does not know.
+        # In a rolling upgrade, a newer worker may write fields that this version does not know.
         attributes = (
             {name: document[name] for name in fields_dict(Progress).keys() & document.keys()}
             if isinstance(document, dict)
@@ -251,10 +258,14 @@ def progress_of(lease: Lease) -> Progress | None:
         )
         times = [attributes[name] for name in _TIMES if name in attributes]
         moves, flags = attributes.get("moves", 0), [attributes.get(name, True) for name in ("end", "grows")]
-        strings = all(isinstance(attributes.get(name, ""), str) for name in _TEXTS)
-        numbers = all(map(_is_time, times)) and isinstance(moves, int) and _is_time(moves)
+        strings_are_valid = all(isinstance(attributes.get(name, ""), str) for name in _TEXTS)
+        times_are_valid = all(map(_is_time, times)) and isinstance(moves, int) and _is_time(moves)
         # A flag that is false is left out, so one that is present must be true.
-        return Progress(**attributes) if attributes and strings and numbers and flags == [True, True] else None
+        return (
+            Progress(**attributes)
+            if attributes and strings_are_valid and times_are_valid and flags == [True, True]
+            else None
+        )
     # Any program may have written the attribute. An invalid value is ignored and must not break a listing.
     except (ValueError, TypeError, RecursionError):
         return None
@@ -262,8 +273,8 @@ def progress_of(lease: Lease) -> Progress | None:
 
 def _is_time(value: object) -> bool:
     # In Python True is a number, too.
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value < LARGEST  # type: ignore[operator]  # a number, as just checked
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value < LARGEST  # type: ignore[operator]  # a number, as just checked
 
 
 class ProgressMeter:
@@ -288,12 +299,12 @@ class ProgressMeter:
 
     def __init__(self, lease: Lease, me: str, now: float = 0.0, lease_seconds: float | None = None) -> None:
         previous = progress_of(lease)
-        moved = previous is not None and previous.owner != me
-        self.moved = moved
-        # Start from the previous owner's values. Otherwise a batch that no owner can handle would look new after each
-        # change of owner.
+        owner_changed = previous is not None and previous.owner != me
+        self.moved = owner_changed
+        # Start from the previous owner's values. Otherwise, after each change of owner, a batch that keeps failing
+        # would look as if it were new.
         previous = previous or Progress(0.0, me)
-        self._now = Progress(0.0, me, moves=previous.moves + moved, done=previous.done, lease=lease_seconds)
+        self._now = Progress(0.0, me, moves=previous.moves + owner_changed, done=previous.done, lease=lease_seconds)
         self._arrived: float | None = None
         self._fault, self._dead_letter, self._excused = previous.fault, previous.dead_letter, ""
         self._inherited = previous
@@ -308,8 +319,8 @@ class ProgressMeter:
         self._inherited_behind = previous.behind
         self._behind: float | None = None
         self._began, self._annotated_at = now, -math.inf
-        # When the lease was taken, by this owner or by the first of the previous owners that have not read anything
-        # either.
+        # The time at which the lease was taken. If the previous owners have not read anything either, this is when the
+        # first of them took it.
         self._taken_at = now
         self._tried: float | None = None
         self._read: float | None = None
@@ -321,13 +332,13 @@ class ProgressMeter:
         self._lock = Lock()
 
     def tell(self, host: str, wall: Callable[[], float], now: float) -> None:
-        """Return annotations from now on. `wall` must return the time in seconds since 1970."""
+        """Enable annotations. `wall` must return the time in seconds since 1970."""
         self._wall, self._annotated_at = wall, now + FIRST_SECONDS - TELL_SECONDS
         self._now = evolve(self._now, host=host)
         previous = self._inherited
         if self._inherited_behind is not None and previous.at:
-            # Add the time since the annotation was written, so that the lag that an earlier owner wrote continues to
-            # grow.
+            # Add the time since the annotation was written, so that the lag continues to grow from the value of the
+            # previous owner.
             self._inherited_behind += max(0.0, wall() - previous.at - (now - self._began))
         if previous.oldest is not None:
             self._oldest = now - max(0.0, wall() - previous.oldest)
@@ -335,7 +346,7 @@ class ProgressMeter:
             self._taken_at = now - max(0.0, wall() - previous.done)
 
     def awaited(self, now: float) -> None:
-        """Note that the shard is to be read from now on, so that it counts as silent even without a request."""
+        """Note that the shard should be read from now on. It then counts as silent even if no request is made."""
         with self._lock:
             self.silent_since = now
 
@@ -346,19 +357,20 @@ class ProgressMeter:
             self.silent_since = now if self.silent_since is None else self.silent_since
 
     def not_awaited(self) -> None:
-        """Note that nothing is to be read for now, so that the shard does not count as silent."""
+        """Note that the shard need not be read for now, so it does not count as silent."""
         with self._lock:
             self.silent_since = None
 
     def called_back(self) -> None:
-        """Note that the call has returned, without a response about the records of the shard."""
+        """Note that the call has returned, but without any information about the records of the shard."""
         with self._lock:
             self.called = None
 
     def leave(self) -> bool:
-        """Prevent the reader from delivering the result of its current call. Return False if no call is running.
+        """Prevent the reader from dispatching the result of its current call. Return False if no call is running.
 
-        During a call no handler runs, and afterwards none is called, so the lease can be released without the reader.
+        No handler runs during the call, and none is called afterwards. The lease can therefore be released without the
+        reader.
         """
         with self._lock:
             self.left = self.left or self.called is not None
@@ -369,14 +381,14 @@ class ProgressMeter:
         return None if self._wall is None else self._wall() - (now - at)
 
     def read_lately(self, now: float, seconds: float) -> bool:
-        """Return whether the shard has responded to this owner, or to another one in the `seconds` before this one."""
+        """Return whether the shard has responded to this owner or an earlier one within the last `seconds`."""
         previous = self._inherited
         if self.heard > -math.inf or self._wall is None or previous.read is None:
             return self.heard > -math.inf
         return self.moved and self._wall() - (now - self._began) - previous.read <= seconds
 
     def read(self, batch: Batch, now: float, waits: str = "") -> None:
-        """Note a read before its batch is handled. A read without a response does not count (rule 3).
+        """Note a read before its batch is handled. Ignore a read without a response (rule 3).
 
         Args:
             batch: The batch, including earlier records that were not delivered yet.
@@ -392,12 +404,12 @@ class ProgressMeter:
             return
         if not batch.answered:
             with self._lock:
-                # No request was made, because an idle connection has nothing to return.
+                # The source made no request, because an idle connection has no new records.
                 self.called = self.silent_since = None
             return
         with self._lock:
             self.called = None
-            # A response without a lag must not count as one at the tip.
+            # A response may contain no lag. Such a response must not look as if the reader were at the tip.
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
             self._batch_unfinished = bool(batch.count)
@@ -409,9 +421,9 @@ class ProgressMeter:
             self._pending = self._batch_unfinished or self._oldest is None
             self._batch_arrived, self._excused = batch.last_arrived, waits
             if waits:
-                self._done = now  # otherwise a shard whose records must wait would be shown as stalled
+                self._done = now  # otherwise a shard whose records must wait would look stalled
             if batch.behind_seconds is not None:
-                # If records must wait, their age is lag, but it does not show that the consumer falls behind.
+                # If records must wait, their age counts as lag. It does not show that the consumer falls behind.
                 self._keep_lag(batch.behind_seconds if waits else max(batch.behind_seconds, self._waiting(now)), now)
 
     def failed(self, why: str, now: float) -> None:
@@ -422,15 +434,15 @@ class ProgressMeter:
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
     def dead_letter_failed(self, why: str, now: float) -> None:
-        """Note that a record which its handler could not handle could not be dead-lettered either, and why."""
+        """Note that writing a dead letter has failed, and why. The handler could not handle the record either."""
         with self._lock:
             self._tried, self._dead_letter = now, why[:FAULT_LENGTH]
 
     def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now although nothing is wrong."""
         with self._lock:
-            # The shard counts as done up to now. Otherwise it would be shown as stalled although it waits for a good
-            # reason.
+            # Treat the shard as done until now. Otherwise it would be shown as stalled, although there is a good reason
+            # to wait.
             self._done, self.silent_since = now, None
             self._fault, self._dead_letter, self._excused = "", "", why
 
@@ -470,7 +482,7 @@ class ProgressMeter:
             self._work = None
 
     def done(self, now: float) -> None:
-        """Note that no handler is running, and that the last batch is done unless the last read failed."""
+        """Note that no handler is running. Unless the last read failed, also note that the last batch is done."""
         with self._lock:
             self._work = None
             if self._pending:
@@ -479,7 +491,7 @@ class ProgressMeter:
             self._batch_unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
-        """Return the seconds behind the tip now, or None if they were never known."""
+        """Return the lag behind the tip in seconds at this moment, or None if it was never known."""
         with self._lock:
             return self._behind_at(now)
 
@@ -491,7 +503,8 @@ class ProgressMeter:
     def _waiting(self, now: float) -> float:
         """Return how many seconds the oldest unfinished record has waited, or 0 if no more than `SILENT_SECONDS`.
 
-        The records of a single read may reach up to the tip, so that the lag is 0 although they are not done.
+        A single read may return all records up to the tip. The source then reports no lag although the records are not
+        done.
         """
         waited = 0.0 if self._oldest is None else now - self._oldest
         return waited if waited > SILENT_SECONDS else 0.0
@@ -504,19 +517,19 @@ class ProgressMeter:
 
     def _behind_at(self, now: float) -> float | None:
         # Records that are not done grow older, even if others are read in the meantime.
-        oldest = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
+        oldest_age = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
         if self._behind is None or self._read is None:
             if self._inherited_behind is not None:
                 # The lag is at least what the previous owner wrote, and grows until the first read.
-                return max(oldest, self._inherited_behind + max(0.0, now - self._began))
-            # No response has contained a lag. Records that arrived after the last response may have waited for as long
-            # as the time since then.
+                return max(oldest_age, self._inherited_behind + max(0.0, now - self._began))
+            # No response has contained a lag. Records may have arrived right after the last response, so use the time
+            # since then.
             silence = now - max(time for time in (self._taken_at, self._read, self._done) if time is not None)
-            silent = silence > SILENT_SECONDS and not self._excused
-            return max(oldest, silence if silent else 0.0) or None
+            is_silent = silence > SILENT_SECONDS and not self._excused
+            return max(oldest_age, silence if is_silent else 0.0) or None
         silence = now - self._read
         # A response that is merely late does not count as lag.
-        return max(oldest, self._behind + (silence if self._batch_unfinished or silence > SILENT_SECONDS else 0.0))
+        return max(oldest_age, self._behind + (silence if self._batch_unfinished or silence > SILENT_SECONDS else 0.0))
 
     def annotation_due(self, now: float) -> bool:
         """Return whether a new annotation is due."""

@@ -1,12 +1,14 @@
-"""Renews held leases, each by a call of its own, so that a request that stalls delays no other lease.
+"""Renews held leases with a separate call for each lease, so that a slow request does not delay other leases.
 
 1. At most one renewal of a lease is in progress. After a failure the next one begins a second later.
-2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. While
-   a renewal is in progress, the lease is dropped a third of that time later, because nearly all renewals succeed.
+2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. If a
+   renewal is in progress at that moment, the lease is dropped only after another third of `lease_seconds`, because
+   nearly all renewals succeed.
 
 `SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
-from ours. `first_watch`, `renew_pause` and `bulletin_renewals` are a worker's part in bulletins (C4). They determine
-whether the worker reads bulletins, how often it wakes up for them, and which of its leases carries its own bulletin.
+from ours. `first_watch`, `renew_pause` and `bulletin_renewals` let a worker read and write bulletins (C4). They
+determine whether the worker reads bulletins, how often it wakes up for them, and which of its leases carries its own
+bulletin.
 """
 
 import logging
@@ -56,8 +58,8 @@ class Renewing:
     """The renewals of one worker.
 
     Each lease is checked when it may be due, not at each call. A heap orders the leases by that time, so a call with
-    nothing due costs the same however many leases are held. If a checkpoint has renewed a lease meanwhile, the lease is
-    not due yet and goes back into the heap.
+    nothing due costs the same however many leases are held. If a checkpoint has renewed a lease in the meantime, the
+    lease is not due and is put back into the heap.
 
     Args:
         config: The configuration of the rules.
@@ -81,7 +83,7 @@ class Renewing:
     def begin(
         self, held: Collection[Holding], now: float, me: Me, look: Look, each: BackgroundMap, *, pause: float = math.inf
     ) -> list[Holding]:
-        """Renew the leases that are due, hand off requested ones, and drop those that other workers may have taken.
+        """Renew the leases that are due, hand off the requested ones, and drop leases that others may have taken.
 
         Args:
             held: The leases held now. The collection must be the same object until a lease is added or removed.
@@ -98,11 +100,11 @@ class Renewing:
         self._pause, self._writes_bulletin = pause, bool(look.annotations)
         if held is not self._held:
             # Only new leases are added to the heap. Leases that are no longer held are skipped when they are due.
-            current = frozenset(held)
-            for holding in current - self._known_holdings:
-                # Check it in this call, because a next owner may have registered before the lease became ours.
+            held_now = frozenset(held)
+            for holding in held_now - self._known_holdings:
+                # Check the new lease in this call, because a next owner may have registered before this worker took it.
                 self._wake(-math.inf, holding, -math.inf)
-            self._held, self._known_holdings = held, current
+            self._held, self._known_holdings = held, held_now
             key = None if (row := bulletin_row([holding.lease for holding in held], me.worker)) is None else row.key
             self._bulletin_holding = next((holding for holding in held if holding.key == key), None)
         checked: list[Holding] = []
@@ -128,7 +130,7 @@ class Renewing:
             list(each(lambda item: self._renew_or_release(*item, look), wanted.values()))
         finally:
             for holding in checked:
-                # Put the leases back into the heap even if `each` has raised, because a lease that is missing there is
+                # Put the leases back into the heap even if `each` has raised. A lease that is missing from the heap is
                 # never renewed again.
                 self._wake(min(self._due(holding, now), now + pause), holding, now + pause)
         return checked
@@ -136,7 +138,7 @@ class Renewing:
     def _due_renewals(self, held: Collection[Holding], now: float, me: Me, look: Look) -> list[tuple[Holding, Renew]]:
         """Return which of these leases to renew now.
 
-        While this worker writes a bulletin, its row is renewed more often.
+        If this worker writes a bulletin, the row with the bulletin is renewed more often than the others.
         """
         config, by_key = self._config, {holding.key: holding for holding in held}
         old = [_with_age(holding, now) for holding in held if now - holding.confirmed >= config.renew_seconds]
@@ -156,19 +158,19 @@ class Renewing:
             # If the store groups writes, one write renews all leases, and from then on they are due at the same time.
             by_key = {candidate.key: candidate for candidate in self._held if not self._must_wait(candidate, now)}
             due = [*(Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()), *due]
-        wanted = {action.lease.key: action for action in due}
-        return [(by_key[key], action) for key, action in wanted.items()]
+        due_by_key = {action.lease.key: action for action in due}
+        return [(by_key[key], action) for key, action in due_by_key.items()]
 
     @property
     def parallel_renewals(self) -> int:
-        """The number of renewals that must run in parallel at the store's latency, doubled in case requests stall."""
+        """The number of renewals to run in parallel at the store's latency, doubled in case requests stall."""
         return math.ceil(2 * len(self._held) * self._average_seconds / self._config.renew_seconds)
 
     def due(self, now: float) -> float:
         """Return the time of the next call."""
         while self._wake_queue:
             wake, _, holding, latest = self._wake_queue[0]
-            # The first entry may be out of date, because a checkpoint has renewed the lease, or because it is no longer
+            # The first entry may be out of date. A checkpoint may have renewed the lease, or the lease may no longer be
             # held.
             is_held = holding in self._known_holdings
             if is_held and (self._must_wait(holding, now) or min(self._due(holding, now), latest) <= wake):
@@ -189,14 +191,14 @@ class Renewing:
             holding.renew(merge_annotations(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
-        # Keep a moving average, which a single stall changes little, while several stalls soon count fully.
+        # Use a moving average. A single slow request changes it little, while several of them raise it quickly.
         seconds_taken = min(self._clock() - began, 4 * self._average_seconds + 0.02)
         self._average_seconds += (seconds_taken - self._average_seconds) / 8
 
     def _must_wait(self, holding: Holding, now: float) -> bool:
         # If the last try failed, wait a second before the next one, so as not to add to an overload of the store.
-        failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
-        return failed or holding in self._begun
+        recently_failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
+        return recently_failed or holding in self._begun
 
     def _due(self, holding: Holding, now: float) -> float:
         if self._must_wait(holding, now):
@@ -228,7 +230,7 @@ class Renewing:
             self._begun.discard(holding)
 
     def _drop(self, holding: Holding) -> None:
-        # Another worker may already own the lease, so no more records of its shard may be handled here.
+        # Stop handling records of this shard, because another worker may already own the lease.
         holding.drop(f"dropped, not confirmed for {self._config.lease_seconds:g} s: others may have it")
 
 
@@ -241,7 +243,7 @@ class SlowPeers:
     def observe(self, me: Me, config: Config) -> None:
         """Log the workers whose renewal gaps are too long, and for which `plan` therefore waits longer."""
         for owner, gap in slow_owners(me, config):
-            # Log each worker only once, or every full read would log it again.
+            # Log each worker only once. Otherwise it would be logged again at every full read.
             if owner not in self._logged:
                 self._logged.add(owner)
                 log.warning(
@@ -257,7 +259,8 @@ class SlowPeers:
 
 def first_watch(config: Config, capabilities: Capabilities) -> Watch:
     """Start the watch of the table, with bulletins if the rules have a lookout and annotations are free (C14)."""
-    # If writing an annotation changes the version, other workers would mistake each bulletin for a renewal.
+    # If an annotation changes the version (`free_annotations` is false), other workers would mistake each bulletin for
+    # a renewal.
     reads_bulletins = config.rules.keeps_lookout and capabilities.free_annotations
     return Watch(
         bulletins=BulletinTracker() if reads_bulletins else None, silence_seconds=scaled(OUTAGE_SECONDS, config)
@@ -267,7 +270,7 @@ def first_watch(config: Config, capabilities: Capabilities) -> Watch:
 def renew_pause(watch: Watch, config: Config) -> float:
     """Return the longest wait between two calls, which is the heartbeat interval.
 
-    Any worker may become the lookout, which must write its bulletin this often.
+    Any worker may become the lookout, and the lookout must write its bulletin this often.
     """
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
@@ -276,13 +279,13 @@ def bulletin_renewals(held: Iterable[Holding], me: str) -> list[tuple[Holding, R
     """Return the renewal that writes the lookout's new bulletin, which must not wait for the next heartbeat.
 
     If the lookout has just claimed a lease whose row takes over the bulletin, the renewal of the former row is
-    returned, too. Other workers still read the former row, and in the layout `sessions` that row does not even stop
-    changing.
+    returned, too. Other workers still read the former row. In the layout `sessions`, the former row even continues to
+    change, so other workers cannot notice that the bulletin has moved.
     """
     by_key = {holding.key: holding for holding in held}
     leases = [holding.lease for holding in by_key.values()]
     row = bulletin_row(leases, me)
     if row is None:
         return []
-    before = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
-    return [(by_key[key], Renew(by_key[key].lease, "C4")) for key in dict.fromkeys((row.key, before.key))]
+    former_row = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
+    return [(by_key[key], Renew(by_key[key].lease, "C4")) for key in dict.fromkeys((row.key, former_row.key))]

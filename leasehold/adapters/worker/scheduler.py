@@ -1,7 +1,7 @@
 """Defines the protocols that a worker depends on: the reader of its leases, tasks, queues, locks and a clock.
 
-Tasks have two implementations: `threads` uses real threads, and `simulator.world.tasks` uses virtual time. The same
-runner therefore runs real and simulated fleets.
+Tasks have two implementations: `threads` uses real threads, and `simulator.world.tasks` uses virtual time. Therefore
+the same runner can run both real and simulated fleets.
 
 1. Runner and schedule start tasks, wait, and read the time only through these protocols.
 2. A lock from `threading` is never held during a wait.
@@ -45,7 +45,7 @@ class Scheduler(Protocol):
 
     @property
     def uniform(self) -> Callable[[float, float], float]:
-        """The function that draws a number between two others, for waits after faults. Nothing else is random."""
+        """The function that returns a random number between two bounds. Only waits after faults are random."""
 
     def lock(self) -> AbstractContextManager[object]:
         """Return a new lock, which may be held during a wait."""
@@ -54,7 +54,7 @@ class Scheduler(Protocol):
         """Return a new queue."""
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a task, whose exception is passed to `failed`. Raises RuntimeError if no task can be started."""
+        """Start a task. If it raises, pass the exception to `failed`. Raises RuntimeError if no task can start."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Log an unexpected exception."""

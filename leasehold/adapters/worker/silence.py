@@ -24,7 +24,7 @@ from leasehold.stores.printable import escaped, few
 log = escaped(logging.getLogger("leasehold.silence"))
 
 MARGIN = 1 / 3
-"""How much later than this worker another owner must have got a response, in multiples of `lease_seconds`.
+"""How much later than this worker another owner must have received a response, in multiples of `lease_seconds`.
 
 If the margin were smaller, we could not conclude that the stream responds to other workers. Reads are not simultaneous
 and clocks differ, so even in an outage of the stream one owner was the last to get a response.
@@ -35,18 +35,18 @@ TRIAL = 3
 A stream that is merely slow responds within that time.
 """
 REST = 2
-"""How long this worker first leaves leases to others, in multiples of `lease_seconds` (D5)."""
+"""How long the first rest from leases or a stream lasts, in multiples of `lease_seconds` (D5)."""
 REST_SECONDS_MOST = 300.0
 UNLISTED_SECONDS = 1.0
 """How long a stream may fail to respond before a worker stops listing its shards.
 
-A listing would get no response from such a stream either, and the turn must not wait for one.
+Listing the shards of a silent stream would get no response either, and would block the turn.
 """
 
 
 @frozen
 class SilentLease:
-    """A lease to leave to other workers, for at least `seconds` unless one of them takes it.
+    """A lease to leave to other workers for at least `seconds`, or until one of them takes it.
 
     If `to` is set, the lease is released to that worker.
     """
@@ -61,7 +61,7 @@ class _Rest:
     """A period for which leases are left to other workers. Each rest is twice as long as the one before.
 
     Attributes:
-        seconds: How long the next rest takes.
+        seconds: The length of the next rest.
         until: When the latest rest ends.
     """
 
@@ -82,7 +82,7 @@ class _StreamState:
     Attributes:
         rest: The rest from the stream.
         trial_due: When the next lease may be released as a trial.
-        checkpoints: The checkpoints of other owners when this worker first read the table during the present silence.
+        checkpoints: The checkpoints of other owners at the first read of the table during the current silence.
         read_by: Another owner that has read the stream since.
         silent_at: When the stream was last found not to respond.
     """
@@ -113,7 +113,7 @@ class StreamSilence:
         return max(2 * self._lease_seconds, SILENT_SECONDS)
 
     def due(self, holdings: Collection[Holding], now: float) -> float:
-        """Return when to call `judge`, or infinity while no lease waits for a response. Frequent calls are cheap."""
+        """Return when to call `judge`, or infinity if no lease waits for a response. Extra calls do no harm."""
         if now < self._next:
             return math.inf
         silences = self._silences(holdings, now)
@@ -123,7 +123,8 @@ class StreamSilence:
             called + self._stuck_seconds for holding in holdings if (called := holding.progress.called) is not None
         ]
         due = min(dues, default=math.inf)
-        # A silence that begins now is due after `lease_seconds` at the earliest, so no more frequent check is needed.
+        # A silence that begins now leads to a release after `lease_seconds` at the earliest, so more frequent checks
+        # are not needed.
         self._next = now + min(max(due - now, min(1.0, self._lease_seconds / 8)), self._lease_seconds / 2)
         return due
 
@@ -141,7 +142,7 @@ class StreamSilence:
         is_resting = action.lease.stream in streams or action.lease.key in shards
         if not isinstance(action, Claim | Steal | RequestHandoff) or not is_resting:
             return False
-        # If no other worker has taken the lease in this time, none will, so this worker tries it again.
+        # If no other worker has taken the lease in this time, none is likely to take it, so this worker tries again.
         idle_limit = self._lease_seconds * (1 if action.lease.owner is None else 2)
         return not (isinstance(action, Claim) and action.lease.idle >= idle_limit)
 
@@ -156,11 +157,11 @@ class StreamSilence:
         leaving = list[SilentLease]()
         silences = self._silences(holdings, now)
         for name in {holding.lease.stream for holding in holdings}:
-            held = [holding for holding in holdings if holding.lease.stream == name]
+            stream_holdings = [holding for holding in holdings if holding.lease.stream == name]
             stream = self._state_of(name)
             since = silences.get(name)
             if since is None:
-                if any(holding.progress.heard > stream.rest.until for holding in held):
+                if any(holding.progress.heard > stream.rest.until for holding in stream_holdings):
                     # There was a response since the last rest, so the next one is short again.
                     stream.rest.seconds, stream.trial_due = REST * self._lease_seconds, -math.inf
                 stream.checkpoints, stream.read_by = None, ""
@@ -168,36 +169,36 @@ class StreamSilence:
             if stream.silent_at == now:
                 self._compare(stream, name, leases)
             if now - since >= self._lease_seconds:
-                leaving += self._leave_stream(stream, name, leases, held, since, now)
+                leaving += self._leave_stream(stream, name, leases, stream_holdings, since, now)
         chosen_holdings = {lease.holding for lease in leaving}
         for holding in holdings:
             if holding not in chosen_holdings and self._shard_due(holding, now) <= now:  # D7
                 leaving.append(self._leave_shard(holding, leases, now))
                 chosen_holdings.add(holding)
         for holding in holdings:
-            called = holding.progress.called
+            called_at = holding.progress.called
             # D6
-            if holding not in chosen_holdings and called is not None and now - called >= self._stuck_seconds:
+            if holding not in chosen_holdings and called_at is not None and now - called_at >= self._stuck_seconds:
                 leaving.append(SilentLease(holding, self._stuck_seconds))
                 log.error(
                     "shard %s: a call of its source has not returned for %.0f s; released, not taken again before it "
                     "has returned",
                     holding.key,
-                    now - called,
+                    now - called_at,
                 )
         return leaving
 
     def _compare(self, stream: _StreamState, name: str, leases: Iterable[Lease]) -> None:
         """Note whether another owner's checkpoint has moved since the first call during this silence."""
-        current = {
+        current_checkpoints = {
             lease.key: (lease.owner, lease.checkpoint.order)
             for lease in leases
             if lease.stream == name and lease.owner is not None and lease.owner != self._me
         }
         if stream.checkpoints is None:
-            stream.checkpoints = current
+            stream.checkpoints = current_checkpoints
             return
-        for key, (owner, order) in current.items():
+        for key, (owner, order) in current_checkpoints.items():
             owner_before, order_before = stream.checkpoints.get(key, (None, order))
             if owner_before == owner and order_before < order:
                 stream.read_by = owner
@@ -225,15 +226,15 @@ class StreamSilence:
             few([holding.key for holding in leases_to_leave]),
             rest,
         )
-        # The lease is not left for the whole rest. If no other worker has taken it after `lease_seconds`, this worker
-        # tries it again (D5).
+        # The lease is not left to other workers for the whole rest. If no other worker has taken it after
+        # `lease_seconds`, this worker tries it again (D5).
         return [SilentLease(holding, self._lease_seconds) for holding in leases_to_leave]
 
     def _state_of(self, name: str) -> _StreamState:
         return self._streams.setdefault(name, _StreamState(_Rest(REST * self._lease_seconds)))
 
     def _silences(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
-        """Return, for each stream that does not respond, since when it has not, and record these streams as silent."""
+        """Return the start of the silence of each stream that does not respond, and record these streams as silent."""
         silences = _silent_since(holdings)
         for name, since in silences.items():
             if now - since >= self._lease_seconds * MARGIN:
@@ -241,7 +242,7 @@ class StreamSilence:
         return silences
 
     def _shard_due(self, holding: Holding, now: float) -> float:
-        """Return when to release the lease because its shard does not respond while others do (D7).
+        """Return when to release a lease whose shard does not respond although other shards do (D7).
 
         If the shard responds, return infinity.
         """
@@ -250,14 +251,15 @@ class StreamSilence:
             if progress.heard > -math.inf:
                 self._shards.pop(holding.key, None)
             return math.inf
-        # After an outage of the stream, every shard gets the full time to respond again.
+        # After an outage of the stream, give every shard the full time to respond again.
         since = max(progress.silent_since, self._state_of(holding.lease.stream).silent_at)
         if progress.failed_at < since:  # the time at which the failed read began
             return math.inf
         if progress.read_lately(now, self._lease_seconds):
             return since + max(self._lease_seconds, 2 * progress.waited)
         rest = self._shards.get(holding.key)
-        # If no worker gets a response from the shard, each of them keeps the lease longer every time.
+        # If no worker gets a response from the shard, each worker that takes the lease keeps it for longer than the
+        # time before.
         return since + max(TRIAL * self._lease_seconds, rest.seconds if rest else 0.0)
 
     def _leave_shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:

@@ -15,14 +15,14 @@ NOTHING = nullcontext()
 
 
 class WorkerSpans:
-    """The spans of a worker that is not traced. All methods return their argument, or a span that does nothing."""
+    """The spans of a worker that is not traced. Each method returns its argument, or a span without effect."""
 
     def over(self, name: str) -> AbstractContextManager[object]:  # noqa: ARG002  there is no span to name
         """Return a context manager that makes a span of its block."""
         return NOTHING
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
-        """Wrap the function so that its writes belong to the current span and the action's rule, in any thread."""
+        """Wrap the function so that its writes, in any thread, get the current span and the action's rule."""
         return act
 
     def store(self, store: Store) -> Store:

@@ -3,7 +3,7 @@
 1. `Watch` keeps the rows and for how long each has been unchanged. This module adds when they were read, and two kinds
    of changes that a read does not show: leases that were dropped here while their rows still name this worker, and
    leases that others have finished while this process was paused.
-2. A read that fails changes only what is known about outages. It must be repeated.
+2. A failed read changes only the record of outages, and must be repeated.
 """
 
 import math
@@ -56,8 +56,7 @@ class TableView:
         """Read these rows, or the whole table. Raises StoreError."""
         began, had_dropped_rows = self._clock(), keys is None and self._has_dropped_rows.is_set()
         if had_dropped_rows:
-            # Reset the event before the read, because a lease that is dropped during the read requires another full
-            # read.
+            # Reset the event before the read. A lease that is dropped during the read then requests another full read.
             self._has_dropped_rows.clear()
         self._read_at, self._listing_since = began, began if keys is None else math.inf
         try:
@@ -103,13 +102,13 @@ class TableView:
         self.watch = self.watch.recalling(released, shards)
 
     def outdated(self, now: float) -> bool:
-        """Return whether the last read is too old to create leases by, as others may have finished them since."""
+        """Return whether the last read is too old for creating leases, because others may have finished them since."""
         return now - self._read_at > self._config.lease_seconds
 
     # Pauses of this process
 
     def awake(self, now: float) -> None:
-        """Note that this process is running. After a long pause, remember the leases that others may have finished."""
+        """Note that this process is running. After a long pause, note which leases others may have finished."""
         if now - self._awake_at > self._config.lease_seconds:
             self._keys_before_pause = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
         self._awake_at = now
@@ -118,8 +117,8 @@ class TableView:
         """Return the history, with leases marked finished that other workers finished while this process paused (L13).
 
         A lease without a row that was last seen before the pause may have been finished and deleted meanwhile. A
-        finished lease is deleted only after its children were started (L8). If a descendant has a lease, the shard was
-        therefore finished, even if that descendant was reset since.
+        finished lease is deleted only after its children were started (L8). Therefore, if a descendant has a lease, the
+        shard was finished. This is true even if the descendant's lease was reset since.
         """
         history = self.watch.history
         if not self._keys_before_pause:
@@ -128,5 +127,7 @@ class TableView:
             self._keys_before_pause &= {lease.key for lease in history.gone}
         finished_keys = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
         finished_keys &= self._keys_before_pause
-        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in finished_keys else lease for lease in history.gone)
-        return evolve(history, gone=tuple(gone))
+        gone_leases = (
+            evolve(lease, checkpoint=SHARD_END) if lease.key in finished_keys else lease for lease in history.gone
+        )
+        return evolve(history, gone=tuple(gone_leases))

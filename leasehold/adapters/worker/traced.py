@@ -41,8 +41,8 @@ RULE = context.create_key("leasehold-rule")
 def own_tracer() -> Tracer | None:
     """Return a tracer of the provider that the program has set, or None if it has set none."""
     # A provider without exporters would still create a span per call.
-    unset = isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
-    return None if unset else get_tracer(SCOPE)
+    provider_is_unset = isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
+    return None if provider_is_unset else get_tracer(SCOPE)
 
 
 class TracedSpans(WorkerSpans):
@@ -53,9 +53,9 @@ class TracedSpans(WorkerSpans):
 
     @contextmanager
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """Make a span of a block, which is current within the block. If the block raises, the span is marked as failed.
+        """Make a span for a block and make it the current span there. If the block raises, mark the span as failed.
 
-        If the tracer raises, the span is lost, but the block still runs and its result counts.
+        If the tracer raises an error, the span is lost, but the block still runs and its result is returned.
         """
         span = self._started(name, attributes)
         try:
@@ -157,15 +157,15 @@ class TracedStore(PassingStore):
         return listing
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        requested = tuple(keys)
-        with self._spans.span("get", leases=len(requested)):
-            return self._store.get(requested, stale_ok=stale_ok)
+        requested_keys = tuple(keys)
+        with self._spans.span("get", leases=len(requested_keys)):
+            return self._store.get(requested_keys, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
         """Apply the write in a span with its outcome and, if a plan required the write, with the action's rule."""
         rule = context.get_value(RULE)
-        reason = {"rule": str(rule)} if rule else {}
-        with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **reason) as span:
+        rule_attribute = {"rule": str(rule)} if rule else {}
+        with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **rule_attribute) as span:
             try:
                 outcome = self._store.write(write)
             except OutcomeUnknown:

@@ -60,7 +60,7 @@ TOLD_MOST = 10
 
 
 def check_worker_id(me: object, capabilities: Capabilities) -> None:
-    """Raise ValueError if a store with these capabilities cannot hold `me` as an owner.
+    """Raise ValueError if a store with these capabilities cannot store the worker id `me` as an owner.
 
     Without this check, every claim of such a worker would fail.
     """
@@ -142,8 +142,8 @@ class Worker:
         self._creations = PendingCreations(self.config, self.source.latest)
         self._turns, self._closing = 0, False
         self.rows_remade, self._gone_rows = 0, deque[str]()
-        # C17: the waits are limited so that, after an outage, every worker has read the table before the first of them
-        # considers any lease expired.
+        # The waits are limited (C17). After an outage, every worker must have read the table before the first of them
+        # considers a lease expired.
         retry_seconds_max = min(self.config.cycle_seconds, self.config.lease_seconds / 2)
         self._backoff = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
         self._retake = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
@@ -156,7 +156,7 @@ class Worker:
 
     @property
     def renewers(self) -> int:
-        """The number of renewals that must run at the same time, given the held leases and the store's latency."""
+        """The number of renewals that must run in parallel, given the number of held leases and the store's latency."""
         return self._renewing.parallel_renewals
 
     def renew(self, now: float, each: BackgroundMap = map) -> float:
@@ -200,8 +200,8 @@ class Worker:
 
         Args:
             now: The time by the worker's clock.
-            each: Applies a function to each item, one after another or concurrently. It must not use the pool of the
-                renewals, which must not queue behind a turn.
+            each: Applies a function to each item, one after another or concurrently. It must not use the thread pool of
+                the renewals, because renewals would then wait for a turn to end.
 
         Returns:
             When to call again.
@@ -219,8 +219,8 @@ class Worker:
                 "rows of the lease table were deleted while workers were running; recreated from memory: %s",
                 few(remade_rows, TOLD_MOST, "; "),
             )
-        # Leases that were given away are tracked even while the worker leaves, because no worker would read the shard
-        # of a lease that its next owner never claims.
+        # Leases that were given away are tracked even while this worker drains. If a next owner never claims its lease,
+        # no worker reads the shard.
         if self._closing:
             return next_call
         if not self._book.holdings.rests:
@@ -236,8 +236,8 @@ class Worker:
             self._look_due = now + self._look_or_wait(now, None if full_read else self._look.keys, each)
         self._book.holdings.check_identity()
         if self._book.holdings.unconfirmed:
-            # Their rows may name this worker as owner. Then no worker reads the shards until this one has claimed the
-            # leases.
+            # The rows of these leases may name this worker as owner. No worker then reads the shards until this worker
+            # has claimed the leases.
             next_call = min(next_call, now + RETRY_SECONDS)
         return now if self._hurry.is_set() else min(next_call, self._look_due)
 
@@ -250,37 +250,37 @@ class Worker:
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
         """Return the leases of a lease's parents by key, as stored, or as last read if a row was deleted (L13).
 
-        A finished lease is deleted only once its children have started (L8). So while the given lease has not started,
-        a missing row does not mean that the parent is finished. Treat the parent as unfinished, and request a read of
-        the table, which decides whether the row is recreated.
+        A finished lease is deleted only once its children have started (L8). If the given lease has not started, a
+        missing parent row therefore does not mean that the parent is finished. The parent is treated as unfinished, and
+        a read of the table is requested, which decides whether the row is recreated.
         """
-        stored = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
+        stored_parents = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:
-            return stored
-        last_known = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored)
+            return stored_parents
+        last_known = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored_parents)
         missing_parents = {parent.key: parent for parent in last_known if parent is not None and not parent.ended}
         still_listed = self.table.watch.sightings.keys() & missing_parents.keys()
         if still_listed:
             self.hurry()
-        undecided = (
+        undecided_keys = (
             missing_parents.keys()
             if not self.discovery.current
             else still_listed | (self._creations.keys & missing_parents.keys())
         )
-        return {**stored, **{key: missing_parents[key] for key in undecided}}
+        return {**stored_parents, **{key: missing_parents[key] for key in undecided_keys}}
 
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds, because another worker may be able to read it.
 
-        The shards are listed, too. If the shard does not exist, its row must be deleted (L10), or workers would try to
-        read it forever.
+        The shards are listed, too. If the shard no longer exists, its row must be deleted (L10). Otherwise workers
+        would try to read the shard forever.
         """
         self._book.leave_alone(key, seconds)
         self.discovery.want()
 
     def close(self) -> None:
         """Take no more leases, and withdraw all requests. The consumer releases the held leases."""
-        # Set the flag first, or a turn that begins meanwhile could make another request.
+        # Set the flag first. Otherwise a turn that begins in the meantime could make another request.
         self._closing = True
         self._book.handoffs.withdraw()
 
@@ -293,8 +293,8 @@ class Worker:
         except MadeAnew:
             raise  # the stream that this worker is bound to no longer exists
         except (StoreError, SourceError) as fault:
-            # If the store or source rejects requests and has never worked, give up. A rejection after an earlier
-            # success may pass once a role or a token is renewed.
+            # If the store or source rejects requests and has never worked, give up. If it has worked before, a
+            # rejection may be temporary, for example until a role or a token is renewed.
             worked_before = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
             if not (worked_before or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
                 raise
@@ -318,8 +318,8 @@ class Worker:
         shards = (
             self._first_listing(now, listing, me, leases) if is_first_listing and self._can_list_shards(now) else None
         )
-        # Use only rows that were just read, because any other lease may have a new owner by now. Under the rules of KCL
-        # 2.x, finished leases are adopted, too.
+        # Use only rows that were just read, because any other lease may already have a new owner. Under the rules of
+        # KCL 2.x, finished leases are adopted, too.
         sightings = self.table.watch.sightings
         leases_read = tuple(
             leases if requested_keys is None else (sightings[key].lease for key in requested_keys if key in sightings)
@@ -327,7 +327,7 @@ class Worker:
         self._book.holdings.note_read(leases_read)
         unheld_leases = self._book.holdings.unheld(leases_read, ended=self.config.rules.counts_ended)
         takes_nothing = self.discovery.refusing or self._book.holdings.rests
-        adopted = () if takes_nothing else tuple(filter(None, each(self._book.holdings.readopt, unheld_leases)))
+        adopted_leases = () if takes_nothing else tuple(filter(None, each(self._book.holdings.readopt, unheld_leases)))
         me = self._current_me()
         table_keys = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
         expected_keys = (
@@ -335,9 +335,9 @@ class Worker:
             if requested_keys is None
             else filter(self._book.holdings.get, requested_keys)
         )
-        missing = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
-        doubtful = self._book.holdings.doubtful(listing.leases, missing)
-        list(each(Holding.reconfirm, doubtful))
+        missing_keys = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
+        doubtful_holdings = self._book.holdings.doubtful(listing.leases, missing_keys)
+        list(each(Holding.reconfirm, doubtful_holdings))
         # Judge silent streams before the shards are listed, because listing takes long if the stream does not respond.
         if requested_keys is None:  # only a read of the whole table shows which other workers get responses
             self._book.leave_silent(leases, now, each)
@@ -351,10 +351,12 @@ class Worker:
         if requested_keys is None and shards is not None:
             self._restarter.note_read(actions, leases)
         if requested_keys is not None:
-            # Leases that were not just read may have changed, so leave them to the lookout or to our next full read.
+            # Leases that were not just read may have changed, so the lookout or our next full read must handle them.
             actions = tuple(action for action in actions if action.lease.key in requested_keys)
-            adopted += leases_read
-        actions = self._book.holdings.without_takes_at_rest(actions + self._book.handoffs.repeated_requests(adopted))
+            adopted_leases += leases_read
+        actions = self._book.holdings.without_takes_at_rest(
+            actions + self._book.handoffs.repeated_requests(adopted_leases)
+        )
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
             self._release_all()
@@ -389,7 +391,7 @@ class Worker:
             self._release(holding)
 
     def _can_list_shards(self, now: float) -> bool:
-        """Return whether to list the shards. A stream that does not respond to reads would not respond to that."""
+        """Return whether to list the shards. If a stream does not answer reads, it would not answer a listing."""
         return not self._book.stream_silent(now)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap = map) -> None:
@@ -402,8 +404,8 @@ class Worker:
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
         """List the shards. Raise WorkerError if the table belongs to another stream.
 
-        At the start, such a table means that a setting is wrong. If rows of another stream appear later, workers wait
-        until they are gone.
+        If the table belongs to another stream at the start, a setting is wrong. If rows of another stream appear later,
+        workers wait until these rows have been removed.
         """
         shards = self.discovery.shards(now, listing, me, leases)
         if (other := self.discovery.other_stream) is not None:
@@ -422,9 +424,9 @@ class Worker:
         return self.table.look(taken_leases, began, [lease.key for lease in taken_leases])
 
     def _advanced_look(self, look: Look, delayed: Mapping[Action, float]) -> Look:
-        """Advance the next read of the whole table while leases are to be created or a listing is pending.
+        """Make the next full read of the table earlier while leases must be created or a listing is pending.
 
-        The same applies while the leases of a recreated stream are being restarted.
+        The read is also made earlier while the leases of a recreated stream are being restarted.
         """
         waits = [max(SOON_SECONDS, min(delayed.values()))] if delayed else []
         if self.discovery.refused:
@@ -433,7 +435,8 @@ class Worker:
         else:
             self._relist.reset()
         if self._book.holdings.not_written:
-            # The store can be read but not written. Once it can be, a lease should not wait for a whole cycle.
+            # The store can be read but not written. Look again soon, so that a lease need not wait for a whole cycle
+            # once writes succeed again.
             waits.append(self._retake.next())
         else:
             self._retake.reset()
@@ -466,8 +469,8 @@ class Worker:
         holding = self._book.holdings.get(action.lease.key)
         if isinstance(action, Release) and holding is not None:
             if action.next_owner and action.next_owner == action.lease.next_owner:
-                # The next owner has registered on the row, so a single write gives the lease to it. In M14, the plan
-                # names a next owner that has not registered.
+                # If the next owner has registered on the row, a single write gives the lease to it. With M14, the plan
+                # may name a next owner that has not registered.
                 holding.note_next_owner(action.lease)
             else:
                 holding.ask_release(action.next_owner)
@@ -496,11 +499,11 @@ class Worker:
             return None
         if isinstance(action, Claim | Steal):
             self._book.holdings.note_response()
-        taken: Lease | None = None
+        taken_lease: Lease | None = None
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._book.holdings.hold(lease, begun)
-                taken = lease
+                taken_lease = lease
             case Delete(lease), Done() if (holding := self._book.holdings.get(lease.key)) is not None:
                 holding.drop("its shard is gone")  # otherwise its next write would recreate the row
             case Create(rule="L13"), Done(lease):
@@ -518,11 +521,11 @@ class Worker:
                 extra = _log_fields(action, "done", key) | _reason_field(action, key)
                 log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
                 if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
-                    # Only the worker that deletes the row logs the gap, so the group logs it once.
+                    # Only the worker that deletes the row logs the gap. The group therefore logs it once.
                     log.warning("%s", expired_unread(action.lease))
             case _ as never:
                 assert_never(never)
-        return taken
+        return taken_lease
 
     def _lease_taken(self, holding: Holding) -> None:
         if self.consumer is not None:
@@ -544,7 +547,8 @@ class Worker:
         self.hurry()  # other rows may have been deleted, too, perhaps without an owner to recreate them
 
     def _lease_given(self, now: float) -> None:
-        # C13: a worker that was alone looks seldom, but must notice if the next owner dies as soon as it has the lease.
+        # A worker that was alone looks at the table seldom. It must notice if the next owner dies right after it has
+        # got the lease (C13).
         self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
         self.hurried()
 
@@ -558,14 +562,18 @@ def _reason_field(action: Action, key: str) -> dict[str, str]:
     """Return a log field with the reason why the lease could be taken, or none if the action takes no lease."""
     if not isinstance(action, Claim | Steal):
         return {}
-    taken = next(candidate for candidate in (action, *action.alternates) if candidate.lease.key == key)
-    if isinstance(taken, Steal):
-        return {"taken": f"{taken.from_owner} had more than its share"}
-    return {"taken": f"{taken.lease.owner} stopped renewing it" if taken.lease.owner else "no worker had it"}
+    taken_candidate = next(candidate for candidate in (action, *action.alternates) if candidate.lease.key == key)
+    if isinstance(taken_candidate, Steal):
+        return {"taken": f"{taken_candidate.from_owner} had more than its share"}
+    return {
+        "taken": f"{taken_candidate.lease.owner} stopped renewing it"
+        if taken_candidate.lease.owner
+        else "no worker had it"
+    }
 
 
 def wake_nothing() -> None:
-    """Wake no task, which is the default for programs that call `turn` by themselves."""
+    """Do nothing. This is the default for programs that call `turn` by themselves."""
 
 
 def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
@@ -578,5 +586,5 @@ def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
         from leasehold.adapters.worker.traced import TracedSpans, own_tracer  # noqa: PLC0415  OpenTelemetry is an extra
     except ModuleNotFoundError:
         return WorkerSpans()
-    chosen = tracer or own_tracer()
-    return WorkerSpans() if chosen is None else TracedSpans(chosen, worker)
+    chosen_tracer = tracer or own_tracer()
+    return WorkerSpans() if chosen_tracer is None else TracedSpans(chosen_tracer, worker)

@@ -21,7 +21,7 @@ from leasehold.stores.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.urls import date_of
 
 FindingState = Literal["ok", "wrong", "unknown"]
-"""The result of a check. `unknown` means that the check could not, or should not, be made."""
+"""The result of a check. The result `unknown` means that the check was impossible or not allowed."""
 
 
 @frozen
@@ -75,14 +75,14 @@ _DENIED = frozenset({"AccessDeniedException", "AccessDenied", "KMSAccessDeniedEx
 _DENIED_STATUS = 403
 _DENIED_SQL = "42501"
 REQUEST_SECONDS = 5.0
-"""The timeout of a request. Requests are not retried, because a user is waiting for the result."""
+"""The timeout of a request. Failed requests are not retried, because a user is waiting for the result."""
 
 HALF_SECOND = 0.5
-"""The average error of a Date header, whose time is truncated to whole seconds."""
+"""The average error of a Date header in seconds, because the header's time is truncated to whole seconds."""
 
 
 class NotTried(Exception):
-    """A right could not be tried, because that would need another right or have a lasting effect."""
+    """A right was not tried, because the attempt would need another right or have a lasting effect."""
 
 
 class Absent(Exception):
@@ -129,7 +129,7 @@ class RightsTrial:
 
 
 class ServiceClock(SkewWarning):
-    """Measures how far our clock is ahead of a service's, instead of warning about it."""
+    """Measures the difference between our clock and a service's clock. Logs no warning about it."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)
@@ -147,7 +147,7 @@ class ServiceClock(SkewWarning):
 
 
 def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
-    """Try the rights, one after another. Stop if the other attempts would fail for the same reason (rule 2)."""
+    """Try the rights, one after another. Stop after a failure that the remaining attempts would repeat (rule 2)."""
     for attempt in trial.attempts:
         right, name = attempt.right, trial.name
         if attempt.writes and read_only:
@@ -165,7 +165,7 @@ def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
             yield Finding("table", "wrong", str(error))
             return
         except (OutcomeUnknown, SourceUnavailable) as error:
-            # If there was any response, even an error, the service was reached.
+            # Any response, even an error, shows that the service was reached.
             if getattr(error.__cause__, "response", None) is None:
                 yield Finding(right, "wrong", f"not reached: {error}", "check the name, the region and the network")
                 return
@@ -178,7 +178,7 @@ def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
 
 
 def _is_denied(error: Exception) -> bool:
-    """Return whether an error of any of the clients means that the service denied access (rule 1)."""
+    """Return whether an error of any client library means that the service denied access (rule 1)."""
     cause: Any = error.__cause__
     if getattr(cause, "sqlstate", None) == _DENIED_SQL or getattr(cause, "code", None) == _DENIED_STATUS:
         return True
@@ -208,11 +208,11 @@ def compare_with_stream(
     malformed, leases = listing.malformed, listing.leases
     if malformed:
         row = min(malformed, key=lambda row: row.key)
-        why = f"for one {row.key!r}: {row.field}: {row.why}"
+        reason = f"for one {row.key!r}: {row.field}: {row.why}"
         if leases:
-            sentence = f"{len(malformed)} of {len(leases) + len(malformed)} rows cannot be read as leases, {why}"
+            sentence = f"{len(malformed)} of {len(leases) + len(malformed)} rows cannot be read as leases, {reason}"
             return (Finding(WHAT, "wrong", sentence, "correct or delete these rows: no worker reads their shards"),)
-        sentence = f"none of its {len(malformed)} rows is a lease, {why}: the table belongs to another application"
+        sentence = f"none of its {len(malformed)} rows is a lease, {reason}: the table belongs to another application"
         return (Finding(WHAT, "wrong", sentence, _OTHER_TABLE),)
     if not leases:
         return (Finding(WHAT, "ok", f"it has no leases yet; workers create those of {len(shards)} shards"),)
@@ -253,5 +253,5 @@ def _compare_with_shards(leases: tuple[Lease, ...], others: int, listed: Mapping
 
 
 def _first_keys(leases: Sequence[Lease]) -> str:
-    named = ", ".join(lease.key for lease in leases[:NAMED_MAX])
-    return f"{named} …" if len(leases) > NAMED_MAX else named
+    key_list = ", ".join(lease.key for lease in leases[:NAMED_MAX])
+    return f"{key_list} …" if len(leases) > NAMED_MAX else key_list

@@ -82,7 +82,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
 def _describe_table(clients: Clients, table: str, prefix: str) -> str:
     try:
         with translate_errors(table):
-            entry = clients.reads.describe_table(TableName=table)["Table"]
+            table_description = clients.reads.describe_table(TableName=table)["Table"]
     except StoreError as error:
         cause = error.__cause__
         if isinstance(cause, ClientError) and code_of(cause) == "ResourceNotFoundException":
@@ -92,21 +92,22 @@ def _describe_table(clients: Clients, table: str, prefix: str) -> str:
             raise Absent(message) from error
         raise
     try:
-        check_key(table, entry, prefix)
+        check_key(table, table_description, prefix)
     except StoreError as error:
         raise NotALeaseTable(str(error)) from error
-    words = {True: "on", False: "off", None: "unknown"}
+    state_names = {True: "on", False: "off", None: "unknown"}
     protection, recovery = (
-        words[value] for value in (entry.get("DeletionProtectionEnabled"), _has_recovery(clients.reads, table))
+        state_names[value]
+        for value in (table_description.get("DeletionProtectionEnabled"), _has_recovery(clients.reads, table))
     )
     settings = f"deletion protection: {protection}, point-in-time recovery: {recovery}"
-    return f"it responds, and is {entry['TableStatus']}; {settings}"
+    return f"it responds, and is {table_description['TableStatus']}; {settings}"
 
 
 def _has_recovery(client: "DynamoDBClient", table: str) -> bool | None:
     """Return whether point-in-time recovery is enabled.
 
-    Return None if we lack the right to call this, or if the service has no such call.
+    The result is None if the request fails, for example because we lack the right to make it.
     """
     try:
         with translate_errors(table):

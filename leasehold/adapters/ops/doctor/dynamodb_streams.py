@@ -46,7 +46,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
 
 
 class _ExaminedTable:
-    """Sends requests about one table. Each request uses values from the previous responses."""
+    """Sends requests about one table. Each request uses values from responses to earlier requests."""
 
     def __init__(self, streams: Any, tables: Any, name: str) -> None:  # noqa: ANN401  boto3's clients
         self._streams, self._tables, self._name = streams, tables, name

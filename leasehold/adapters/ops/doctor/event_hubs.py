@@ -16,8 +16,11 @@ from leasehold.stores.objects.event_hubs_layout import BEGINNING
 LINK_SECONDS = 20.0
 """The timeout for connecting, signing in and opening a link, in total."""
 EMPTY_SECONDS, EMPTIES = 0.25, 4
-"""The length and the number of waits after which a link without events counts as accepted. A link that is rejected is
-open for a moment, too."""
+"""The length and the number of the waits for events.
+
+A link that the hub rejects is open for a moment, so a link counts as accepted only once an event has arrived or all
+waits have passed without an error.
+"""
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
@@ -70,7 +73,7 @@ class _ExaminedHub:
 async def _open_link(access: Access, partition: str) -> None:
     """Open a link and wait for the first event or error.
 
-    The link has no owner level, so it doesn't disconnect a worker.
+    The link has no owner level, so the hub doesn't disconnect a worker that reads the same partition.
     """
     first_event: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -1,8 +1,8 @@
 """Examines a source and a store, and computes what to expect of a fleet that uses them.
 
-The checks of the source come first, then those of the store and its table. The expectations are the longest time that a
-shard is unread after a crash, and the cost of the store. They are computed for a fleet in which no worker joins or
-leaves. `benchmarks/checkpoint_writes.py` measures the same values in virtual time.
+The source is checked first, then the store and its table. Two values are predicted: the longest time that a shard is
+unread after a crash, and the cost of the store. Both predictions assume that no worker joins or leaves the fleet.
+`benchmarks/checkpoint_writes.py` measures the same values in virtual time.
 """
 
 import math
@@ -90,7 +90,7 @@ class Fleet:
         workers: The number of workers.
         checkpoint_seconds: The time between two checkpoints of a shard; 0 for one after every batch.
         shared: Whether a lookout can read the table for all workers (`capabilities.free_annotations`).
-        parts: For object stores, the number of listings that one read of the table takes.
+        parts: The number of list requests for one read of the table. Only used for object stores.
         sessions: Whether the table has the layout `sessions`.
     """
 
@@ -111,7 +111,7 @@ class Fleet:
 def gap_seconds(config: Config) -> float:
     """Return the longest time that a shard is unread after its worker has crashed.
 
-    The result is the time until the lease expires, plus the time until another worker's next turn.
+    The time consists of two parts: the time until the lease expires, and the time until another worker's next turn.
     """
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 
@@ -123,13 +123,15 @@ def gap_finding(config: Config) -> Finding:
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
     )
     remark = ", usually sooner thanks to the lookout" if config.rules.keeps_lookout else ""
-    usual = SETTING_LIMITS["lease_seconds"].usual
-    long = config.lease_seconds > usual
+    usual_seconds = SETTING_LIMITS["lease_seconds"].usual
+    is_long = config.lease_seconds > usual_seconds
     return Finding(
         "gap",
-        "wrong" if long else "ok",
+        "wrong" if is_long else "ok",
         f"{sentence}: {parts} until the next turn{remark}; longer while the store does not respond",
-        f"lease_seconds is in seconds, not in milliseconds as in the KCL; set it to {usual:g} or less" if long else "",
+        f"lease_seconds is in seconds, not in milliseconds as in the KCL; set it to {usual_seconds:g} or less"
+        if is_long
+        else "",
     )
 
 
@@ -144,16 +146,16 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
 
     def load(writes: float) -> Load:
         if not objects:
-            scan = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
-            return Load(writes, looks * scan + row_reads / 2)
-        page = 5000 if fleet.scheme == "azblob" else 1000
+            scan_units = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
+            return Load(writes, looks * scan_units + row_reads / 2)
+        page_size = 5000 if fleet.scheme == "azblob" else 1000
         # In S3, a listing shows only which objects have changed. Each of them must then be read.
         fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
-        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), row_reads + fetched)
+        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page_size), row_reads + fetched)
 
-    idle = fleet.leases / config.renew_seconds
+    idle_renewals = fleet.leases / config.renew_seconds
     pause = fleet.checkpoint_seconds or 0.2
-    return load(idle), load(max(idle, fleet.leases * (2 if objects else 1) / pause))
+    return load(idle_renewals), load(max(idle_renewals, fleet.leases * (2 if objects else 1) / pause))
 
 
 def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
@@ -166,21 +168,21 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
         first + more * average_leases for first, more in (SESSION_BYTES, ANNOTATIONS_BYTES)
     )
     looks = 1 / scaled(LOOK_SECONDS, config)
-    # The lookout writes a renewal each time it reads the table. Checkpoints cannot replace these renewals, because they
-    # don't contain its announcement.
+    # The lookout writes a renewal each time it reads the table. Checkpoints cannot replace these renewals, because a
+    # checkpoint doesn't contain the lookout's bulletin.
     renewals = fleet.workers / config.renew_seconds + looks
     annotation_writes = fleet.workers / TELL_SECONDS + 2 * looks
     row_reads = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
-    page = 5000 if fleet.scheme == "azblob" else 1000
-    listings = 2 * math.ceil(fleet.workers / page) + math.ceil(fleet.leases / page)
+    page_size = 5000 if fleet.scheme == "azblob" else 1000
+    listings = 2 * math.ceil(fleet.workers / page_size) + math.ceil(fleet.leases / page_size)
 
     def load(groups: float, annotations: float) -> Load:
         if fleet.scheme == "dynamodb":
-            units = groups * math.ceil(session_size / WRITE_BYTES) + annotations * math.ceil(
+            write_units = groups * math.ceil(session_size / WRITE_BYTES) + annotations * math.ceil(
                 size_of_annotations / WRITE_BYTES
             )
-            table = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_annotations)
-            return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + row_reads)
+            table_bytes = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_annotations)
+            return Load(write_units, looks * max(0.5, table_bytes / UNIT_BYTES / 2) + row_reads)
         fetched = min(groups, fleet.workers * looks) + min(annotations, fleet.workers * looks)
         return Load(groups + annotations + looks * listings, row_reads + (fetched if fleet.scheme == "s3" else 0.0))
 
@@ -190,7 +192,7 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
 
 
 def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
-    """Return the fleet in its current layout, then in the other layout if its store has one."""
+    """Return the fleet in its current layout and, if its store has another layout, the fleet in that layout, too."""
     return (fleet, evolve(fleet, sessions=not fleet.sessions)) if fleet.shared else (fleet,)
 
 
@@ -203,10 +205,10 @@ def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
         rates = f"{writes} writes and {reads} read{unit or 's'} a second"
         return rates + (f", US$ {load.month(price):,.2f} a month" if price else "")
 
-    where = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
+    fleet_description = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
     idle, busy = loads(fleet, config)
     sentences = [
-        f"{where}, layout {fleet.layout}: when idle {describe(idle)}",
+        f"{fleet_description}, layout {fleet.layout}: when idle {describe(idle)}",
         f"with records all the time {describe(busy)}",
     ]
     sentences += [f"in layout {other.layout} {describe(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
@@ -214,7 +216,10 @@ def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
 
 
 RESPONSE_SECONDS = 0.02
-"""The time within which a store in the same region nearly always responds. On another continent it is 0.1 s or more."""
+"""The time within which a store in the same region nearly always responds.
+
+A store on another continent needs at least 0.1 s.
+"""
 CELLS_MAX = 2_000_000
 """The maximum product of leases and workers.
 
@@ -330,7 +335,8 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     if results.listing is not None:
         _compare_table(results, source, results.listing)
     parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
-    # The gap is always known. The cost needs the number of shards, and a store that bills its requests.
+    # The longest gap can always be computed. The cost can only be computed if the number of shards is known and the
+    # store bills its requests.
     findings, expected = (
         [*results.findings, gap_finding(fleet.config)],
         {"gap_seconds": round(gap_seconds(fleet.config), 3)},
@@ -415,7 +421,8 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
             reads = source.reads if isinstance(source, Selective) else lambda _lease: True
             results.findings += compare_with_stream(listing, results.shards, reads)
             incarnation = source.incarnation() if isinstance(source, Identified) else ""
-            # The table was read before the shards were listed, so a shard that ended in between is no contradiction.
+            # The table was read before the shards were listed, so a shard that ended in between does not contradict its
+            # lease.
             conflicts = contradictions(results.shards, listing.leases, incarnation)
             results.findings += [
                 Finding("contradiction", "wrong", conflict.what)
@@ -430,7 +437,7 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
 
 
 def _price_list(scheme: str, fleet: ExaminedFleet) -> Price | None:
-    """Return the list price, in which prices that the user passed replace the listed ones."""
+    """Return the prices of this store. Prices that the user passed replace list prices."""
     listed = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:
         return listed

@@ -52,7 +52,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
 
 
 class _ExaminedStream:
-    """Sends requests about one stream. Each request uses values from the previous responses."""
+    """Sends requests about one stream. Each request uses values from responses to earlier requests."""
 
     def __init__(self, client: "KinesisClient", name: str) -> None:
         self._client, self._name = client, name
@@ -73,8 +73,8 @@ class _ExaminedStream:
         self._shard = rows[0]["ShardId"]
 
     def get_iterator(self) -> None:
-        # If the shards could not be listed, try the name of the first shard, which exists unless the stream was
-        # resharded.
+        # If the shards could not be listed, try the id of a stream's first shard. That shard exists unless the stream
+        # was resharded.
         shard = self._shard or "shardId-000000000000"
         with translate_errors(self._name):
             response = self._client.get_shard_iterator(

@@ -67,7 +67,8 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on `account/container`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.blob", extra="azure").load("store", StoreError)
     clock = ServiceClock()
-    # Send no request yet, otherwise a missing container would raise an error instead of becoming a finding.
+    # Pass a client that sends no request yet. Otherwise a missing container would raise an error here instead of
+    # becoming a finding.
     client = module.client_of(place, endpoint_of(options.get("endpoint")), REQUEST_SECONDS)
     hub = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else None
     layout = hub or ObjectLayout(options.get("prefix", ""))
@@ -99,7 +100,10 @@ def _trial(
         return "it responds"
 
     def write_object() -> None:
-        """Write with a condition that never holds. If the service ignores the condition, delete the object."""
+        """Write an object with a condition that is never true.
+
+        If the service ignores the condition, delete the object.
+        """
         if (etag := objects.put_over(probe, {"probe": "0"}, unknown)) is not None:
             objects.delete(probe, etag)
 

@@ -41,7 +41,8 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 def _describe_standbys(store: PostgresStore) -> str:
     """Return a sentence about whether commits wait for standbys.
 
-    Raises NotTried if they don't wait, because a standby that takes over may then lack the last commits.
+    Raises NotTried if there are standbys but commits wait for none of them, because a standby that takes over may then
+    lack the last commits.
     """
     standbys, awaited = store.standbys()
     if not standbys:

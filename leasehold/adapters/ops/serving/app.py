@@ -62,7 +62,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         """Add samples, leaving out unknown values so that alarms don't mistake them for zeros."""
         for name, value in values.items():
             if value is not None:
-                # Escape names and URLs, because they may contain quotes or newlines that would end a label or sample.
+                # Escape names and URLs, because a quote or newline in them would end the label or the sample.
                 escaped_labels = {label: text.translate(ESCAPES) for label, text in labels.items()}
                 label_text = ",".join(f'{label}="{text}"' for label, text in escaped_labels.items())
                 samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{label_text}}} {float(value):g}")
@@ -81,7 +81,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             "contradictions": len(state["contradictions"]),
             "lag_max_seconds": total["lag_max"],
             "lag_sum_seconds": total["lag_sum"],
-            # If the lag is unknown, so is whether it is a lower bound.
+            # If the lag is unknown, it is also unknown whether it is a lower bound.
             "lag_is_lower_bound": None if total["lag_max"] is None else total["lag_at_least"],
             "owner_changes_total": total["moves"],
         }
@@ -241,7 +241,7 @@ def _group_statuses(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
 class BoundedConnection(H11Protocol):
     """A connection that is closed if no complete request arrives within REQUEST_SECONDS. Uvicorn would wait forever.
 
-    If there are more than CONNECTIONS_MAX connections, a new connection is closed at once.
+    If there are more than CONNECTIONS_MAX connections, a new connection is closed immediately.
     """
 
     _deadline: TimerHandle | None = None
@@ -254,7 +254,7 @@ class BoundedConnection(H11Protocol):
             self._wait()
 
     def data_received(self, data: bytes) -> None:
-        # Stop the timer once the request is complete, because a response may take any length of time.
+        # Stop the timer once the request is complete, because the timeout does not apply to responses.
         super().data_received(data)
         complete = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
         if self._deadline is not None and complete:
@@ -297,7 +297,7 @@ def _json(content: object, status: int = 200) -> Response:
 
 
 def _stream(request: Request, watchers: Sequence[TableWatcher], compute: Callable[[], object]) -> Response:
-    """Send the value of `compute` as a server-sent event now and after each read, until the page is closed."""
+    """Send the value of `compute` as a server-sent event now and after each read until the page closes."""
 
     async def events() -> AsyncIterator[str]:
         sent_reads: list[tuple[float, str]] = []

@@ -1,8 +1,7 @@
 """Reads a table periodically in its own thread, and keeps the state that pages and monitoring request.
 
-The moves and the lag since the server started are kept in memory, or in a SQLite file if the user names one. A page
-receives only the rows that it shows, which are the first ones in its sort order. So its traffic does not grow with the
-table.
+The history of moves and lag is kept in memory, or in a SQLite file if the user names one. A page receives only the rows
+that it shows, which are the first rows in its sort order. The traffic of a page therefore does not grow with the table.
 """
 
 import sqlite3
@@ -270,7 +269,8 @@ class TableWatcher:
     def look(self) -> None:
         """Read the table once.
 
-        If the history cannot be written, the new state is used anyway, and its moves are written after a later read.
+        If the history cannot be written, the new state is still shown. Its moves are written to the history after a
+        later read.
 
         Raises:
             StoreError: The table cannot be read.
@@ -309,8 +309,8 @@ class TableWatcher:
     def status(self) -> Status:
         """The group's status when the table was last read, or UNKNOWN if that is too long ago."""
         last_state = self.last_state
-        why = last_state.trouble or ("" if self.is_fresh else "it has not been read, or not recently")
-        return group_status({}, why) if why or last_state.table is None else last_state.table.status
+        fault = last_state.trouble or ("" if self.is_fresh else "it has not been read, or not recently")
+        return group_status({}, fault) if fault or last_state.table is None else last_state.table.status
 
     def state(self) -> dict[str, Any]:
         """Return everything that the page shows, as JSON values."""
@@ -337,9 +337,9 @@ class TableWatcher:
             row_text = f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}"
             if request.text in row_text.lower():
                 leases.append(row)
-        ordered = sorted(leases, key=SORTS[request.sort], reverse=request.down)
+        sorted_leases = sorted(leases, key=SORTS[request.sort], reverse=request.down)
         lag = [most for _, most, _ in state.pop("lag") if most is not None]
-        # Sort by the distance from the target first, and then by lag.
+        # Sort workers by how far their lease count is from the target, and then by lag.
         workers = sorted(
             state["workers"], key=lambda worker: (-abs(worker["leases"] - worker["target"]), -(worker["lag"] or 0))
         )
@@ -350,8 +350,8 @@ class TableWatcher:
             "moves": state["moves"][:MOVES_SHOWN],
             "workers": workers[:WORKERS_SHOWN],
             "more_workers": max(0, len(workers) - WORKERS_SHOWN),
-            "rows": [_filled_fields(row) for row in ordered[: request.most]],
-            "found": len(ordered),
+            "rows": [_filled_fields(row) for row in sorted_leases[: request.most]],
+            "found": len(sorted_leases),
         }
 
     def lag_chart(self, key: str | None = None) -> str:
