@@ -123,12 +123,13 @@ def session_of(
 def core_of(session: "boto3.Session | None") -> botocore.session.Session:
     """Return a new botocore session with the credentials and configuration of `session`.
 
-    The caller may change the parsers of the new session. `session` itself stays as it is, because other clients may be
-    created from it.
+    The caller may change the response parsers of the new session without affecting `session`, from which other clients
+    may be created.
     """
     if session is None:
         return botocore.session.get_session()
-    # If no profile is set, boto3 returns `default`, which botocore rejects unless that profile is configured.
+    # If no profile is set, `profile_name` is `default`, which botocore rejects unless a profile of that name is
+    # configured.
     profile = session.profile_name if session.profile_name in session.available_profiles else None
     botocore_session = with_providers([_FixedCredentials(session.get_credentials())], profile)
     botocore_session.set_config_variable("region", session.region_name)
@@ -179,7 +180,7 @@ def assumed_role(
 
 
 class _FixedCredentials(CredentialProvider):
-    """A provider that returns existing credentials, or None. Credentials that expire refresh themselves."""
+    """A provider that returns existing credentials, which refresh themselves before they expire, or None."""
 
     METHOD = "given"
 

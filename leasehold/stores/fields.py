@@ -82,8 +82,8 @@ FIELDS = (
 )
 """The fields of a row, in the order of SQLite's columns.
 
-DynamoDB and blobs store two kinds of fields differently, as the modules of these layouts explain. These are the names
-of workers, which also encode whether the owner answers requests, and the annotations.
+DynamoDB and blobs have their own encodings for the annotations and for the names of workers, which also encode whether
+the owner answers requests. The modules of these layouts explain the encodings.
 """
 
 
@@ -293,8 +293,8 @@ KB = 1024
 def weight(field: str, value: str | float | None) -> int | None:
     """Convert a row's throughput from KB/s to whole bytes per second. Return None if the row has no throughput.
 
-    A byte is about a thousandth of a kilobyte and rows store at least six decimals, so values that we wrote are read
-    back unchanged.
+    Rows store the throughput in KB/s with at least six decimals, and a byte is about a thousandth of a kilobyte.
+    Rounding to whole bytes therefore restores exactly the value that was written.
     """
     if value is None:
         return None

@@ -92,7 +92,7 @@ _NETWORK = attrgetter(
 )
 
 _WARNED = set[tuple[str, str]]()
-"""The pairs of service and reason for which this process has already logged that boto3 makes the calls."""
+"""The fallbacks to boto3 that this process has already logged, as pairs of service and reason."""
 
 T = TypeVar("T")
 DirectOutcome = CompleteResponse | BotoCoreError
@@ -138,7 +138,8 @@ class Signer:
         date_index = header_names.index(DATE)
         self._canonical_head = f"{method}\n/\n\n{''.join(lines[:date_index])}{DATE}:"
         self._canonical_tail = f"\n{''.join(lines[date_index:])}\n{self.signed}\n"
-        self._day_key = "", b""  # a day and its key as one tuple, so that threads replace both at once
+        # The day and its signing key are in one tuple, so that a thread replaces both in one step.
+        self._day_key = "", b""
 
     def authorization(self, time: str, body: bytes) -> str:
         """Return the Authorization header for this body and time (in the form 20150830T123600Z)."""
@@ -273,7 +274,7 @@ class DirectCalls:
             return error_class(**url, error=fault.__cause__)
 
     def _before_send(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
-        """Return the outcome of a direct call to boto3 if there is one. Otherwise, remember boto3's request."""
+        """Return or raise the outcome of a direct call. If there is none, keep the request that boto3 will send."""
         outcome: DirectOutcome | None = getattr(self._thread_state, "outcome", None)
         self._thread_state.outcome, self._thread_state.request = None, None
         if outcome is None:
@@ -285,10 +286,10 @@ class DirectCalls:
         return AWSResponse(request.url, raw.status, cast("Any", raw.headers), raw)  # as boto3 itself does
 
     def _after_response(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
-        """Use a successful call by boto3 as the pattern for later calls."""
+        """Keep the request of a successful call by boto3 as the pattern for later direct calls."""
         request, self._thread_state.request = getattr(self._thread_state, "request", None), None
-        # Ignore the response if boto3 did not use its own connections, because a test or another library supplied it
-        # then.
+        # If boto3 sent no request over its own connections, a test or another library supplied the response, so ignore
+        # it.
         if request is None or response is None or response[0].status_code != OK:
             return
         name = operation.name
@@ -362,8 +363,8 @@ class DirectCalls:
                 tls: ssl.SSLContext | None = None
                 if scheme == "https":
                     tls = ssl.create_default_context(cafile=where() if verify is True else str(verify))
-                    # boto3 accepts private certificate authorities that lack some extensions. Newer Python versions
-                    # reject them.
+                    # Newer Python versions reject certificates of private authorities that lack some extensions. boto3
+                    # accepts such certificates, so accept them here too.
                     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 self._connections[address] = KeptConnections(
                     host,
@@ -377,11 +378,14 @@ class DirectCalls:
 
 
 def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
-    """Raise _UnsupportedCallError if a handler is not part of boto3 or this package, because it may change calls."""
+    """Raise _UnsupportedCallError unless the handler is part of boto3 or this package.
+
+    Any other handler may change the request.
+    """
     while isinstance(handler, partial):
         handler = handler.func
-    # Use the module whose globals the function has, because a wrapper may copy the `__module__` of the function it
-    # wraps.
+    # Find the module by the function's globals. Its `__module__` is unreliable, because a wrapper may copy that
+    # attribute from the function that it wraps.
     function = getattr(handler, "__func__", handler)
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:

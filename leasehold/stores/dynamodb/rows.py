@@ -58,7 +58,10 @@ ANNOTATION_PREFIX = "lh_"
 """The prefix of the attributes with annotations."""
 
 ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
-"""The attribute of each field. For the annotations, it is a pattern."""
+"""The DynamoDB attribute of each lease field.
+
+Each annotation has an attribute of its own, so their entry is a pattern.
+"""
 
 KEY = ATTRIBUTES["key"]
 
@@ -149,7 +152,10 @@ def to_lease(item: Item) -> Lease | Malformed | None:
 
 
 RowRest = tuple[tuple[str, ...], bytes]
-"""The sorted annotation attributes of a row, and the JSON of the rest without the counter (b"" if there is no JSON)."""
+"""The names of a row's annotation attributes, sorted, and the JSON of all other attributes except the counter.
+
+The JSON is b"" if the row cannot be represented in JSON.
+"""
 
 CachedRow = tuple[bytes, bytes, bytes, Lease]
 """A row's JSON before the digits of its counter, these digits, the JSON after them, and the row's lease."""
@@ -178,9 +184,9 @@ class RowsRead:
 class RowDecoder:
     """Parses successive listings. A row is parsed again only if more than its counter and annotations have changed.
 
-    Between two listings, hardly any row changes in other ways. The rest of a row is compared as one string, so the row
-    is parsed again if any other attribute is added, removed or changed. If the rows are unparsed JSON and only the
-    counter of a row has changed, not even its JSON is parsed.
+    Between two listings, most rows change only in their counters and annotations. The other attributes of a row are
+    compared as one string, so the row is parsed again if any of them is added, removed or changed. If the rows are
+    unparsed JSON and only the counter of a row has changed, not even its JSON is parsed.
 
     The cache is updated row by row. If it were rebuilt for each listing, the garbage collector would have to visit all
     the new objects.
@@ -214,7 +220,8 @@ class RowDecoder:
         """Parse the rows of a page that are unparsed JSON."""
         cache, leases = self._unparsed, rows.leases
         for text in page.texts:
-            # If a key contains a quote, it is cut off here. This does no harm, because the whole row is compared.
+            # A key that contains a quote is cut off at the quote. This does no harm, because the whole row is compared
+            # with the cached one before the cached one is used.
             start = text.find(_KEY_TEXT) + len(_KEY_TEXT)
             key = text[start : text.find(b'"', start)]
             cached = cache.get(key)
@@ -315,8 +322,8 @@ def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
 def to_reports(items: Iterable[Item]) -> Reports:
     """Parse the rows that KCL 3.5 stores besides leases. They contain the leader and each worker's last report.
 
-    The time of a report comes from the worker's own clock, so it only shows whether there is a new report. Rows of any
-    other form are ignored.
+    The time of a report comes from the clock of the worker that wrote it. The time is therefore used only to see
+    whether the report is new. Rows of any other form are ignored.
     """
     rows = {_name(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
     stamps = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
@@ -339,7 +346,7 @@ def _typed_value(item: Item, name: str, kind: str) -> str | None:
 
 def _lease(item: Item) -> Lease:
     values = {field.name: check_cell(field, field.item, _cell(item, field)) for field in _PLAIN}
-    # During a KCL 3.x hand-off, checkpointOwner is still the owner (rule 3 of `dynamodb.writes`).
+    # During a KCL 3.x hand-off, the worker in checkpointOwner still owns the lease (rule 3 of `dynamodb.writes`).
     lease_owner, checkpoint_owner, handoff_owner = (
         _text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner")
     )

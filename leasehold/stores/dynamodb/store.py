@@ -391,12 +391,13 @@ def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) 
     """
 
     def fetch(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
-        # If leases are short, the client does not retry, but one throttled page must not fail the whole listing.
+        # Retry here, because a client for short leases does not retry, and a single throttled page would fail the whole
+        # listing.
         page = retry_throttled(read_page, request)
         last_key = page.get("LastEvaluatedKey")
         return page["Items"], {**request, "ExclusiveStartKey": last_key} if last_key else None
 
-    # Items need ten times the memory of leases, so keep at most one page of each request.
+    # Keep at most one page of each request in memory, because an item takes ten times the memory of a parsed lease.
     if len(requests) == 1:
         next_request: dict[str, Any] | None = requests[0]
         while next_request is not None:
@@ -613,7 +614,10 @@ def open_url(
 
 
 PREFIX_LENGTH_MAX = 255
-"""The maximum length of a prefix, in characters. With four bytes each, it is half the limit of a partition key."""
+"""The maximum length of a prefix, in characters.
+
+A character takes at most four bytes, so a prefix takes at most half of the 2,048 bytes allowed in a partition key.
+"""
 
 
 def prefix_of(options: Mapping[str, str]) -> str:

@@ -262,7 +262,7 @@ def _checkpoint_request(write: writes.CheckpointLease) -> Request:
 
 
 def _give_request(lease: Lease, position: Position) -> Request | None:
-    """Return the request that gives the lease to our next owner, or completes a KCL 3.x hand-off."""
+    """Return the request that gives the lease to its next owner, or that completes a KCL 3.x hand-off."""
     if lease.owner is None or lease.next_owner is None:
         return None
     position_condition, position_values = _checkpoint_condition(position, "<=")
@@ -284,7 +284,8 @@ def _give_request(lease: Lease, position: Position) -> Request | None:
 def _reset_request(write: writes.ResetLease) -> Request:
     free_condition, _ = _owner_condition(evolve(write.lease, owner=None))
     sets, stale_names, fields = _checkpoint_clauses(write.position)
-    # KCL reads the children of an ended lease. If the shard is processed again, they are written again at its end.
+    # Keep the children of an ended lease, because KCL reads them. Otherwise, remove them. The checkpoint at the end of
+    # the shard will write them again.
     children = () if write.position.ended else ("childShardIds",)
     family_values = attributes(write.lease, *_FAMILY)
     missing = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family_values)

@@ -73,8 +73,10 @@ class EventHubLayout:
     capabilities: ClassVar[Capabilities] = Capabilities(
         owner_checked_checkpoint=False, free_annotations=False, counts_owners=False, ascii_owners=True
     )
-    """Checkpoint and ownership are two blobs, annotations are in the ownership, and official workers do not count
-    owners."""
+    """A checkpoint cannot check the owner, because checkpoint and ownership are two blobs. An annotation changes the
+    version, because it is stored in the ownership. Owners are not counted, because the workers of the Azure SDKs do not
+    count them.
+    """
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint")
     owned_before_checkpoint: ClassVar[bool] = True
     """The SDKs claim a partition long before they checkpoint it."""

@@ -89,7 +89,8 @@ class ObjectLayout:
         ownership = parts.fields("ownership")
         if "weight" in ownership:  # measured after the lease was created
             values["weight"] = weight("weight", ownership["weight"])
-        # The latest annotation wins. If counters are equal, the order of these objects decides.
+        # If several objects contain an annotation, use the value with the highest counter. If the counters are equal,
+        # use the value of the object that comes later in this tuple.
         latest: StampedAnnotations = {}
         for part in ("checkpoint", "ownership", "notes"):
             for name, stamped_value in decode_annotations(parts.fields(part)).items():

@@ -206,8 +206,8 @@ class S3Objects:
                 self._reads.put_object(**request, IfNoneMatch="*")
             except ClientError as error:
                 if _code(error) in _NO_CONDITIONS:
-                    self._reads.put_object(**request)  # the name identifies the content, so this write cannot change
-                    # the content
+                    # The name identifies the content, so a second write stores the same content.
+                    self._reads.put_object(**request)
                 elif _code(error) not in _EXISTS:
                     raise
 
