@@ -89,7 +89,8 @@ def escaped(log: logging.Logger) -> SafeLog:
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    # This filter runs in the caller's thread. A value that cannot be formatted must not end that thread.
+    # The filter runs in the thread that logs the message, so catch every exception. Otherwise, a value that cannot be
+    # formatted would end that thread.
     try:
         if isinstance(record.args, tuple):
             record.args = tuple(text_of(arg) if isinstance(arg, BaseException) else arg for arg in record.args)

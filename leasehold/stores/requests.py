@@ -105,7 +105,7 @@ def unquoted_etag(etag: str) -> str:
 def age(service_now: float, last_modified: float) -> float:
     """Return the age of an object in seconds. One second is subtracted, because services round to seconds.
 
-    Both arguments are times by the service's clock, in seconds since 1970.
+    Both arguments are times of the service's clock, in seconds since 1970.
     """
     return max(0.0, service_now - last_modified - 1.0)
 
@@ -116,7 +116,7 @@ def is_outcome_unknown(status: int) -> bool:
 
 
 class SkewWarning:
-    """Warns once if the local clock differs from the service's by more than `SKEW_SECONDS`.
+    """Logs one warning if the local clock and the service's clock differ by more than `SKEW_SECONDS`.
 
     Leases do not depend on the local clock, because their ages are measured by the service's clock. But other software
     on this machine may depend on it, and so do workers that judge expiry by their own clocks.
@@ -204,7 +204,8 @@ def with_owner_fields(lease: Lease, parts: Parts, decode: Callable[[ObjectFields
     """Return the lease with the common fields of its ownership object, which `decode` decodes."""
     fields = parts.fields("ownership")
     owner = decode(fields, "ownerid") or None
-    # A worker that does not answer requests may copy our fields when it renews. Ignore them if they name another owner.
+    # A worker of another program may copy the fields of a request unchanged when it renews or takes the lease. Ignore
+    # these fields if they name another owner than the ownership does.
     yields = owner is not None and decode(fields, "handoffowner") == owner
     return evolve(
         lease,

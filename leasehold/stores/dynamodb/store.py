@@ -85,7 +85,7 @@ try:
     import orjson
 
     from leasehold.stores.aws_calls.tables import BINARY, call_directly
-except ImportError:  # boto3 then makes all calls and parses their responses
+except ImportError:  # without orjson, boto3 makes all calls and parses their responses
     orjson = None  # type: ignore[assignment]  # slower
 
 if TYPE_CHECKING:

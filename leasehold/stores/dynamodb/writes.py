@@ -57,7 +57,7 @@ _OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
 def _request(
     lease: Lease, condition: str, update: str, values: AttributeValues, annotations: Annotations = ()
 ) -> Request:
-    """Return a request. It contains only the values used in its expressions, because the service rejects others."""
+    """Return a request with only the values that its expressions use, because the service rejects unused values."""
     values_by_name = {
         **_CONSTANTS,
         ":seen": {"N": lease.version},
@@ -79,9 +79,10 @@ _ASSIGNED = re.compile(r"([#\w]+) = (:\w+)")
 
 
 def check_response(request: Request, response: Mapping[str, Any]) -> None:
-    """Raise LookupError if the response is about another row, or does not contain what the request has written.
+    """Raise LookupError if the response is about another row, or lacks the values that the request has written.
 
-    A connection may deliver a response twice. The second one must not be taken for the response to the next request.
+    A connection may deliver a response twice. Without this check, the second copy would be taken for the response to
+    the next request.
     """
     row: Mapping[str, Any] = response.get("Attributes") or {}
     if not (update := request.get("UpdateExpression")):
