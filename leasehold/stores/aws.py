@@ -41,8 +41,8 @@ CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO 
 
 def region_hint(error: BaseException) -> str:
     """Return a hint for the message of `error` if the region may not exist, or "" otherwise."""
-    unreachable = isinstance(error, EndpointConnectionError) and ".amazonaws.com" in str(error)
-    return " (is the region right?)" if unreachable else ""
+    is_unreachable = isinstance(error, EndpointConnectionError) and ".amazonaws.com" in str(error)
+    return " (is the region right?)" if is_unreachable else ""
 
 
 RETRIEVAL_ERRORS = (CredentialRetrievalError, InvalidConfigError, SSOError, TokenRetrievalError)
@@ -109,8 +109,8 @@ def session_of(
     try:
         botocore_session.get_scoped_config()
     except ProfileNotFound:
-        named_by = "environment variable AWS_PROFILE" if from_environment else f"{where}: option 'profile'"
-        raise ValueError(f"{named_by}: AWS's configuration has no profile {botocore_session.profile!r}") from None
+        profile_origin = "environment variable AWS_PROFILE" if from_environment else f"{where}: option 'profile'"
+        raise ValueError(f"{profile_origin}: AWS's configuration has no profile {botocore_session.profile!r}") from None
     if profile is None and role is None:
         return None
     import boto3  # noqa: PLC0415  slow, see above
@@ -170,9 +170,11 @@ def assumed_role(
     def fetch_credentials() -> Mapping[str, Any]:
         if (source := botocore_session.get_credentials()) is None:
             raise NoCredentialsError
-        extra = {"RoleSessionName": session_name} | ({} if external_id is None else {"ExternalId": external_id})
+        assume_role_arguments = {"RoleSessionName": session_name} | (
+            {} if external_id is None else {"ExternalId": external_id}
+        )
         credentials: Mapping[str, Any] = AssumeRoleCredentialFetcher(
-            sts, source, role, extra_args=extra
+            sts, source, role, extra_args=assume_role_arguments
         ).fetch_credentials()
         return credentials
 

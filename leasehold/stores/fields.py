@@ -271,9 +271,9 @@ def valid_lease(row: Lease | Malformed) -> Lease:
 
 def listing_of(rows: Iterable[Lease | Malformed | None]) -> Listing:
     """Return a listing of these rows, sorted by key. None stands for a row that is not a lease and is left out."""
-    ordered = sorted((row for row in rows if row is not None), key=attrgetter("key"))
-    leases = tuple(row for row in ordered if isinstance(row, Lease))
-    return Listing(leases, tuple(row for row in ordered if isinstance(row, Malformed)))
+    sorted_rows = sorted((row for row in rows if row is not None), key=attrgetter("key"))
+    leases = tuple(row for row in sorted_rows if isinstance(row, Lease))
+    return Listing(leases, tuple(row for row in sorted_rows if isinstance(row, Malformed)))
 
 
 def position(field: str, sequence: str, sub: int, token: str = "") -> Position:

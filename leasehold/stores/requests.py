@@ -247,19 +247,19 @@ def prove(objects: Objects, folder: str) -> None:
 
 def _unhonored_condition(objects: Objects, name: str) -> str | None:
     """Return a description of the condition that the service does not honor. If there is none, delete the object."""
-    first = objects.put_new(name, {"probe": "1"})
-    if first is None:
+    created_etag = objects.put_new(name, {"probe": "1"})
+    if created_etag is None:
         return "refuses a new object under If-None-Match: *"
     if objects.put_new(name, {"probe": "2"}) is not None:
         return "ignores If-None-Match: * on a write"
-    second = objects.put_over(name, {"probe": "3"}, first)
-    if second is None or second == first:
-        return "refuses a write whose If-Match holds" if second is None else "gives new content an old ETag"
-    if objects.put_over(name, {"probe": "4"}, first) is not None:
+    replaced_etag = objects.put_over(name, {"probe": "3"}, created_etag)
+    if replaced_etag is None or replaced_etag == created_etag:
+        return "refuses a write whose If-Match holds" if replaced_etag is None else "gives new content an old ETag"
+    if objects.put_over(name, {"probe": "4"}, created_etag) is not None:
         return "ignores If-Match on a write"
-    if objects.delete(name, first):
+    if objects.delete(name, created_etag):
         return "ignores If-Match on a deletion"
-    return None if objects.delete(name, second) else "refuses a deletion whose If-Match holds"
+    return None if objects.delete(name, replaced_etag) else "refuses a deletion whose If-Match holds"
 
 
 def _delete_probe(objects: Objects, name: str) -> None:

@@ -179,15 +179,15 @@ def current_and_leftover(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tupl
 def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
     """Return sentences about a swap in which this table takes part, for users who look at this table alone."""
     rows = tuple(leases)
-    moved = sum(map(is_marked, rows))
+    marked_count = sum(map(is_marked, rows))
     control = next((lease for lease in rows if lease.key == CONTROL), None)
     if control is not None and (goal := control.annotation(MOVED_TO)) is not None:
-        leftovers = f"; {moved} rows that it left here are not shown" if moved else ""
+        leftovers = f"; {marked_count} rows that it left here are not shown" if marked_count else ""
         return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{leftovers}",)
     sentences = []
-    if moved:
+    if marked_count:
         sentences.append(
-            f"{moved} leases have moved or are moving to another table (leasehold swap): look there, too; "
+            f"{marked_count} leases have moved or are moving to another table (leasehold swap): look there, too; "
             "--to TO shows both"
         )
     if control is not None:
@@ -329,11 +329,11 @@ class SwapStore:
         """
         current = dict(pairs)
         for _ in range(ATTEMPTS):
-            torn = [key for key, pair in current.items() if pair.torn]
-            if not torn:
+            torn_keys = [key for key, pair in current.items() if pair.torn]
+            if not torn_keys:
                 break
-            rows = [{row.key: row for row in table.get(torn)} for table in self._tables]
-            for key in torn:
+            rows = [{row.key: row for row in table.get(torn_keys)} for table in self._tables]
+            for key in torn_keys:
                 pair = RowPair((rows[FROM].get(key), rows[TO].get(key)))
                 if pair == current[key] and pair.row is not None:
                     row = evolve(
@@ -348,11 +348,11 @@ class SwapStore:
 
     def _current_goal(self) -> int:
         """Return the table to which leases move, or -1 if no lease moves or the control row cannot be read."""
-        time = self._clock()
-        if time - self._last_look >= self._look_seconds:
+        now = self._clock()
+        if now - self._last_look >= self._look_seconds:
             try:
                 self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
-                self._last_look = time
+                self._last_look = now
             except StoreError as fault:
                 log.warning("the swap's control row could not be read; leases stay where they are: %s", fault)
                 return -1
@@ -385,10 +385,10 @@ class SwapStore:
                 # Write only to the current row of the lease. A checkpoint in the row of the other table would be lost.
                 side, was_marked, seen = split_version(write.lease)
                 pair = self._pair(seen.key)
-                is_taken = (
+                has_new_owner = (
                     not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
                 )
-                if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or is_taken:
+                if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or has_new_owner:
                     return Lost(seen.key, pair.lease)
                 outcome = self._tables[side].write(evolve(write, lease=seen))
                 return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
@@ -438,8 +438,8 @@ class SwapStore:
         self._moving.add(lease.key)
         try:
             # With an empty `me`, a release is conditional on the version, and not only on the owner.
-            mark = self._tables[side].write(writes.ReleaseLease(lease, "", MARK + me))
-            moved_lease = self._complete_move(side, mark.lease, me) if isinstance(mark, Done) else None
+            mark_outcome = self._tables[side].write(writes.ReleaseLease(lease, "", MARK + me))
+            moved_lease = self._complete_move(side, mark_outcome.lease, me) if isinstance(mark_outcome, Done) else None
         finally:
             self._moving.discard(lease.key)
         return self._lost(lease.key) if moved_lease is None else Done(moved_lease)
@@ -452,10 +452,10 @@ class SwapStore:
         side, was_marked, row = split_version(seen)
         if seen.owner is not None or (side == goal and not was_marked):
             return self._lost(seen.key)
-        mark = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
-        if not isinstance(mark, Done):
+        mark_outcome = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
+        if not isinstance(mark_outcome, Done):
             return self._lost(seen.key)
-        moved_lease = self._complete_move(side, evolve(mark.lease, owner=MARK), None)
+        moved_lease = self._complete_move(side, evolve(mark_outcome.lease, owner=MARK), None)
         return self._lost(seen.key) if moved_lease is None else Done(moved_lease)
 
     def _complete_move(self, side: int, row: Lease, new_owner: str | None) -> Lease | None:
@@ -522,8 +522,8 @@ class SwapStore:
             return None
         table, target = self._tables[goal], pair.rows[goal]
         if target is None:
-            created = table.write(writes.CreateLease(_copy(row)))
-            if (target := created.lease) is None:
+            create_outcome = table.write(writes.CreateLease(_copy(row)))
+            if (target := create_outcome.lease) is None:
                 return None
         if target.epoch > row.epoch:
             return None  # another worker was first
@@ -551,8 +551,8 @@ class SwapStore:
                 target = outcome.lease
         if new_owner is None:
             return joined(goal, target)
-        claim = table.write(writes.ClaimLease(target, new_owner, annotations))
-        return joined(goal, claim.lease) if isinstance(claim, Done) else None
+        claim_outcome = table.write(writes.ClaimLease(target, new_owner, annotations))
+        return joined(goal, claim_outcome.lease) if isinstance(claim_outcome, Done) else None
 
     def _delete(self, write: writes.DeleteLease) -> Outcome:
         """Delete both rows of the lease, the current row last.
@@ -567,8 +567,10 @@ class SwapStore:
                 return Done(write.lease)
             if not (lease.ended if write.lease.ended else lease.version == write.lease.version):
                 return Lost(key, lease)
-            other = pair.rows[1 - side]
-            if other is not None and not isinstance(self._tables[1 - side].write(writes.DeleteLease(other)), Done):
+            other_row = pair.rows[1 - side]
+            if other_row is not None and not isinstance(
+                self._tables[1 - side].write(writes.DeleteLease(other_row)), Done
+            ):
                 continue
             if isinstance(self._tables[side].write(writes.DeleteLease(row)), Done):
                 return Done(write.lease)

@@ -282,8 +282,10 @@ class DirectCalls:
             return None
         if not isinstance(outcome, CompleteResponse):
             raise outcome
-        raw = HTTPResponse(BytesIO(outcome.body), outcome.headers, outcome.status, preload_content=False)
-        return AWSResponse(request.url, raw.status, cast("Any", raw.headers), raw)  # as boto3 itself does
+        raw_response = HTTPResponse(BytesIO(outcome.body), outcome.headers, outcome.status, preload_content=False)
+        return AWSResponse(
+            request.url, raw_response.status, cast("Any", raw_response.headers), raw_response
+        )  # as boto3 itself does
 
     def _after_response(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
         """Keep the request of a successful call by boto3 as the pattern for later direct calls."""
@@ -324,9 +326,11 @@ class DirectCalls:
             raise _UnsupportedCallError("a proxy, a certificate of its own, or no check of certificates is set")
         if request.method != "POST" or (url_parts.path, url_parts.query, url_parts.username) != ("/", "", None):
             raise _UnsupportedCallError(f"it is not a plain POST: {request.method} {url_parts.path}")
-        default = {"http": 80, "https": 443}[url_parts.scheme]
+        default_port = {"http": 80, "https": 443}[url_parts.scheme]
         host = (
-            url_parts.netloc if url_parts.port not in {None, default} else url_parts.netloc.removesuffix(f":{default}")
+            url_parts.netloc
+            if url_parts.port not in {None, default_port}
+            else url_parts.netloc.removesuffix(f":{default_port}")
         )
         headers = {
             name.lower(): value.decode() if isinstance(value, bytes) else str(value)
@@ -334,25 +338,27 @@ class DirectCalls:
         }
         if unknown_headers := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN}:
             raise _UnsupportedCallError(f"unknown headers: {', '.join(sorted(unknown_headers))}")
-        keys = credentials.get_frozen_credentials()
+        frozen_credentials = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
         signed_headers = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
-        fields = {**headers, "host": host}
+        headers_with_host = {**headers, "host": host}
         signer = Signer(
-            keys.access_key,
-            keys.secret_key,
+            frozen_credentials.access_key,
+            frozen_credentials.secret_key,
             region=region,
             service=service,
-            headers={name: fields[name] for name in signed_headers if name != DATE},
+            headers={name: headers_with_host[name] for name in signed_headers if name != DATE},
         )
         if signer.authorization(headers[DATE], request.body) != headers["authorization"]:
             raise _UnsupportedCallError(f"its signature differs from our {ALGORITHM} signature")
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name not in _VARIABLE_HEADERS)
+        lines = "".join(
+            f"{name}: {value}\r\n" for name, value in headers_with_host.items() if name not in _VARIABLE_HEADERS
+        )
         head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
         connections = self._kept_connections(
-            url_parts.scheme, url_parts.hostname or "", url_parts.port or default, verify, options
+            url_parts.scheme, url_parts.hostname or "", url_parts.port or default_port, verify, options
         )
-        return Pattern(keys, headers["content-type"], request.url, head, signer, connections)
+        return Pattern(frozen_credentials, headers["content-type"], request.url, head, signer, connections)
 
     def _kept_connections(
         self, scheme: str, host: str, port: int, verify: bool | str, options: Sequence[SocketOption]

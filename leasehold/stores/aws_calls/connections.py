@@ -230,15 +230,15 @@ def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteRespon
     for line in lines:
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
-    size = headers.get("content-length", "")
+    content_length = headers.get("content-length", "")
     is_plain = (
         status.startswith(_STATUS_LINES_WITH_BODY)
         and "transfer-encoding" not in headers
-        and size.isascii()
-        and size.isdigit()
+        and content_length.isascii()
+        and content_length.isdigit()
     )
-    if size.isdigit() and len(size) > _LENGTH_DIGITS_MAX:
-        raise ResponseCutOff(f"its Content-Length is {size} bytes")
+    if content_length.isdigit() and len(content_length) > _LENGTH_DIGITS_MAX:
+        raise ResponseCutOff(f"its Content-Length is {content_length} bytes")
     if not is_plain or head.lower().count("\r\ncontent-length:") > 1:
         # Let the standard library read a response of any other form.
         with HTTPResponse(cast("socket.socket", _ReplayedStream(connection, received)), method="POST") as response:
@@ -246,7 +246,7 @@ def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteRespon
             fields = {name.lower(): value for name, value in response.getheaders()}
             # http.client may have read past the end of the response, so the connection cannot be used again.
             return CompleteResponse(response.status, fields, response.read()), True
-    body, body_start = bytearray(int(size)), received[end + 4 :]
+    body, body_start = bytearray(int(content_length)), received[end + 4 :]
     if (filled := len(body_start)) > len(body):
         raise ResponseCutOff("it is longer than its Content-Length")
     with memoryview(body) as buffer:

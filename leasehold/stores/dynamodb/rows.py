@@ -224,9 +224,9 @@ class RowDecoder:
             # with the cached one before the cached one is used.
             start = text.find(_KEY_TEXT) + len(_KEY_TEXT)
             key = text[start : text.find(b'"', start)]
-            cached = cache.get(key)
-            if cached is not None:
-                head, digits, tail, lease = cached
+            cached_row = cache.get(key)
+            if cached_row is not None:
+                head, digits, tail, lease = cached_row
                 if text.startswith(head) and text.endswith(tail):
                     new_digits = text[len(head) : len(text) - len(tail)]
                     if new_digits == digits:
@@ -262,10 +262,10 @@ class RowDecoder:
     def _read_item(self, item: Item, rows: RowsRead) -> None:
         """Convert a row whose JSON is parsed already."""
         key_attribute = item.get(KEY)
-        value = key_attribute.get("S") if type(key_attribute) is dict else None
-        key = value if type(value) is str else ""
-        rest = self._rests.get(key)
-        row = None if rest is None else _updated_lease(item, self._leases[key], *rest)
+        key_value = key_attribute.get("S") if type(key_attribute) is dict else None
+        key = key_value if type(key_value) is str else ""
+        cached_rest = self._rests.get(key)
+        row = None if cached_rest is None else _updated_lease(item, self._leases[key], *cached_rest)
         if row is None:
             row = self._lease_or_none(item, rows)
             if row is None:
@@ -301,8 +301,8 @@ def _updated_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: 
         for index, attribute in enumerate(attributes):
             value, (name, old_value) = item.get(attribute), lease.annotations[index]
             if type(value) is not dict or value.get("S") != old_value:
-                string = checked_text(attribute, _field_value(item, attribute, "S"))
-                annotations = (*annotations[:index], (name, string), *annotations[index + 1 :])
+                annotation_value = checked_text(attribute, _field_value(item, attribute, "S"))
+                annotations = (*annotations[:index], (name, annotation_value), *annotations[index + 1 :])
     except BadRowField:
         return None
     return lease if epoch == lease.epoch and annotations is lease.annotations else lease.written(epoch, annotations)
@@ -310,11 +310,11 @@ def _updated_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: 
 
 def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
     """Return the JSON of the row without its counter and these attributes, or b"" if JSON cannot represent the row."""
-    rest = dict(item)
+    other_attributes = dict(item)
     for name in (_COUNT.item, *annotations):
-        rest.pop(name, None)
+        other_attributes.pop(name, None)
     try:
-        return _as_json(rest)
+        return _as_json(other_attributes)
     except (TypeError, ValueError, RecursionError):
         return b""
 
@@ -326,9 +326,9 @@ def to_reports(items: Iterable[Item]) -> Reports:
     whether the report is new. Rows of any other form are ignored.
     """
     rows = {_name(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
-    stamps = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
+    report_times = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
     leader = _typed_value(rows.get("Leader", {}), "ownerName", "S")
-    return Reports(leader, tuple(sorted((worker, stamp) for worker, stamp in stamps.items() if stamp)))
+    return Reports(leader, tuple(sorted((worker, stamp) for worker, stamp in report_times.items() if stamp)))
 
 
 def _name(item: Item) -> str:
@@ -399,6 +399,6 @@ def _field_value(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  the 
         raise BadRowField(name, "is missing")
     value: Any = item[name]
     if not isinstance(value, Mapping) or kind not in value:
-        letter = str(next(iter(value), "none")) if isinstance(value, Mapping) else "none"
-        raise BadRowField(name, f"is of type {letter}, and should be of type {kind}")
+        type_name = str(next(iter(value), "none")) if isinstance(value, Mapping) else "none"
+        raise BadRowField(name, f"is of type {type_name}, and should be of type {kind}")
     return value[kind]

@@ -128,8 +128,8 @@ def _next_owner_condition(lease: Lease) -> str:
     """Return the condition that :owner is the owner and :heir the next owner."""
     if lease.leaving:
         return "checkpointOwner = :owner AND leaseOwner = :heir"
-    ours = "leaseOwner = :owner AND handoffOwner = :owner AND handoffTo = :heir"
-    return f"{ours} AND attribute_not_exists(checkpointOwner)"
+    handoff_condition = "leaseOwner = :owner AND handoffOwner = :owner AND handoffTo = :heir"
+    return f"{handoff_condition} AND attribute_not_exists(checkpointOwner)"
 
 
 def _checkpoint_condition(position: Position, comparison: str) -> tuple[str, AttributeValues]:
@@ -149,9 +149,13 @@ def _checkpoint_condition(position: Position, comparison: str) -> tuple[str, Att
         return "checkpoint <> :end", {}
     if not position.numbered:
         return _STARTS, {}
-    before = "size(checkpoint) < :digits OR (size(checkpoint) = :digits AND checkpoint < :checkpoint)"
-    within = f"(checkpoint = :checkpoint AND checkpointSubSequenceNumber {comparison} :checkpointSubSequenceNumber)"
-    return f"checkpoint <> :end AND ({_STARTS} OR {before} OR {within})", {"digits": number(len(position.sequence))}
+    earlier_sequence = "size(checkpoint) < :digits OR (size(checkpoint) = :digits AND checkpoint < :checkpoint)"
+    same_sequence = (
+        f"(checkpoint = :checkpoint AND checkpointSubSequenceNumber {comparison} :checkpointSubSequenceNumber)"
+    )
+    return f"checkpoint <> :end AND ({_STARTS} OR {earlier_sequence} OR {same_sequence})", {
+        "digits": number(len(position.sequence))
+    }
 
 
 def _checkpoint_clauses(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], AttributeValues]:
@@ -177,11 +181,15 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
                 )
             return _take_request(lease, me, annotations, owner_condition, owner_values)
         case writes.RenewLease(annotations=annotations):
-            not_ended = "" if lease.ended else " AND checkpoint <> :end"
+            not_ended_condition = "" if lease.ended else " AND checkpoint <> :end"
             weight_sets, weights = _weight_clauses(lease)
             update = f"{_set_clause(*weight_sets, annotations=annotations)}{_COUNT}"
             return _request(
-                lease, f"{_SEEN} AND {owner_condition}{not_ended}", update, {**owner_values, **weights}, annotations
+                lease,
+                f"{_SEEN} AND {owner_condition}{not_ended_condition}",
+                update,
+                {**owner_values, **weights},
+                annotations,
             )
         case writes.CheckpointLease():
             return _checkpoint_request(write)
@@ -203,11 +211,16 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
         case writes.RequestLease(me=me):
             if lease.owner is None:
                 return None
-            owner_answers = "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
-            open_to_me = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
+            owner_answers_condition = (
+                "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
+            )
+            no_other_next_owner = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
             values = {**owner_values, "me": text(me), "stale": text(lease.next_owner or me)}
             return _request(
-                lease, f"{owner_answers} AND checkpoint <> :end AND {open_to_me}", "SET handoffTo = :me", values
+                lease,
+                f"{owner_answers_condition} AND checkpoint <> :end AND {no_other_next_owner}",
+                "SET handoffTo = :me",
+                values,
             )
         case writes.WithdrawRequest(me=me):
             if lease.owner is None or lease.leaving:
@@ -226,8 +239,8 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
         case writes.ResetLease():
             return _reset_request(write)
         case writes.DeleteLease():
-            as_seen = "checkpoint = :end" if lease.ended else _SEEN
-            return _request(lease, f"attribute_not_exists({KEY}) OR {as_seen}", "", {})
+            unchanged_condition = "checkpoint = :end" if lease.ended else _SEEN
+            return _request(lease, f"attribute_not_exists({KEY}) OR {unchanged_condition}", "", {})
         case _:
             assert_never(write)
 
@@ -257,8 +270,10 @@ def _checkpoint_request(write: writes.CheckpointLease) -> Request:
     if position.ended and write.children:
         children = shard_ids(lease, write.children)
         sets, values = (*sets, "childShardIds = :children"), {**values, "children": children}
-    removed = (_PENDING, *stale_names, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
-    update = f"{_set_clause(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
+    removed_attributes = (_PENDING, *stale_names, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
+    update = (
+        f"{_set_clause(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed_attributes)}"
+    )
     return _request(lease, f"{_SEEN} AND {owner_condition} AND {position_condition}", update, values)
 
 
@@ -269,10 +284,13 @@ def _give_request(lease: Lease, position: Position) -> Request | None:
     position_condition, position_values = _checkpoint_condition(position, "<=")
     sets, stale_names, fields = _checkpoint_clauses(position)
     owner_sets = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
-    removed = (*(("checkpointOwner", "handoffOwner") if lease.leaving else ()), "handoffTo", _PENDING, *stale_names)
-    update = (
-        f"{_set_clause(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
+    removed_attributes = (
+        *(("checkpointOwner", "handoffOwner") if lease.leaving else ()),
+        "handoffTo",
+        _PENDING,
+        *stale_names,
     )
+    update = f"{_set_clause(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed_attributes)}"
     names = {"owner": text(lease.owner), "heir": text(lease.next_owner)}
     return _request(
         lease,
@@ -289,10 +307,10 @@ def _reset_request(write: writes.ResetLease) -> Request:
     # the shard will write them again.
     children = () if write.position.ended else ("childShardIds",)
     family_values = attributes(write.lease, *_FAMILY)
-    missing = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family_values)
-    removed = ", ".join((_OWNERS, _PENDING, *stale_names, *children, *missing))
+    missing_attributes = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family_values)
+    removed_attributes = ", ".join((_OWNERS, _PENDING, *stale_names, *children, *missing_attributes))
     family_sets = tuple(f"{name} = :{name}" for name in family_values)
     set_clause = _set_clause(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", annotations=write.annotations)
     values = {**fields, **family_values, "further": number(max(1, write.epoch - write.lease.epoch))}
-    update = f"{set_clause}ADD leaseCounter :further REMOVE {removed}"
+    update = f"{set_clause}ADD leaseCounter :further REMOVE {removed_attributes}"
     return _request(write.lease, f"{_SEEN} AND {free_condition}", update, values, write.annotations)

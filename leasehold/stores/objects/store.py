@@ -148,8 +148,8 @@ class EtagStore:
         """
         if not isinstance(self._layout, ObjectLayout):
             return False, True  # the Azure SDKs' layout is never in layout sessions
-        sessions = bool(self.cells().list("lease/"))
-        return sessions, (sessions or requested) and bool(self._objects.list(self._layout.prefix("checkpoint")))
+        has_sessions = bool(self.cells().list("lease/"))
+        return has_sessions, (has_sessions or requested) and bool(self._objects.list(self._layout.prefix("checkpoint")))
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""
@@ -266,11 +266,11 @@ class EtagStore:
         cached = {key: self._seen.get(key, _NO_OBJECTS) for key in keys}
         if stale_ok and len(self._seen) < _LISTED_PER_REQUEST * (len(cached) - 1):
             # Unless only a few of the leases are requested, one listing is cheaper than a request for each ownership.
-            stored = {
+            listed_ownerships = {
                 ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(ownership_kind))
             }
             current = {
-                key: parts.replace(ownership_kind, stored.get(self._layout.name(key, ownership_kind)))
+                key: parts.replace(ownership_kind, listed_ownerships.get(self._layout.name(key, ownership_kind)))
                 for key, parts in cached.items()
             }
         else:
@@ -289,10 +289,10 @@ class EtagStore:
         pairs = [(key, part) for part in kinds for key in cached]
         names = [self._layout.name(key, part) for key, part in pairs]
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
-        updated = dict(cached)
+        updated_parts = dict(cached)
         for (key, part), stored in zip(pairs, map_function(self._objects.get, names), strict=True):
-            updated[key] = updated[key].replace(part, stored)
-        return updated
+            updated_parts[key] = updated_parts[key].replace(part, stored)
+        return updated_parts
 
     def _cache(self, before: Mapping[str, Parts], read: Mapping[str, Parts]) -> None:
         """Cache the objects that were read, except for leases that were written since `before` was copied.
@@ -310,8 +310,8 @@ class EtagStore:
 
     def _unchanged(self, key: str, parts: Parts) -> bool:
         """Return whether the ownership still has the same ETag."""
-        current = self._objects.get(self._layout.name(key, "ownership"))
-        return current is not None and current.etag == parts.etag
+        current_ownership = self._objects.get(self._layout.name(key, "ownership"))
+        return current_ownership is not None and current_ownership.etag == parts.etag
 
     def _row(self, key: str, parts: Parts) -> Lease | Malformed | None:
         return parse_row(key, lambda: self._layout.lease(key, parts))

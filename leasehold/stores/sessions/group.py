@@ -270,10 +270,10 @@ class Page:
         A new round starts with the first ticket after a complete round, or with a second ticket for a lease that
         already has one in the current round.
         """
-        latest = self._sync.clock() + self._gather_seconds
-        patient: set[str] = set()
-        missing, until, write_now = self._missing_keys(), latest, False
-        starts_round = missing is not None and not missing
+        deadline = self._sync.clock() + self._gather_seconds
+        patient_keys: set[str] = set()
+        missing_keys, until, write_now = self._missing_keys(), deadline, False
+        starts_round = missing_keys is not None and not missing_keys
         while (ticket := self._tickets.get(until)) is not None:
             batch.append(ticket)
             key = ticket.key
@@ -281,21 +281,21 @@ class Page:
             # would multiply the number of states that the model checker has to visit.
             if ticket.patient and self._gather_seconds:
                 if starts_round or key in self._round:
-                    self._previous_round, self._round = self._round - patient, patient.copy()
+                    self._previous_round, self._round = self._round - patient_keys, patient_keys.copy()
                     starts_round = self._timed_out = False
-                    missing = self._missing_keys()
-                patient.add(key)
+                    missing_keys = self._missing_keys()
+                patient_keys.add(key)
                 self._round.add(key)
-                if missing is not None:
-                    missing.discard(key)
+                if missing_keys is not None:
+                    missing_keys.discard(key)
             # If a ticket is not patient, stop waiting, and write it together with the tickets that are already in the
             # queue.
             write_now = write_now or not ticket.patient
-            if write_now or (missing is not None and not missing):
+            if write_now or (missing_keys is not None and not missing_keys):
                 until = -math.inf
             elif self._timed_out:
-                until = min(latest, self._sync.clock() + QUIET_SECONDS)
-        self._timed_out = self._timed_out or until == latest
+                until = min(deadline, self._sync.clock() + QUIET_SECONDS)
+        self._timed_out = self._timed_out or until == deadline
 
     def _missing_keys(self) -> set[str] | None:
         """Return the leases that had a ticket in the previous round but have none yet, or None in the first round."""

@@ -106,8 +106,8 @@ class SessionStore:
         stored = self._cells.list(LEASES, SESSIONS, REMARKS)
         rows = dict(_leases(stored))
         for key in tuple(self._rows):
-            listed = rows.get(key)
-            if not isinstance(listed, LeaseRow) or listed.session != self._rows[key].session:
+            listed_row = rows.get(key)
+            if not isinstance(listed_row, LeaseRow) or listed_row.session != self._rows[key].session:
                 self._rows.pop(key, None)  # the next write of its owner reads the row
         self._last_sessions = {key: row.session for key, row in rows.items() if isinstance(row, LeaseRow)}
         sessions = {
@@ -121,7 +121,7 @@ class SessionStore:
             if stored_row.name.startswith(REMARKS)
         }
         leases: list[Lease] = []
-        free: dict[str, JoinedLease] = {}
+        unowned_leases: dict[str, JoinedLease] = {}
         malformed = [row for row in rows.values() if isinstance(row, Malformed)]
         for row in sorted(
             (row for row in rows.values() if isinstance(row, LeaseRow)), key=lambda stored_row: stored_row.lease.key
@@ -135,8 +135,8 @@ class SessionStore:
                 joined_lease = self._joined(row, session, remarks.get(row.session, {}))
                 leases.append(joined_lease.lease)
                 if not row.session and not joined_lease.lease.ended:
-                    free[row.lease.key] = joined_lease
-        self._free = free
+                    unowned_leases[row.lease.key] = joined_lease
+        self._free = unowned_leases
         if not malformed:
             self._sweep(
                 {name: stored_row for name, stored_row in sessions.items() if isinstance(stored_row, Session)},
@@ -197,19 +197,19 @@ class SessionStore:
             # If a session has no entry for a lease, the entry may have been removed after the lease's row was read,
             # because the lease has a new owner. Read the row again. Otherwise, the lease would be returned with an old
             # position (G5).
-            doubtful = [key for key in rows if not joined_leases[key].entry and not stale_ok]
-            reread_rows = self._read_rows(doubtful) if doubtful else {}
-            moved = {
+            keys_without_entry = [key for key in rows if not joined_leases[key].entry and not stale_ok]
+            reread_rows = self._read_rows(keys_without_entry) if keys_without_entry else {}
+            changed_keys = {
                 key
-                for key in doubtful
+                for key in keys_without_entry
                 if key not in reread_rows or reread_rows[key].stored.etag != rows[key].stored.etag
             }
-            for key in moved - reread_rows.keys():
+            for key in changed_keys - reread_rows.keys():
                 joined_leases.pop(key, None)
-            for key in moved & reread_rows.keys():
+            for key in changed_keys & reread_rows.keys():
                 if not reread_rows[key].session:
                     joined_leases[key] = join_lease(reread_rows[key], None, {})
-            rows = {key: reread_rows[key] for key in moved & reread_rows.keys() if reread_rows[key].session}
+            rows = {key: reread_rows[key] for key in changed_keys & reread_rows.keys() if reread_rows[key].session}
         if not rows:
             return joined_leases
         raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
@@ -231,10 +231,10 @@ class SessionStore:
         """Apply the write if its condition holds."""
         match write:
             case writes.CreateLease(lease):
-                new = LeaseRow(new_row(lease))
-                if self._cells.put_new(lease_name(lease.key), lease_fields(new)) is None:
+                created_row = LeaseRow(new_row(lease))
+                if self._cells.put_new(lease_name(lease.key), lease_fields(created_row)) is None:
                     return self._lost(lease.key)
-                return Done(join_lease(new, None, {}).lease)
+                return Done(join_lease(created_row, None, {}).lease)
             case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _leaves_ended(write):
                 # Find the page of this lease by its cached row, which saves a read.
                 row = self._rows.get(lease.key)
@@ -242,19 +242,19 @@ class SessionStore:
                 if page is not None and not page.ended and lease.key not in self._unsettled:
                     # The group write checks the condition of this write. If the condition does not hold for the cached
                     # rows, read the stored rows below and try again.
-                    committed = self._commit(write, page)
-                    if committed is not None:
-                        return committed
+                    commit_outcome = self._commit(write, page)
+                    if commit_outcome is not None:
+                        return commit_outcome
         key = write.lease.key
         # A lease that had no owner when it was last read is claimed without another read. If another worker has taken
         # the lease since then, the claim fails, because it is conditional on the version of the row.
-        free = (
+        unowned_lease = (
             self._free.pop(key, None) if isinstance(write, writes.ClaimLease) and key not in self._unsettled else None
         )
-        if free is not None and free.lease.version != write.lease.version:
-            free = None
+        if unowned_lease is not None and unowned_lease.lease.version != write.lease.version:
+            unowned_lease = None
         for _ in range(ATTEMPTS):
-            joined_lease, free = free or self._read_joined([key]).get(key), None
+            joined_lease, unowned_lease = unowned_lease or self._read_joined([key]).get(key), None
             if joined_lease is None:
                 self._drop_cached(key, None)
                 return Done(write.lease) if isinstance(write, writes.DeleteLease) else Lost(key, None)
@@ -290,8 +290,8 @@ class SessionStore:
         page = self._pages.get(row.session)
         own_page = page if page is not None and not page.ended and not joined_lease.stopped else None
         stored = joined_lease.named
-        vanished = page is not None and page.vanished and self._is_fresh(page, joined_lease, seen)  # G14
-        if vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, seen)):
+        session_vanished = page is not None and page.vanished and self._is_fresh(page, joined_lease, seen)  # G14
+        if session_vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, seen)):
             stored = evolve(stored, version=seen.version)
         # If the owner in the row was stopped, the lease has no owner. Requests, resets and annotations depend on this
         # actual state. All other writes depend on the owner that the row names, even if that owner was stopped.
@@ -303,11 +303,11 @@ class SessionStore:
             return Lost(key, joined_lease.lease)
         match write:
             case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if (
-                joined_lease.stopped and not vanished
+                joined_lease.stopped and not session_vanished
             ):
                 return Lost(key, joined_lease.lease)
             case writes.RenewLease() | writes.CheckpointLease() if own_page is None and not (
-                vanished and _leaves_ended(write)
+                session_vanished and _leaves_ended(write)
             ):
                 # There are two ways to get here. If another process with the same worker name has the lease, this
                 # process takes it back, as in other layouts. If our session row was deleted, this process takes the
@@ -484,15 +484,17 @@ class SessionStore:
         if joined_lease.stopped or session is None:
             return True
         if reason == "ended":
-            stopped = evolve(session, ended=True)
+            stopped_session = evolve(session, ended=True)
         else:
             old_entry = session.entries.get(key)
             if old_entry is not None and old_entry.epoch > row.lease.epoch:
                 return False  # the row as read is older than the session
             frozen_state = "held" if joined_lease.accepted else "given"
             entry = SessionEntry(row.lease.epoch, joined_lease.named.checkpoint, frozen_state)
-            stopped = evolve(session, entries={**session.entries, key: entry})
-        return self._cells.put_over(session.stored.name, session_fields(stopped), session.stored.etag) is not None
+            stopped_session = evolve(session, entries={**session.entries, key: entry})
+        return (
+            self._cells.put_over(session.stored.name, session_fields(stopped_session), session.stored.etag) is not None
+        )
 
     def _touch(self, joined_lease: JoinedLease) -> None:
         """Mark the lease in its owner's session, so that the owner reads the changed row (G9).
@@ -503,9 +505,12 @@ class SessionStore:
         for _ in range(_TOUCHES):
             if session is None or session.ended:
                 return
-            touched = evolve(session, touched=session.touched | {key})
+            touched_session = evolve(session, touched=session.touched | {key})
             try:
-                if self._cells.put_over(session.stored.name, session_fields(touched), session.stored.etag) is not None:
+                if (
+                    self._cells.put_over(session.stored.name, session_fields(touched_session), session.stored.etag)
+                    is not None
+                ):
                     return
                 stored = self._cells.read([session.stored.name]).get(session.stored.name)
             except OutcomeUnknown:
@@ -606,29 +611,31 @@ class SessionStore:
     def _sweep(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
         """Delete the sessions that ended before these rows were read and that no row names (G11)."""
         now = self._sync.clock()
-        referenced = {
+        referenced_sessions = {
             session_id for row in rows if isinstance(row, LeaseRow) for session_id in (row.session, row.next_owners)
         }
-        removable = [name for name in self._ended if name in sessions and name not in referenced]
-        if removable:
-            current = [row for _, row in _leases(self._cells.list(LEASES, consistent=True))]
-            referenced |= {
+        removable_sessions = [name for name in self._ended if name in sessions and name not in referenced_sessions]
+        if removable_sessions:
+            current_rows = [row for _, row in _leases(self._cells.list(LEASES, consistent=True))]
+            referenced_sessions |= {
                 session_id
-                for row in current
+                for row in current_rows
                 if isinstance(row, LeaseRow)
                 for session_id in (row.session, row.next_owners)
             }
-            removable = [name for name in removable if name not in referenced]
-            removable = [] if any(isinstance(row, Malformed) for row in current) else removable
-        for name in removable:
+            removable_sessions = [name for name in removable_sessions if name not in referenced_sessions]
+            removable_sessions = [] if any(isinstance(row, Malformed) for row in current_rows) else removable_sessions
+        for name in removable_sessions:
             for kind in (REMARKS, SESSIONS):
                 stored = self._cells.read([kind + name]).get(kind + name)
                 if stored is not None:
                     self._cells.delete(stored.name, stored.etag)
-        self._ended = tuple(name for name, session in sessions.items() if session.ended and name not in removable)
+        self._ended = tuple(
+            name for name, session in sessions.items() if session.ended and name not in removable_sessions
+        )
         unchanged_since: dict[str, tuple[str, float]] = {}
         for name, session in sessions.items():
-            if session.ended or name in referenced:
+            if session.ended or name in referenced_sessions:
                 continue
             etag, changed_at = self._unchanged_since.get(name, ("", now))
             unchanged_since[name] = (etag, changed_at) if etag == session.stored.etag else (session.stored.etag, now)
