@@ -326,11 +326,9 @@ class DirectCalls:
             raise _UnsupportedCallError("a proxy, a certificate of its own, or no check of certificates is set")
         if request.method != "POST" or (url_parts.path, url_parts.query, url_parts.username) != ("/", "", None):
             raise _UnsupportedCallError(f"it is not a plain POST: {request.method} {url_parts.path}")
-        default_port = {"http": 80, "https": 443}[url_parts.scheme]
+        default = {"http": 80, "https": 443}[url_parts.scheme]
         host = (
-            url_parts.netloc
-            if url_parts.port not in {None, default_port}
-            else url_parts.netloc.removesuffix(f":{default_port}")
+            url_parts.netloc if url_parts.port not in {None, default} else url_parts.netloc.removesuffix(f":{default}")
         )
         headers = {
             name.lower(): value.decode() if isinstance(value, bytes) else str(value)
@@ -356,7 +354,7 @@ class DirectCalls:
         )
         head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
         connections = self._kept_connections(
-            url_parts.scheme, url_parts.hostname or "", url_parts.port or default_port, verify, options
+            url_parts.scheme, url_parts.hostname or "", url_parts.port or default, verify, options
         )
         return Pattern(frozen_credentials, headers["content-type"], request.url, head, signer, connections)
 

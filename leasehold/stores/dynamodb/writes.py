@@ -239,8 +239,8 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
         case writes.ResetLease():
             return _reset_request(write)
         case writes.DeleteLease():
-            unchanged_condition = "checkpoint = :end" if lease.ended else _SEEN
-            return _request(lease, f"attribute_not_exists({KEY}) OR {unchanged_condition}", "", {})
+            as_seen = "checkpoint = :end" if lease.ended else _SEEN
+            return _request(lease, f"attribute_not_exists({KEY}) OR {as_seen}", "", {})
         case _:
             assert_never(write)
 
@@ -284,13 +284,15 @@ def _give_request(lease: Lease, position: Position) -> Request | None:
     position_condition, position_values = _checkpoint_condition(position, "<=")
     sets, stale_names, fields = _checkpoint_clauses(position)
     owner_sets = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
-    removed_attributes = (
+    removed = (
         *(("checkpointOwner", "handoffOwner") if lease.leaving else ()),
         "handoffTo",
         _PENDING,
         *stale_names,
     )
-    update = f"{_set_clause(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed_attributes)}"
+    update = (
+        f"{_set_clause(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
+    )
     names = {"owner": text(lease.owner), "heir": text(lease.next_owner)}
     return _request(
         lease,
