@@ -120,8 +120,8 @@ def session_of(
     try:
         botocore_session.get_scoped_config()
     except ProfileNotFound:
-        named_by = "environment variable AWS_PROFILE" if from_environment else f"{where}: option 'profile'"
-        raise ValueError(f"{named_by}: AWS's configuration has no profile {botocore_session.profile!r}") from None
+        profile_origin = "environment variable AWS_PROFILE" if from_environment else f"{where}: option 'profile'"
+        raise ValueError(f"{profile_origin}: AWS's configuration has no profile {botocore_session.profile!r}") from None
     if profile is None and role is None:
         return None
     import boto3  # noqa: PLC0415  slow, see above
@@ -134,12 +134,13 @@ def session_of(
 def core_of(session: "boto3.Session | None") -> botocore.session.Session:
     """Return a new botocore session with the credentials and configuration of `session`.
 
-    The caller may change the parsers of the new session. `session` itself stays as it is, because other clients may be
-    created from it.
+    The caller may change the response parsers of the new session without affecting `session`, from which other clients
+    may be created.
     """
     if session is None:
         return botocore.session.get_session()
-    # If no profile is set, boto3 returns `default`, which botocore rejects unless that profile is configured.
+    # If no profile is set, `profile_name` is `default`, which botocore rejects unless a profile of that name is
+    # configured.
     profile = session.profile_name if session.profile_name in session.available_profiles else None
     botocore_session = with_providers([_FixedCredentials(session.get_credentials())], profile)
     botocore_session.set_config_variable("region", session.region_name)
@@ -180,9 +181,11 @@ def assumed_role(
     def fetch_credentials() -> Mapping[str, Any]:
         if (source := botocore_session.get_credentials()) is None:
             raise NoCredentialsError
-        extra = {"RoleSessionName": session_name} | ({} if external_id is None else {"ExternalId": external_id})
+        assume_role_arguments = {"RoleSessionName": session_name} | (
+            {} if external_id is None else {"ExternalId": external_id}
+        )
         credentials: Mapping[str, Any] = AssumeRoleCredentialFetcher(
-            sts, source, role, extra_args=extra
+            sts, source, role, extra_args=assume_role_arguments
         ).fetch_credentials()
         return credentials
 
@@ -190,7 +193,7 @@ def assumed_role(
 
 
 class _FixedCredentials(CredentialProvider):
-    """A provider that returns existing credentials, or None. Credentials that expire refresh themselves."""
+    """A provider that returns existing credentials, which refresh themselves before they expire, or None."""
 
     METHOD = "given"
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 log = escaped(logging.getLogger("leasehold.calls"))
 
 _WARNED: list[AttributeError] = []
-"""The error that kept us from setting deadlines for boto3 clients, if any. Each process logs it once."""
+"""The error that prevented deadlines from being set for boto3 clients, if any. Each process logs the error once."""
 
 RESPONSE_READ_TIMEOUTS = 3
 """The maximum duration of a whole response, as a multiple of the read timeout."""

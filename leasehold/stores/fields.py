@@ -82,8 +82,8 @@ FIELDS = (
 )
 """The fields of a row, in the order of SQLite's columns.
 
-DynamoDB and blobs store two kinds of fields differently, as the modules of these layouts explain. These are the names
-of workers, which also encode whether the owner answers requests, and the annotations.
+DynamoDB and blobs have their own encodings for the annotations and for the names of workers, which also encode whether
+the owner answers requests. The modules of these layouts explain the encodings.
 """
 
 
@@ -271,9 +271,9 @@ def valid_lease(row: Lease | Malformed) -> Lease:
 
 def listing_of(rows: Iterable[Lease | Malformed | None]) -> Listing:
     """Return a listing of these rows, sorted by key. None stands for a row that is not a lease and is left out."""
-    ordered = sorted((row for row in rows if row is not None), key=attrgetter("key"))
-    leases = tuple(row for row in ordered if isinstance(row, Lease))
-    return Listing(leases, tuple(row for row in ordered if isinstance(row, Malformed)))
+    sorted_rows = sorted((row for row in rows if row is not None), key=attrgetter("key"))
+    leases = tuple(row for row in sorted_rows if isinstance(row, Lease))
+    return Listing(leases, tuple(row for row in sorted_rows if isinstance(row, Malformed)))
 
 
 def position(field: str, sequence: str, sub: int, token: str = "") -> Position:
@@ -293,8 +293,8 @@ KB = 1024
 def weight(field: str, value: str | float | None) -> int | None:
     """Convert a row's throughput from KB/s to whole bytes per second. Return None if the row has no throughput.
 
-    A byte is about a thousandth of a kilobyte and rows store at least six decimals, so values that we wrote are read
-    back unchanged.
+    Rows store the throughput in KB/s with at least six decimals, and a byte is about a thousandth of a kilobyte.
+    Rounding to whole bytes therefore restores exactly the value that was written.
     """
     if value is None:
         return None

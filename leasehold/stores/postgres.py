@@ -149,7 +149,8 @@ class Statements:
             SQL("{} IS NOT DISTINCT FROM {}").format(Identifier(name), Placeholder(f"was_{name}")) for name in COLUMNS
         )
 
-        # With `key =`, PostgreSQL uses the index. With IS NOT DISTINCT FROM alone, it would scan the whole table.
+        # Add a comparison of the key with `=`, for which PostgreSQL uses the index. For IS NOT DISTINCT FROM alone, it
+        # would scan the whole table.
         unchanged = SQL("key = {} AND {}").format(Placeholder("was_key"), unchanged)
 
         def compiled(template: LiteralString) -> bytes:
@@ -173,7 +174,7 @@ class Statements:
 
 
 class _DeadlineConnection(Connection[DictRow]):
-    """A connection with a read timeout. If a server hangs, its connections stay open and reads would never end."""
+    """A connection with a read timeout. Without the timeout, a read from a server that hangs would never end."""
 
     seconds: float = TIMEOUTS.read_seconds
 
@@ -196,7 +197,7 @@ class PostgresStore:
         self._location, self._create, self._timeouts = location, create, timeouts
         self._sql = Statements.of(location.table)
         self._seen: dict[str, SqlRow] = {}
-        # The pool does not report why it cannot connect, so first connect without the pool.
+        # Connect once without the pool. If that fails, the error contains the reason, which the pool would not report.
         with self._translate_errors():
             connect(location.conninfo(timeouts)).close()
 
@@ -206,14 +207,16 @@ class PostgresStore:
         self._pool = ConnectionPool(
             location.conninfo(timeouts),
             connection_class=_DeadlineConnection,
-            # Do not prepare statements, because a pooler may execute them on another connection.
+            # Do not prepare statements, because a pooler such as PgBouncer may execute them on another connection,
+            # where they do not exist.
             kwargs={"autocommit": True, "row_factory": dict_row, "prepare_threshold": None},
             configure=set_timeout,
             min_size=1,
             max_size=CONNECTIONS,
             max_idle=IDLE_SECONDS,
             timeout=timeouts.connect_seconds,
-            # By default, the pool's pauses grow during an outage, so it would also reconnect late after the outage.
+            # By default, the pool waits longer after each failed attempt, so after a long outage it would reconnect
+            # late.
             reconnect_timeout=timeouts.connect_seconds,
             num_workers=1,
             open=True,
@@ -332,6 +335,7 @@ class PostgresStore:
         """Make sure that the table exists and has our columns."""
         if self._create:
             # If two workers create the table at the same moment, one of them gets an error although the table exists.
+            # Ignore that error.
             with self.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 if not connection.execute("SELECT to_regclass(%s) AS found", [self._sql.table]).fetchall()[0]["found"]:
                     connection.execute(self._sql.schema)
@@ -378,7 +382,8 @@ class PostgresStore:
                 return True
         else:
             statement, arguments = self._sql.update if after else self._sql.delete, _update_arguments(row, values)
-        self._seen.pop(key, None)  # if the outcome is unknown, the next write reads the row first
+        # Drop the cached row, so that the next write reads the row if the outcome of this one is unknown.
+        self._seen.pop(key, None)
         with self.connection() as connection:
             try:
                 if connection.execute(statement, arguments).rowcount != 1:
@@ -400,7 +405,7 @@ class PostgresStore:
                 if not (isinstance(error, Error) and error.sqlstate):
                     connection.close()  # otherwise, a late response would be taken for the next statement's
                 if isinstance(error, _UNAVAILABLE):
-                    # The server has stopped or no longer accepts writes, so the other connections are of no use either.
+                    # The server has stopped or no longer accepts writes, so replace the pool's other connections too.
                     self._pool.drain()
                 raise
             finally:
@@ -471,6 +476,7 @@ class PostgresCells:
         self._store, self._sql = store, cell_statements(name_parts)
         if create:
             # If two workers create the table at the same moment, one of them gets an error although the table exists.
+            # Ignore that error.
             with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 connection.execute(self._sql.schema)
 

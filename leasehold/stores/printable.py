@@ -19,8 +19,8 @@ _FORMATTER = logging.Formatter()
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return a suggestion to append to an error about an unknown word, or "" if no choice is similar."""
-    close = get_close_matches(word, list(choices), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    similar_words = get_close_matches(word, list(choices), 1)
+    return f"; did you mean {similar_words[0]!r}?" if similar_words else ""
 
 
 def few(strings: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
@@ -54,8 +54,8 @@ def text_of(error: BaseException, limit: int = TEXT_LENGTH_MAX) -> str:
 
 def said(error: BaseException) -> str:
     """Return the class and the message of an exception as one line of limited length. Never raises."""
-    text = text_of(error)
-    return printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+    message = text_of(error)
+    return printable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def escaped(log: logging.Logger) -> SafeLog:
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    # This filter runs in the caller's thread. A value that cannot be formatted must not end that thread.
+    # The filter runs in the thread that logs the message, so catch every exception. Otherwise, a value that cannot be
+    # formatted would end that thread.
     try:
         if isinstance(record.args, tuple):
             record.args = tuple(text_of(arg) if isinstance(arg, BaseException) else arg for arg in record.args)

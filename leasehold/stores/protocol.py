@@ -10,9 +10,9 @@ Every store follows four rules:
    it cannot apply the write later.
 4. Attributes that the store does not understand survive every write.
 
-Wrappers of a store derive from `PassingStore`, which passes every call on to another store. `Timeouts` limits the time
-of one request. Several requests must fit into the duration of a lease. Otherwise, a single request that stalls could
-cost a worker its lease.
+Classes that wrap a store derive from `PassingStore`, which passes every call on to another store. `Timeouts` limits the
+duration of a request. The limit must be so low that several requests fit into the duration of a lease. Otherwise, a
+worker could lose its lease because of a single request that stalls.
 """
 
 from collections.abc import Iterable

@@ -105,7 +105,7 @@ def unquoted_etag(etag: str) -> str:
 def age(service_now: float, last_modified: float) -> float:
     """Return the age of an object in seconds. One second is subtracted, because services round to seconds.
 
-    Both arguments are times by the service's clock, in seconds since 1970.
+    Both arguments are times of the service's clock, in seconds since 1970.
     """
     return max(0.0, service_now - last_modified - 1.0)
 
@@ -116,7 +116,7 @@ def is_outcome_unknown(status: int) -> bool:
 
 
 class SkewWarning:
-    """Warns once if the local clock differs from the service's by more than `SKEW_SECONDS`.
+    """Logs one warning if the local clock and the service's clock differ by more than `SKEW_SECONDS`.
 
     Leases do not depend on the local clock, because their ages are measured by the service's clock. But other software
     on this machine may depend on it, and so do workers that judge expiry by their own clocks.
@@ -204,7 +204,8 @@ def with_owner_fields(lease: Lease, parts: Parts, decode: Callable[[ObjectFields
     """Return the lease with the common fields of its ownership object, which `decode` decodes."""
     fields = parts.fields("ownership")
     owner = decode(fields, "ownerid") or None
-    # A worker that does not answer requests may copy our fields when it renews. Ignore them if they name another owner.
+    # A worker of another program may copy the fields of a request unchanged when it renews or takes the lease. Ignore
+    # these fields if they name another owner than the ownership does.
     yields = owner is not None and decode(fields, "handoffowner") == owner
     return evolve(
         lease,
@@ -246,19 +247,19 @@ def prove(objects: Objects, folder: str) -> None:
 
 def _unhonored_condition(objects: Objects, name: str) -> str | None:
     """Return a description of the condition that the service does not honor. If there is none, delete the object."""
-    first = objects.put_new(name, {"probe": "1"})
-    if first is None:
+    created_etag = objects.put_new(name, {"probe": "1"})
+    if created_etag is None:
         return "refuses a new object under If-None-Match: *"
     if objects.put_new(name, {"probe": "2"}) is not None:
         return "ignores If-None-Match: * on a write"
-    second = objects.put_over(name, {"probe": "3"}, first)
-    if second is None or second == first:
-        return "refuses a write whose If-Match holds" if second is None else "gives new content an old ETag"
-    if objects.put_over(name, {"probe": "4"}, first) is not None:
+    replaced_etag = objects.put_over(name, {"probe": "3"}, created_etag)
+    if replaced_etag is None or replaced_etag == created_etag:
+        return "refuses a write whose If-Match holds" if replaced_etag is None else "gives new content an old ETag"
+    if objects.put_over(name, {"probe": "4"}, created_etag) is not None:
         return "ignores If-Match on a write"
-    if objects.delete(name, first):
+    if objects.delete(name, created_etag):
         return "ignores If-Match on a deletion"
-    return None if objects.delete(name, second) else "refuses a deletion whose If-Match holds"
+    return None if objects.delete(name, replaced_etag) else "refuses a deletion whose If-Match holds"
 
 
 def _delete_probe(objects: Objects, name: str) -> None:

@@ -48,7 +48,7 @@ CONTROL = "leasehold-swap"
 """The key of the control row in TO, which identifies the swap and its direction. It is hidden from workers."""
 
 ORIGIN, DIRECTION, KNOWN_TO, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
-"""The names of our annotations.
+"""The names of the annotations that a swap writes.
 
 - On the control row, `ORIGIN` is the name of FROM, and `DIRECTION` is the table to which leases move.
 - On a lease in FROM, `KNOWN_TO` contains its owner and the name of the table TO that this owner knows.
@@ -71,7 +71,8 @@ LOOK_SECONDS = 2.0
 MOVES_AT_ONCE = 8
 """The maximum number of leases that a worker moves at the same time.
 
-While this many moves are in progress, a renewal does not move its lease, because other writes wait for the renewal.
+While this many moves are in progress, renewals no longer move their leases. Each move makes a renewal take longer, and
+other writes wait for that renewal.
 """
 
 Direction = Literal["to", "from", "closed", ""]
@@ -95,7 +96,7 @@ def is_unclaimed_copy(row: Lease) -> bool:
 
 
 def joined(side: int, row: Lease) -> Lease:
-    """Return the lease as workers see it, from its current row in this table."""
+    """Return the lease that workers see. `row` is the lease's current row, and `side` is the table that contains it."""
     tag = _NAMES[side] + (">" if is_marked(row) else "")
     lease = evolve(
         row,
@@ -104,14 +105,15 @@ def joined(side: int, row: Lease) -> Lease:
     )
     if not is_marked(row):
         return lease
-    # Show that the owner answers requests. Otherwise, the lease would be stolen while it is moving.
+    # Set `yields`, which means that the owner answers requests. Otherwise, another worker would steal the lease while
+    # it is moving.
     return evolve(
         lease, owner=(row.owner or "").removeprefix(MARK) or None, next_owner=None, yields=True, leaving=False
     )
 
 
 def split_version(lease: Lease) -> tuple[int, bool, Lease]:
-    """Undo `joined`. Return the table, whether the row was marked, and the lease with the row's own version."""
+    """Undo `joined`. Return the table, whether the row was marked, and the lease with the version of its row."""
     tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
     return int(tag.startswith("to")), tag.endswith(">"), evolve(lease, version=Version(version))
 
@@ -177,15 +179,15 @@ def current_and_leftover(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tupl
 def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
     """Return sentences about a swap in which this table takes part, for users who look at this table alone."""
     rows = tuple(leases)
-    moved = sum(map(is_marked, rows))
+    marked_count = sum(map(is_marked, rows))
     control = next((lease for lease in rows if lease.key == CONTROL), None)
     if control is not None and (goal := control.annotation(MOVED_TO)) is not None:
-        leftovers = f"; {moved} rows that it left here are not shown" if moved else ""
+        leftovers = f"; {marked_count} rows that it left here are not shown" if marked_count else ""
         return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{leftovers}",)
     sentences = []
-    if moved:
+    if marked_count:
         sentences.append(
-            f"{moved} leases have moved or are moving to another table (leasehold swap): look there, too; "
+            f"{marked_count} leases have moved or are moving to another table (leasehold swap): look there, too; "
             "--to TO shows both"
         )
     if control is not None:
@@ -290,7 +292,7 @@ class SwapStore:
             and from_control.annotation(MOVED_TO) == self._goal_name
             and (control is None or control.annotation(MOVED_TO))
         ):
-            reject_moved(listings[TO])  # this swap is over, so marks in TO belong to a later swap
+            reject_moved(listings[TO])  # this swap is over, so a marked row in TO belongs to a later swap
         malformed = {row.key: row for listing in listings for row in listing.malformed}
         keys = sorted((rows[FROM].keys() | rows[TO].keys()) - malformed.keys())
         pairs = self._reread_torn({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
@@ -327,11 +329,11 @@ class SwapStore:
         """
         current = dict(pairs)
         for _ in range(ATTEMPTS):
-            torn = [key for key, pair in current.items() if pair.torn]
-            if not torn:
+            torn_keys = [key for key, pair in current.items() if pair.torn]
+            if not torn_keys:
                 break
-            rows = [{row.key: row for row in table.get(torn)} for table in self._tables]
-            for key in torn:
+            rows = [{row.key: row for row in table.get(torn_keys)} for table in self._tables]
+            for key in torn_keys:
                 pair = RowPair((rows[FROM].get(key), rows[TO].get(key)))
                 if pair == current[key] and pair.row is not None:
                     row = evolve(
@@ -346,11 +348,11 @@ class SwapStore:
 
     def _current_goal(self) -> int:
         """Return the table to which leases move, or -1 if no lease moves or the control row cannot be read."""
-        time = self._clock()
-        if time - self._last_look >= self._look_seconds:
+        now = self._clock()
+        if now - self._last_look >= self._look_seconds:
             try:
                 self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
-                self._last_look = time
+                self._last_look = now
             except StoreError as fault:
                 log.warning("the swap's control row could not be read; leases stay where they are: %s", fault)
                 return -1
@@ -380,23 +382,23 @@ class SwapStore:
             case writes.DeleteLease():
                 return self._delete(write)
             case writes.CheckpointLate():
-                # Write only to the current row, because a checkpoint in the other row would be lost.
+                # Write only to the current row of the lease. A checkpoint in the row of the other table would be lost.
                 side, was_marked, seen = split_version(write.lease)
                 pair = self._pair(seen.key)
-                is_taken = (
+                has_new_owner = (
                     not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
                 )
-                if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or is_taken:
+                if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or has_new_owner:
                     return Lost(seen.key, pair.lease)
                 outcome = self._tables[side].write(evolve(write, lease=seen))
                 return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
         side, was_marked, seen = split_version(write.lease)
         if was_marked:
             return self._write_after_move(write)
-        # Read the direction before the write. If it were read afterwards, another worker could take the lease during
-        # that read, and this write would still return Done.
+        # Read the direction from the control row before the write, not after it. Otherwise, another worker could take
+        # the lease while the direction is read, and this write would still return Done.
         move_next = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._current_goal() == 1 - side
-        # If an unmarked row has the expected version or owner, it is current, so the other table need not be read.
+        # An unmarked row with the expected version or owner is the current row, so the other table need not be read.
         table_write = evolve(write, lease=seen)
         if side == FROM and isinstance(table_write, writes.RenewLease | writes.ClaimLease | writes.StealLease):
             # Annotate that this worker knows TO (W8).
@@ -416,7 +418,8 @@ class SwapStore:
                 and current.owner == seen.owner
                 and split_version(current)[:2] != (side, False)
             ):
-                # The write is conditional on the owner, which still owns the lease but has moved it in the meantime.
+                # The write is conditional on the owner. The lease still has the same owner but was moved in the
+                # meantime, so repeat the write on its current row.
                 return self.write(evolve(write, lease=evolve(write.lease, version=current.version)))
             return Lost(seen.key, current)
         lease = outcome.lease
@@ -427,31 +430,32 @@ class SwapStore:
     def _move_renewed(self, side: int, lease: Lease, me: str) -> Outcome:
         """Move a lease that was just renewed. Return `Lost` if another worker has taken it in the meantime.
 
-        Raises OutcomeUnknown like any write. The owner's next write finds out where the lease is.
+        Raises OutcomeUnknown if the outcome of any step is unknown. In that case, the owner's next write finds out
+        which table has the lease.
         """
         if len(self._moving) >= MOVES_AT_ONCE:  # concurrent threads may exceed this slightly
             return Done(joined(side, lease))
         self._moving.add(lease.key)
         try:
-            # The release does not name the owner as `me`, so it is conditional on the version.
-            mark = self._tables[side].write(writes.ReleaseLease(lease, "", MARK + me))
-            moved_lease = self._complete_move(side, mark.lease, me) if isinstance(mark, Done) else None
+            # With an empty `me`, a release is conditional on the version, and not only on the owner.
+            mark_outcome = self._tables[side].write(writes.ReleaseLease(lease, "", MARK + me))
+            moved_lease = self._complete_move(side, mark_outcome.lease, me) if isinstance(mark_outcome, Done) else None
         finally:
             self._moving.discard(lease.key)
         return self._lost(lease.key) if moved_lease is None else Done(moved_lease)
 
     def move_unowned(self, seen: Lease, goal: int) -> Outcome:
-        """Move a lease without an owner to table `goal`, unless it has changed. It has no owner there either.
+        """Move a lease without an owner to table `goal` without claiming it there. Return `Lost` if it has changed.
 
-        If the lease is already moving, in either direction, that move is completed instead.
+        If the lease is already moving, complete that move instead, whatever its direction.
         """
         side, was_marked, row = split_version(seen)
         if seen.owner is not None or (side == goal and not was_marked):
             return self._lost(seen.key)
-        mark = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
-        if not isinstance(mark, Done):
+        mark_outcome = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
+        if not isinstance(mark_outcome, Done):
             return self._lost(seen.key)
-        moved_lease = self._complete_move(side, evolve(mark.lease, owner=MARK), None)
+        moved_lease = self._complete_move(side, evolve(mark_outcome.lease, owner=MARK), None)
         return self._lost(seen.key) if moved_lease is None else Done(moved_lease)
 
     def _complete_move(self, side: int, row: Lease, new_owner: str | None) -> Lease | None:
@@ -518,13 +522,13 @@ class SwapStore:
             return None
         table, target = self._tables[goal], pair.rows[goal]
         if target is None:
-            created = table.write(writes.CreateLease(_copy(row)))
-            if (target := created.lease) is None:
+            create_outcome = table.write(writes.CreateLease(_copy(row)))
+            if (target := create_outcome.lease) is None:
                 return None
         if target.epoch > row.epoch:
             return None  # another worker was first
-        # Annotate a row left from an earlier move as a copy before releasing it. Otherwise, a worker that has read the
-        # two tables at different moments could take it for the current row.
+        # A row that is left from an earlier move must be annotated as a copy before it is released. Otherwise, a worker
+        # that has read the two tables at different moments could take the released row for the current one.
         new_epoch = row.epoch + (new_owner is None)
         steps: tuple[tuple[bool, Callable[[Lease], writes.Write]], ...] = (
             (target.annotation(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
@@ -547,11 +551,14 @@ class SwapStore:
                 target = outcome.lease
         if new_owner is None:
             return joined(goal, target)
-        claim = table.write(writes.ClaimLease(target, new_owner, annotations))
-        return joined(goal, claim.lease) if isinstance(claim, Done) else None
+        claim_outcome = table.write(writes.ClaimLease(target, new_owner, annotations))
+        return joined(goal, claim_outcome.lease) if isinstance(claim_outcome, Done) else None
 
     def _delete(self, write: writes.DeleteLease) -> Outcome:
-        """Delete both rows, and the current row last. Otherwise, the other row would become current in between (W7)."""
+        """Delete both rows of the lease, the current row last.
+
+        If the current row were deleted first, the other row would become the current one until it is deleted too (W7).
+        """
         key = write.lease.key
         for _ in range(ATTEMPTS):
             pair = self._pair(key)
@@ -560,8 +567,10 @@ class SwapStore:
                 return Done(write.lease)
             if not (lease.ended if write.lease.ended else lease.version == write.lease.version):
                 return Lost(key, lease)
-            other = pair.rows[1 - side]
-            if other is not None and not isinstance(self._tables[1 - side].write(writes.DeleteLease(other)), Done):
+            other_row = pair.rows[1 - side]
+            if other_row is not None and not isinstance(
+                self._tables[1 - side].write(writes.DeleteLease(other_row)), Done
+            ):
                 continue
             if isinstance(self._tables[side].write(writes.DeleteLease(row)), Done):
                 return Done(write.lease)

@@ -123,7 +123,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
         raise ValueError(
             f"{kind} URL: unknown scheme {parts.scheme!r}; choose one of {', '.join(sorted(schemes))}{hint}"
         )
-    # An AWS secret key may contain a slash. urlsplit then takes the part before the slash for a host and port.
+    # If a URL contains an AWS secret key with a slash, urlsplit takes the part before the slash for a host and port.
     has_slash_in_secret = ":" in parts.netloc and "@" in parts.path
     if parts.username or parts.password or has_slash_in_secret:
         raise ValueError(f"{kind} URL: credentials do not belong in it; use the environment")

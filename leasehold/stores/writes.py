@@ -4,7 +4,8 @@
 a lease in one step needs nothing else. `dynamodb.writes` and `objects.store` express the same conditions in the terms
 of their services.
 
-A change of owner increments the counter and never sets it, so no owner can mistake another owner's counter for its own.
+When the owner changes, the counter is incremented and never set to a given value. Two owners therefore never have the
+same counter.
 """
 
 import math
@@ -155,7 +156,7 @@ class CheckpointLease:
 class CheckpointLate:
     """Moves the checkpoint forward after the lease was stolen.
 
-    The owner and the version do not change, so the new owner's writes still succeed.
+    This write changes neither the owner nor the version, so the new owner's next writes still succeed.
 
     Condition: the stored checkpoint is before `position`, and is not SHARD_END.
 
@@ -253,8 +254,8 @@ class WithdrawRequest:
 class GiveLease:
     """Checkpoints the lease and makes the next owner its owner in one step (H3).
 
-    The next owner therefore starts where the giver stopped. After a KCL 3.x hand-off, the next owner may be a worker
-    that does not answer requests.
+    Because of the single step, the next owner starts exactly where the giver stopped. If the lease is given by a KCL
+    3.x hand-off, the next owner may be a worker that does not answer requests.
 
     Condition: the version, the owner, the next owner and the hand-off have not changed since `lease` was read, and the
     stored checkpoint is neither past `position` nor at SHARD_END.
@@ -436,7 +437,8 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             row = _with_next_epoch(evolve(_with_weight(stored, expected), checkpoint=position))
             return _without_owner(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
-            # If the stored checkpoint is already as far or at SHARD_END, the former owner has nothing to add.
+            # If the stored checkpoint is already at this position, past it, or at SHARD_END, reject the late
+            # checkpoint.
             is_later = _movable(stored, position) and stored.checkpoint.order != position.order
             return evolve(stored, checkpoint=position) if is_later else None
         case ReleaseLease(me=me, to=to):
@@ -460,7 +462,7 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             )
             if not (next_owner_stays and is_unchanged and _movable(stored, position)):
                 return None
-            # The next owner of a KCL 3.x hand-off may be a worker that does not answer requests.
+            # In a KCL 3.x hand-off, the next owner may be a Java worker, which does not answer requests.
             row = evolve(_without_owner(stored), owner=stored.next_owner, yields=not stored.leaving)
             return _with_next_epoch(evolve(row, checkpoint=position))
         case TakeBackLease(me=me):
@@ -507,5 +509,8 @@ def _with_weight(stored: Lease, expected: Lease) -> Lease:
 
 
 def _movable(stored: Lease, position: Position) -> bool:
-    """Return whether the checkpoint may move to this position. It never moves back, and never after SHARD_END."""
+    """Return whether the checkpoint may move to this position.
+
+    A checkpoint never moves back, and never moves away from SHARD_END.
+    """
     return not stored.ended and stored.checkpoint.order <= position.order

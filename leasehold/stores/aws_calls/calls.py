@@ -92,7 +92,7 @@ _NETWORK = attrgetter(
 )
 
 _WARNED = set[tuple[str, str]]()
-"""The pairs of service and reason for which this process has already logged that boto3 makes the calls."""
+"""The fallbacks to boto3 that this process has already logged, as pairs of service and reason."""
 
 T = TypeVar("T")
 DirectOutcome = CompleteResponse | BotoCoreError
@@ -138,7 +138,8 @@ class Signer:
         date_index = header_names.index(DATE)
         self._canonical_head = f"{method}\n/\n\n{''.join(lines[:date_index])}{DATE}:"
         self._canonical_tail = f"\n{''.join(lines[date_index:])}\n{self.signed}\n"
-        self._day_key = "", b""  # a day and its key as one tuple, so that threads replace both at once
+        # The day and its signing key are in one tuple, so that a thread replaces both in one step.
+        self._day_key = "", b""
 
     def authorization(self, time: str, body: bytes) -> str:
         """Return the Authorization header for this body and time (in the form 20150830T123600Z)."""
@@ -273,7 +274,7 @@ class DirectCalls:
             return error_class(**url, error=fault.__cause__)
 
     def _before_send(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
-        """Return the outcome of a direct call to boto3 if there is one. Otherwise, remember boto3's request."""
+        """Return or raise the outcome of a direct call. If there is none, keep the request that boto3 will send."""
         outcome: DirectOutcome | None = getattr(self._thread_state, "outcome", None)
         self._thread_state.outcome, self._thread_state.request = None, None
         if outcome is None:
@@ -281,14 +282,16 @@ class DirectCalls:
             return None
         if not isinstance(outcome, CompleteResponse):
             raise outcome
-        raw = HTTPResponse(BytesIO(outcome.body), outcome.headers, outcome.status, preload_content=False)
-        return AWSResponse(request.url, raw.status, cast("Any", raw.headers), raw)  # as boto3 itself does
+        raw_response = HTTPResponse(BytesIO(outcome.body), outcome.headers, outcome.status, preload_content=False)
+        return AWSResponse(
+            request.url, raw_response.status, cast("Any", raw_response.headers), raw_response
+        )  # as boto3 itself does
 
     def _after_response(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
-        """Use a successful call by boto3 as the pattern for later calls."""
+        """Keep the request of a successful call by boto3 as the pattern for later direct calls."""
         request, self._thread_state.request = getattr(self._thread_state, "request", None), None
-        # Ignore the response if boto3 did not use its own connections, because a test or another library supplied it
-        # then.
+        # If boto3 sent no request over its own connections, a test or another library supplied the response, so ignore
+        # it.
         if request is None or response is None or response[0].status_code != OK:
             return
         name = operation.name
@@ -333,25 +336,27 @@ class DirectCalls:
         }
         if unknown_headers := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN}:
             raise _UnsupportedCallError(f"unknown headers: {', '.join(sorted(unknown_headers))}")
-        keys = credentials.get_frozen_credentials()
+        frozen_credentials = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
         signed_headers = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
-        fields = {**headers, "host": host}
+        headers_with_host = {**headers, "host": host}
         signer = Signer(
-            keys.access_key,
-            keys.secret_key,
+            frozen_credentials.access_key,
+            frozen_credentials.secret_key,
             region=region,
             service=service,
-            headers={name: fields[name] for name in signed_headers if name != DATE},
+            headers={name: headers_with_host[name] for name in signed_headers if name != DATE},
         )
         if signer.authorization(headers[DATE], request.body) != headers["authorization"]:
             raise _UnsupportedCallError(f"its signature differs from our {ALGORITHM} signature")
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name not in _VARIABLE_HEADERS)
+        lines = "".join(
+            f"{name}: {value}\r\n" for name, value in headers_with_host.items() if name not in _VARIABLE_HEADERS
+        )
         head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
         connections = self._kept_connections(
             url_parts.scheme, url_parts.hostname or "", url_parts.port or default, verify, options
         )
-        return Pattern(keys, headers["content-type"], request.url, head, signer, connections)
+        return Pattern(frozen_credentials, headers["content-type"], request.url, head, signer, connections)
 
     def _kept_connections(
         self, scheme: str, host: str, port: int, verify: bool | str, options: Sequence[SocketOption]
@@ -362,8 +367,8 @@ class DirectCalls:
                 tls: ssl.SSLContext | None = None
                 if scheme == "https":
                     tls = ssl.create_default_context(cafile=where() if verify is True else str(verify))
-                    # boto3 accepts private certificate authorities that lack some extensions. Newer Python versions
-                    # reject them.
+                    # Newer Python versions reject certificates of private authorities that lack some extensions. boto3
+                    # accepts such certificates, so accept them here too.
                     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 self._connections[address] = KeptConnections(
                     host,
@@ -377,11 +382,14 @@ class DirectCalls:
 
 
 def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
-    """Raise _UnsupportedCallError if a handler is not part of boto3 or this package, because it may change calls."""
+    """Raise _UnsupportedCallError unless the handler is part of boto3 or this package.
+
+    Any other handler may change the request.
+    """
     while isinstance(handler, partial):
         handler = handler.func
-    # Use the module whose globals the function has, because a wrapper may copy the `__module__` of the function it
-    # wraps.
+    # Find the module by the function's globals. Its `__module__` is unreliable, because a wrapper may copy that
+    # attribute from the function that it wraps.
     function = getattr(handler, "__func__", handler)
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:

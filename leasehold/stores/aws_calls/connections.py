@@ -29,7 +29,11 @@ HEAD_BYTES = 1 << 16
 """The maximum size of a response's head, and of the first read."""
 _STATUS_LINES_WITH_BODY = "HTTP/1.1 200 ", "HTTP/1.1 4", "HTTP/1.1 5"
 _LENGTH_DIGITS_MAX = 8
-"""The maximum number of digits of a Content-Length, whose buffer is allocated at once. Responses are below 100 MB."""
+"""The maximum number of digits in a Content-Length header.
+
+The limit matters because the buffer for the whole body is allocated before the body is read. Real responses are smaller
+than 100 MB.
+"""
 JOINED_BYTES_MAX = 1 << 15
 """The maximum size of a body that is sent together with its head, which requires copying the body."""
 
@@ -136,8 +140,8 @@ class KeptConnections:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            # If an idle connection is readable, it was closed or has unexpected data. TLS may have read such data
-            # already.
+            # An idle connection should have nothing to read. If it is readable, the service has closed it or sent
+            # unexpected data. Data that the TLS layer has already decrypted must be checked separately.
             has_unexpected_data = isinstance(connection, ssl.SSLSocket) and connection.pending()
             if not has_unexpected_data and not wait_for_read(connection, 0.0):
                 return connection
@@ -226,23 +230,23 @@ def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteRespon
     for line in lines:
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
-    size = headers.get("content-length", "")
+    content_length = headers.get("content-length", "")
     is_plain = (
         status.startswith(_STATUS_LINES_WITH_BODY)
         and "transfer-encoding" not in headers
-        and size.isascii()
-        and size.isdigit()
+        and content_length.isascii()
+        and content_length.isdigit()
     )
-    if size.isdigit() and len(size) > _LENGTH_DIGITS_MAX:
-        raise ResponseCutOff(f"its Content-Length is {size} bytes")
+    if content_length.isdigit() and len(content_length) > _LENGTH_DIGITS_MAX:
+        raise ResponseCutOff(f"its Content-Length is {content_length} bytes")
     if not is_plain or head.lower().count("\r\ncontent-length:") > 1:
         # Let the standard library read a response of any other form.
         with HTTPResponse(cast("socket.socket", _ReplayedStream(connection, received)), method="POST") as response:
             response.begin()
             fields = {name.lower(): value for name, value in response.getheaders()}
-            # The library may have read past the end of the response, so the connection cannot be kept.
+            # http.client may have read past the end of the response, so the connection cannot be used again.
             return CompleteResponse(response.status, fields, response.read()), True
-    body, body_start = bytearray(int(size)), received[end + 4 :]
+    body, body_start = bytearray(int(content_length)), received[end + 4 :]
     if (filled := len(body_start)) > len(body):
         raise ResponseCutOff("it is longer than its Content-Length")
     with memoryview(body) as buffer:

@@ -26,7 +26,7 @@ _PAGE_END = b"}}]"
 
 
 class SplitError(Exception):
-    """A page was split at something that is not a border between rows."""
+    """A page was split at bytes that look like the border between two rows but are not one."""
 
 
 @frozen(eq=False)

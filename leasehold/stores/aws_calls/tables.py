@@ -27,9 +27,8 @@ OPERATIONS: Mapping[str, bool] = {
     "UpdateItem": False,
     "DeleteItem": False,
 }
-"""The operations that are called directly, and whether each may be repeated.
-
-A conditional write must not be repeated, because its own first attempt could make the second one fail.
+"""The operations that are called directly, each with whether it may be repeated. A conditional write must not be
+repeated. If the first attempt was applied, its condition no longer holds and the second attempt would fail.
 """
 
 

@@ -30,7 +30,10 @@ UNIT_BYTES = 1024
 """The number of bytes that one write unit covers."""
 
 PAGE_LEASES = 400
-"""The maximum number of leases in a session row. An item may have 400 KB, and a lease needs less than 1,000 bytes."""
+"""The maximum number of leases in a session row.
+
+DynamoDB limits an item to 400 KB, and each lease needs less than 1,000 bytes.
+"""
 
 _OLD = {"ReturnValues": "ALL_OLD"}
 _ATTEMPTS = 8
@@ -147,7 +150,8 @@ class DynamoCells:
     def _check(self, response: Mapping[str, Any], name: str, replaced: str | None) -> None:
         """Raise OutcomeUnknown unless the response contains the row in the version that was replaced, or no row.
 
-        A connection may deliver a response twice. The second one must not be taken for the response to the next write.
+        A connection may deliver a response twice. Without this check, the second copy would be taken for the response
+        to the next write.
         """
         row = response.get("Attributes") or {}
         expected = {} if replaced is None else {**key_of(name, self._prefix), _VERSION: text(replaced)}
@@ -204,7 +208,7 @@ def _stored(table: str, item: Item) -> Stored:
         if isinstance(content, dict) and all(isinstance(string, str) for string in content.values()):
             fields = content
     except (KeyError, TypeError, ValueError, zlib.error, AttributeError):
-        fields = {}  # the caller parses the row, and raises an error that names the missing field
+        fields = {}  # when the caller parses the row, its error names a missing field
     return Stored(name, item.get(_VERSION, {}).get("S", ""), fields)
 
 

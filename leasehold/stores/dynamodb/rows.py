@@ -58,7 +58,10 @@ ANNOTATION_PREFIX = "lh_"
 """The prefix of the attributes with annotations."""
 
 ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
-"""The attribute of each field. For the annotations, it is a pattern."""
+"""The DynamoDB attribute of each lease field.
+
+Each annotation has an attribute of its own, so their entry is a pattern.
+"""
 
 KEY = ATTRIBUTES["key"]
 
@@ -149,7 +152,10 @@ def to_lease(item: Item) -> Lease | Malformed | None:
 
 
 RowRest = tuple[tuple[str, ...], bytes]
-"""The sorted annotation attributes of a row, and the JSON of the rest without the counter (b"" if there is no JSON)."""
+"""The names of a row's annotation attributes, sorted, and the JSON of all other attributes except the counter.
+
+The JSON is b"" if the row cannot be represented in JSON.
+"""
 
 CachedRow = tuple[bytes, bytes, bytes, Lease]
 """A row's JSON before the digits of its counter, these digits, the JSON after them, and the row's lease."""
@@ -178,9 +184,9 @@ class RowsRead:
 class RowDecoder:
     """Parses successive listings. A row is parsed again only if more than its counter and annotations have changed.
 
-    Between two listings, hardly any row changes in other ways. The rest of a row is compared as one string, so the row
-    is parsed again if any other attribute is added, removed or changed. If the rows are unparsed JSON and only the
-    counter of a row has changed, not even its JSON is parsed.
+    Between two listings, most rows change only in their counters and annotations. The other attributes of a row are
+    compared as one string, so the row is parsed again if any of them is added, removed or changed. If the rows are
+    unparsed JSON and only the counter of a row has changed, not even its JSON is parsed.
 
     The cache is updated row by row. If it were rebuilt for each listing, the garbage collector would have to visit all
     the new objects.
@@ -214,12 +220,13 @@ class RowDecoder:
         """Parse the rows of a page that are unparsed JSON."""
         cache, leases = self._unparsed, rows.leases
         for text in page.texts:
-            # If a key contains a quote, it is cut off here. This does no harm, because the whole row is compared.
+            # A key that contains a quote is cut off at the quote. This does no harm, because the whole row is compared
+            # with the cached one before the cached one is used.
             start = text.find(_KEY_TEXT) + len(_KEY_TEXT)
             key = text[start : text.find(b'"', start)]
-            cached = cache.get(key)
-            if cached is not None:
-                head, digits, tail, lease = cached
+            cached_row = cache.get(key)
+            if cached_row is not None:
+                head, digits, tail, lease = cached_row
                 if text.startswith(head) and text.endswith(tail):
                     new_digits = text[len(head) : len(text) - len(tail)]
                     if new_digits == digits:
@@ -255,10 +262,10 @@ class RowDecoder:
     def _read_item(self, item: Item, rows: RowsRead) -> None:
         """Convert a row whose JSON is parsed already."""
         key_attribute = item.get(KEY)
-        value = key_attribute.get("S") if type(key_attribute) is dict else None
-        key = value if type(value) is str else ""
-        rest = self._rests.get(key)
-        row = None if rest is None else _updated_lease(item, self._leases[key], *rest)
+        key_value = key_attribute.get("S") if type(key_attribute) is dict else None
+        key = key_value if type(key_value) is str else ""
+        cached_rest = self._rests.get(key)
+        row = None if cached_rest is None else _updated_lease(item, self._leases[key], *cached_rest)
         if row is None:
             row = self._lease_or_none(item, rows)
             if row is None:
@@ -294,8 +301,8 @@ def _updated_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: 
         for index, attribute in enumerate(attributes):
             value, (name, old_value) = item.get(attribute), lease.annotations[index]
             if type(value) is not dict or value.get("S") != old_value:
-                string = checked_text(attribute, _field_value(item, attribute, "S"))
-                annotations = (*annotations[:index], (name, string), *annotations[index + 1 :])
+                annotation_value = checked_text(attribute, _field_value(item, attribute, "S"))
+                annotations = (*annotations[:index], (name, annotation_value), *annotations[index + 1 :])
     except BadRowField:
         return None
     return lease if epoch == lease.epoch and annotations is lease.annotations else lease.written(epoch, annotations)
@@ -303,11 +310,11 @@ def _updated_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: 
 
 def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
     """Return the JSON of the row without its counter and these attributes, or b"" if JSON cannot represent the row."""
-    rest = dict(item)
+    other_attributes = dict(item)
     for name in (_COUNT.item, *annotations):
-        rest.pop(name, None)
+        other_attributes.pop(name, None)
     try:
-        return _as_json(rest)
+        return _as_json(other_attributes)
     except (TypeError, ValueError, RecursionError):
         return b""
 
@@ -315,13 +322,13 @@ def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
 def to_reports(items: Iterable[Item]) -> Reports:
     """Parse the rows that KCL 3.5 stores besides leases. They contain the leader and each worker's last report.
 
-    The time of a report comes from the worker's own clock, so it only shows whether there is a new report. Rows of any
-    other form are ignored.
+    The time of a report comes from the clock of the worker that wrote it. The time is therefore used only to see
+    whether the report is new. Rows of any other form are ignored.
     """
     rows = {_name(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
-    stamps = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
+    report_times = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
     leader = _typed_value(rows.get("Leader", {}), "ownerName", "S")
-    return Reports(leader, tuple(sorted((worker, stamp) for worker, stamp in stamps.items() if stamp)))
+    return Reports(leader, tuple(sorted((worker, stamp) for worker, stamp in report_times.items() if stamp)))
 
 
 def _name(item: Item) -> str:
@@ -339,7 +346,7 @@ def _typed_value(item: Item, name: str, kind: str) -> str | None:
 
 def _lease(item: Item) -> Lease:
     values = {field.name: check_cell(field, field.item, _cell(item, field)) for field in _PLAIN}
-    # During a KCL 3.x hand-off, checkpointOwner is still the owner (rule 3 of `dynamodb.writes`).
+    # During a KCL 3.x hand-off, the worker in checkpointOwner still owns the lease (rule 3 of `dynamodb.writes`).
     lease_owner, checkpoint_owner, handoff_owner = (
         _text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner")
     )
@@ -392,6 +399,6 @@ def _field_value(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  the 
         raise BadRowField(name, "is missing")
     value: Any = item[name]
     if not isinstance(value, Mapping) or kind not in value:
-        letter = str(next(iter(value), "none")) if isinstance(value, Mapping) else "none"
-        raise BadRowField(name, f"is of type {letter}, and should be of type {kind}")
+        type_name = str(next(iter(value), "none")) if isinstance(value, Mapping) else "none"
+        raise BadRowField(name, f"is of type {type_name}, and should be of type {kind}")
     return value[kind]

@@ -85,7 +85,7 @@ try:
     import orjson
 
     from leasehold.stores.aws_calls.tables import BINARY, call_directly
-except ImportError:  # boto3 then makes all calls and parses their responses
+except ImportError:  # without orjson, boto3 makes all calls and parses their responses
     orjson = None  # type: ignore[assignment]  # slower
 
 if TYPE_CHECKING:
@@ -271,15 +271,16 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
                     f"{table}: the table does not exist, and is not created here; check the name and the region "
                     f"(by default, a worker creates the table; its partition key is {key_names})"
                 )
-            names = tuple(key_of("", prefix))
+            key_attributes = tuple(key_of("", prefix))
             roles: Sequence[Literal["HASH", "RANGE"]] = ("HASH", "RANGE")
             try:
                 client.create_table(
                     TableName=table,
                     KeySchema=[
-                        {"AttributeName": name, "KeyType": role} for name, role in zip(names, roles, strict=False)
+                        {"AttributeName": name, "KeyType": role}
+                        for name, role in zip(key_attributes, roles, strict=False)
                     ],
-                    AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in names],
+                    AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in key_attributes],
                     BillingMode="PAY_PER_REQUEST",
                     **protection,
                 )
@@ -319,7 +320,7 @@ def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[st
     lease = Lease(f"leasehold-probe-{uuid4().hex}")
     key = key_of(lease.key, prefix)
     row: Mapping[str, Any] = {"TableName": table, "Key": key}
-    exists = {"ConditionExpression": f"attribute_exists({KEY})"}
+    exists_condition = {"ConditionExpression": f"attribute_exists({KEY})"}
 
     def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
         with translate_errors(table):
@@ -335,11 +336,13 @@ def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[st
                 "leases need a service with conditional writes"
             )
 
-    update = {**row, **exists, "UpdateExpression": "REMOVE checkpointOwner"}
+    update = {**row, **exists_condition, "UpdateExpression": "REMOVE checkpointOwner"}
     return {
-        "DeleteItem": partial(probe, client.delete_item, {**row, **exists}),
+        "DeleteItem": partial(probe, client.delete_item, {**row, **exists_condition}),
         "UpdateItem": partial(probe, client.update_item, update),
-        "PutItem": partial(probe, client.put_item, {"TableName": table, "Item": {**to_item(lease), **key}, **exists}),
+        "PutItem": partial(
+            probe, client.put_item, {"TableName": table, "Item": {**to_item(lease), **key}, **exists_condition}
+        ),
     }
 
 
@@ -363,20 +366,22 @@ def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = 
         description: Its description.
         prefix: The prefix of one application, if many share the table.
     """
-    keys = [(key["AttributeName"], key["KeyType"]) for key in description["KeySchema"]]
-    types = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
+    key_schema = [(key["AttributeName"], key["KeyType"]) for key in description["KeySchema"]]
+    attribute_types = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
     single_key, shared_key = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
-    if keys in (single_key, shared_key) and all(types[name] == "S" for name, _ in keys):
-        if keys == single_key and prefix:
+    if key_schema in (single_key, shared_key) and all(attribute_types[name] == "S" for name, _ in key_schema):
+        if key_schema == single_key and prefix:
             raise StoreError(
                 f"{table}: it is the table of one application, which Java workers may share; leases with a prefix "
                 f"need a table whose key is {APPLICATION} (S, HASH), {KEY} (S, RANGE); name another table"
             )
-        if keys == shared_key and not prefix:
+        if key_schema == shared_key and not prefix:
             raise StoreError(f"{table}: many applications share it, each under a prefix; add ?prefix=… to the URL")
         return
-    shape = ", ".join(f"{name} ({types[name]}, {role})" for name, role in keys)
-    raise StoreError(f"{table}: its key is {shape}, and a lease table's is {KEY} (S, HASH); name another table")
+    key_description = ", ".join(f"{name} ({attribute_types[name]}, {role})" for name, role in key_schema)
+    raise StoreError(
+        f"{table}: its key is {key_description}, and a lease table's is {KEY} (S, HASH); name another table"
+    )
 
 
 log = escaped(logging.getLogger("leasehold.dynamodb"))
@@ -391,12 +396,13 @@ def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) 
     """
 
     def fetch(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
-        # If leases are short, the client does not retry, but one throttled page must not fail the whole listing.
+        # Retry here, because a client for short leases does not retry, and a single throttled page would fail the whole
+        # listing.
         page = retry_throttled(read_page, request)
         last_key = page.get("LastEvaluatedKey")
         return page["Items"], {**request, "ExclusiveStartKey": last_key} if last_key else None
 
-    # Items need ten times the memory of leases, so keep at most one page of each request.
+    # Keep at most one page of each request in memory, because an item takes ten times the memory of a parsed lease.
     if len(requests) == 1:
         next_request: dict[str, Any] | None = requests[0]
         while next_request is not None:
@@ -489,13 +495,13 @@ class DynamoStore:
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order, if they exist. With `stale_ok`, the read costs half as much."""
         requested, leases = tuple(keys), dict[str, Lease]()
-        unique = [key_of(key, self._prefix) for key in dict.fromkeys(requested)]
+        unique_keys = [key_of(key, self._prefix) for key in dict.fromkeys(requested)]
 
         def read_batch(arguments: dict[str, Any]) -> Mapping[str, Any]:
             with translate_errors(self._table):
                 return cast("Mapping[str, Any]", self._clients.reads.batch_get_item(**arguments))
 
-        for item in items_of(read_batch, self._table, unique, consistent=not stale_ok, attempts=ATTEMPTS):
+        for item in items_of(read_batch, self._table, unique_keys, consistent=not stale_ok, attempts=ATTEMPTS):
             if (row := to_lease(item)) is not None:
                 leases[row.key] = valid_lease(row)
         return tuple(leases[key] for key in requested if key in leases)
@@ -564,8 +570,8 @@ class DynamoStore:
     def _send(self, call: Callable[..., Any], request: Request) -> Mapping[str, Any] | ClientError:
         """Send a write. Return the response, or the error if the write's condition failed."""
         if self._prefix:
-            part = "Item" if "Item" in request else "Key"
-            request = {**request, part: {**request[part], APPLICATION: text(self._prefix)}}
+            key_parameter = "Item" if "Item" in request else "Key"
+            request = {**request, key_parameter: {**request[key_parameter], APPLICATION: text(self._prefix)}}
         arguments = {"TableName": self._table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **request}
         with translate_errors(self._table, writing=True):
             try:
@@ -613,7 +619,10 @@ def open_url(
 
 
 PREFIX_LENGTH_MAX = 255
-"""The maximum length of a prefix, in characters. With four bytes each, it is half the limit of a partition key."""
+"""The maximum length of a prefix, in characters.
+
+A character takes at most four bytes, so a prefix takes at most half of the 2,048 bytes allowed in a partition key.
+"""
 
 
 def prefix_of(options: Mapping[str, str]) -> str:

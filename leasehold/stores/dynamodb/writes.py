@@ -57,7 +57,7 @@ _OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
 def _request(
     lease: Lease, condition: str, update: str, values: AttributeValues, annotations: Annotations = ()
 ) -> Request:
-    """Return a request. It contains only the values used in its expressions, because the service rejects others."""
+    """Return a request with only the values that its expressions use, because the service rejects unused values."""
     values_by_name = {
         **_CONSTANTS,
         ":seen": {"N": lease.version},
@@ -79,9 +79,10 @@ _ASSIGNED = re.compile(r"([#\w]+) = (:\w+)")
 
 
 def check_response(request: Request, response: Mapping[str, Any]) -> None:
-    """Raise LookupError if the response is about another row, or does not contain what the request has written.
+    """Raise LookupError if the response is about another row, or lacks the values that the request has written.
 
-    A connection may deliver a response twice. The second one must not be taken for the response to the next request.
+    A connection may deliver a response twice. Without this check, the second copy would be taken for the response to
+    the next request.
     """
     row: Mapping[str, Any] = response.get("Attributes") or {}
     if not (update := request.get("UpdateExpression")):
@@ -127,8 +128,8 @@ def _next_owner_condition(lease: Lease) -> str:
     """Return the condition that :owner is the owner and :heir the next owner."""
     if lease.leaving:
         return "checkpointOwner = :owner AND leaseOwner = :heir"
-    ours = "leaseOwner = :owner AND handoffOwner = :owner AND handoffTo = :heir"
-    return f"{ours} AND attribute_not_exists(checkpointOwner)"
+    handoff_condition = "leaseOwner = :owner AND handoffOwner = :owner AND handoffTo = :heir"
+    return f"{handoff_condition} AND attribute_not_exists(checkpointOwner)"
 
 
 def _checkpoint_condition(position: Position, comparison: str) -> tuple[str, AttributeValues]:
@@ -148,9 +149,13 @@ def _checkpoint_condition(position: Position, comparison: str) -> tuple[str, Att
         return "checkpoint <> :end", {}
     if not position.numbered:
         return _STARTS, {}
-    before = "size(checkpoint) < :digits OR (size(checkpoint) = :digits AND checkpoint < :checkpoint)"
-    within = f"(checkpoint = :checkpoint AND checkpointSubSequenceNumber {comparison} :checkpointSubSequenceNumber)"
-    return f"checkpoint <> :end AND ({_STARTS} OR {before} OR {within})", {"digits": number(len(position.sequence))}
+    earlier_sequence = "size(checkpoint) < :digits OR (size(checkpoint) = :digits AND checkpoint < :checkpoint)"
+    same_sequence = (
+        f"(checkpoint = :checkpoint AND checkpointSubSequenceNumber {comparison} :checkpointSubSequenceNumber)"
+    )
+    return f"checkpoint <> :end AND ({_STARTS} OR {earlier_sequence} OR {same_sequence})", {
+        "digits": number(len(position.sequence))
+    }
 
 
 def _checkpoint_clauses(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], AttributeValues]:
@@ -176,11 +181,15 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
                 )
             return _take_request(lease, me, annotations, owner_condition, owner_values)
         case writes.RenewLease(annotations=annotations):
-            not_ended = "" if lease.ended else " AND checkpoint <> :end"
+            not_ended_condition = "" if lease.ended else " AND checkpoint <> :end"
             weight_sets, weights = _weight_clauses(lease)
             update = f"{_set_clause(*weight_sets, annotations=annotations)}{_COUNT}"
             return _request(
-                lease, f"{_SEEN} AND {owner_condition}{not_ended}", update, {**owner_values, **weights}, annotations
+                lease,
+                f"{_SEEN} AND {owner_condition}{not_ended_condition}",
+                update,
+                {**owner_values, **weights},
+                annotations,
             )
         case writes.CheckpointLease():
             return _checkpoint_request(write)
@@ -202,11 +211,16 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
         case writes.RequestLease(me=me):
             if lease.owner is None:
                 return None
-            owner_answers = "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
-            open_to_me = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
+            owner_answers_condition = (
+                "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
+            )
+            no_other_next_owner = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
             values = {**owner_values, "me": text(me), "stale": text(lease.next_owner or me)}
             return _request(
-                lease, f"{owner_answers} AND checkpoint <> :end AND {open_to_me}", "SET handoffTo = :me", values
+                lease,
+                f"{owner_answers_condition} AND checkpoint <> :end AND {no_other_next_owner}",
+                "SET handoffTo = :me",
+                values,
             )
         case writes.WithdrawRequest(me=me):
             if lease.owner is None or lease.leaving:
@@ -256,19 +270,26 @@ def _checkpoint_request(write: writes.CheckpointLease) -> Request:
     if position.ended and write.children:
         children = shard_ids(lease, write.children)
         sets, values = (*sets, "childShardIds = :children"), {**values, "children": children}
-    removed = (_PENDING, *stale_names, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
-    update = f"{_set_clause(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
+    removed_attributes = (_PENDING, *stale_names, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
+    update = (
+        f"{_set_clause(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed_attributes)}"
+    )
     return _request(lease, f"{_SEEN} AND {owner_condition} AND {position_condition}", update, values)
 
 
 def _give_request(lease: Lease, position: Position) -> Request | None:
-    """Return the request that gives the lease to our next owner, or completes a KCL 3.x hand-off."""
+    """Return the request that gives the lease to its next owner, or that completes a KCL 3.x hand-off."""
     if lease.owner is None or lease.next_owner is None:
         return None
     position_condition, position_values = _checkpoint_condition(position, "<=")
     sets, stale_names, fields = _checkpoint_clauses(position)
     owner_sets = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
-    removed = (*(("checkpointOwner", "handoffOwner") if lease.leaving else ()), "handoffTo", _PENDING, *stale_names)
+    removed = (
+        *(("checkpointOwner", "handoffOwner") if lease.leaving else ()),
+        "handoffTo",
+        _PENDING,
+        *stale_names,
+    )
     update = (
         f"{_set_clause(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
     )
@@ -284,13 +305,14 @@ def _give_request(lease: Lease, position: Position) -> Request | None:
 def _reset_request(write: writes.ResetLease) -> Request:
     free_condition, _ = _owner_condition(evolve(write.lease, owner=None))
     sets, stale_names, fields = _checkpoint_clauses(write.position)
-    # KCL reads the children of an ended lease. If the shard is processed again, they are written again at its end.
+    # Keep the children of an ended lease, because KCL reads them. Otherwise, remove them. The checkpoint at the end of
+    # the shard will write them again.
     children = () if write.position.ended else ("childShardIds",)
     family_values = attributes(write.lease, *_FAMILY)
-    missing = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family_values)
-    removed = ", ".join((_OWNERS, _PENDING, *stale_names, *children, *missing))
+    missing_attributes = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family_values)
+    removed_attributes = ", ".join((_OWNERS, _PENDING, *stale_names, *children, *missing_attributes))
     family_sets = tuple(f"{name} = :{name}" for name in family_values)
     set_clause = _set_clause(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", annotations=write.annotations)
     values = {**fields, **family_values, "further": number(max(1, write.epoch - write.lease.epoch))}
-    update = f"{set_clause}ADD leaseCounter :further REMOVE {removed}"
+    update = f"{set_clause}ADD leaseCounter :further REMOVE {removed_attributes}"
     return _request(write.lease, f"{_SEEN} AND {free_condition}", update, values, write.annotations)

@@ -31,7 +31,7 @@ class FileStore(PassingStore):
         self._path, self._changed = Path(path), False
         self._malformed: tuple[Malformed, ...] = ()
         try:
-            text = self._path.read_text(encoding="utf-8")
+            file_content = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
             if not create:
                 raise StoreError(f"there is no file {path}; name a backup that is there") from None
@@ -40,7 +40,7 @@ class FileStore(PassingStore):
             return
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} cannot be read as a backup: {said(error)}") from error
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(file_content.splitlines(), 1):
             row = _lease(number, line)
             if isinstance(row, Malformed):
                 self._malformed += (row,)

@@ -134,9 +134,9 @@ class SqliteStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._create and self._path != ":memory:":
-            # Let only its owner read a new file, and SQLite's files next to it, because they contain annotations and
-            # worker names. Don't open an existing file, because closing it would release the locks that this process
-            # holds on it.
+            # Create a new file so that only its owner can read it and the files that SQLite adds, because they contain
+            # annotations and worker names. Do not open an existing file here, because closing it would release the
+            # locks that this process holds on it.
             with suppress(OSError):  # it exists, or SQLite raises the error
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with self._translate_errors():
@@ -165,7 +165,8 @@ class SqliteStore:
     def current_connection(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection to the file that is now at the path (rule 4).
 
-        The path is checked before and after the connection is used, because changes to a replaced file are lost.
+        The file at the path is checked before and after the connection is used, because a write to a file that was
+        replaced would be lost.
         """
         with self._lock, self._translate_errors():
             if self._is_replaced():
@@ -179,7 +180,9 @@ class SqliteStore:
                 raise OutcomeUnknown(f"{self._path}: the file was removed or replaced in the meantime")
 
     def _is_replaced(self) -> bool:
-        # The write-ahead log may have been created since. If it existed before, it exists as long as we have it open.
+        # An inode of None means that the file did not exist when the database was opened. Ignore such files, because
+        # SQLite may have created its write-ahead log since. A write-ahead log that did exist is kept while it is open,
+        # so a different inode means that the database was replaced.
         return any(
             old_inode not in (None, inode)
             for old_inode, inode in zip(self._inodes, _file_inodes(self._path), strict=True)

@@ -10,9 +10,10 @@ determines the state after a crash and what other workers can see. The objects a
     notes       Our annotations. Only the generic layout has this object. The Azure SDKs' layout stores annotations in
                 the ownership, so an annotation changes the version there.
 
-A request (H2) or its withdrawal changes the ownership although the owner has not renewed it. The requesting worker
-therefore stores the previous ETag in the ownership, and readers use that ETag as the version. The service then rejects
-the owner's next write although the condition of that write holds, so `EtagStore` reads the ownership and writes again.
+When a worker requests a lease (H2) or withdraws its request, it writes the ownership object, whose ETag changes
+although the owner has not renewed the lease. The requesting worker therefore stores the previous ETag in the ownership,
+and readers use the stored ETag as the version. The service rejects the owner's next write because of the new ETag.
+`EtagStore` then reads the ownership, finds that the version is unchanged, and writes again.
 
 The order of writes, and the state after a crash between two of them
 --------------------------------------------------------------------

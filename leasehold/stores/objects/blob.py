@@ -168,7 +168,8 @@ def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
 def _ensure_container(client: ContainerClient, *, create: bool) -> None:
     """Check that the container exists, or create it.
 
-    The check lists blobs, because an identity that may use a container might not be allowed to describe it.
+    Whether the container exists is checked by listing its blobs, because an identity that may use a container might not
+    be allowed to read its properties.
     """
     with translate_errors(client):
         try:
@@ -196,8 +197,8 @@ class BlobObjects:
             blobs = self._container.list_blobs(
                 name_starts_with=prefix, include=["metadata"], raw_response_hook=clock.observe
             )
-            # `clock.now` is the date of the page with this blob, because the next page is fetched only after the last
-            # blob of this page.
+            # While the blobs of a page are iterated, `clock.now` is the date of that page's response. The next page is
+            # fetched only after the last blob of the current page.
             objects = tuple(_stored(blob, clock.now) for blob in blobs)
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists blobs that were not requested")

@@ -73,8 +73,10 @@ class EventHubLayout:
     capabilities: ClassVar[Capabilities] = Capabilities(
         owner_checked_checkpoint=False, free_annotations=False, counts_owners=False, ascii_owners=True
     )
-    """Checkpoint and ownership are two blobs, annotations are in the ownership, and official workers do not count
-    owners."""
+    """A checkpoint cannot check the owner, because checkpoint and ownership are two blobs. An annotation changes the
+    version, because it is stored in the ownership. Owners are not counted, because the workers of the Azure SDKs do not
+    count them.
+    """
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint")
     owned_before_checkpoint: ClassVar[bool] = True
     """The SDKs claim a partition long before they checkpoint it."""
@@ -133,8 +135,8 @@ class EventHubLayout:
             after.checkpoint,
         )
         if new_position.numbered:
-            # After the offset, a token may contain deduplication data about the rows of our Spark sinks. A worker of an
-            # SDK drops these data, so repeated rows are then not detected.
+            # The token of a position is its offset, perhaps followed by data with which our Spark sinks detect repeated
+            # rows. If a worker of an SDK writes the checkpoint, these data are lost and repeated rows are not detected.
             offset, _, written_rows = new_position.token.partition(" ")
             kept_fields |= (
                 {DEDUPLICATION: _checked_ascii(DEDUPLICATION, written_rows)}
@@ -148,8 +150,8 @@ class EventHubLayout:
             return {**kept_fields, "offset": _checked_ascii("offset", offset), "sequencenumber": new_position.sequence}
         if new_position == LATEST:
             return {**kept_fields, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
-        # A worker of an SDK that does not know where to start reads from the beginning. Records repeat, but none is
-        # lost.
+        # The SDKs know neither sub-sequences nor times. At such a position, their workers start at the beginning of the
+        # partition, so they repeat records but skip none.
         beginning_fields = {**kept_fields, "offset": BEGINNING, "sequencenumber": BEGINNING}
         return (
             beginning_fields
@@ -158,7 +160,10 @@ class EventHubLayout:
         )
 
     def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """Return the new metadata of the ownership. This is never called, because the layout has no notes blob."""
+        """Return the new metadata of the ownership.
+
+        `EtagStore` never calls this method for a layout without notes objects.
+        """
         return self.ownership(stored, before, after)
 
     @property
@@ -180,7 +185,8 @@ def _checked_ascii(field: str, value: str) -> str:
 def read_position(fields: ObjectFields, start: Position) -> Position:
     """Parse the checkpoint, from its offset if possible.
 
-    Some SDKs omit the offset or write a placeholder instead, and others do the same with the sequence number.
+    Some SDKs omit the offset or write a placeholder in its place. Other SDKs omit the sequence number or write a
+    placeholder for it.
     """
     offset, number = fields.get("offset", ""), fields.get("sequencenumber", "")
     has_number = number not in ("", BEGINNING)
@@ -193,7 +199,8 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
         return LATEST
     if offset in NO_OFFSET:
         return _numbered_position(number) if has_number else start
-    # Without a sequence number, the offset is enough to start from. Use 0, so that any other number counts as later.
+    # If there is no sequence number, reading can still start from the offset. Set the number to 0, so that a checkpoint
+    # with any other number is later than this one.
     written_rows = fields.get(DEDUPLICATION, "")
     return _numbered_position(number if has_number else "0", f"{offset} {written_rows}" if written_rows else offset)
 

@@ -34,8 +34,8 @@ from leasehold.stores.urls import date_of, endpoint_of
 
 T = TypeVar("T")
 
-# Without this variable, the library looks up the bucket's location for traces, in another thread and with rights that
-# workers lack.
+# Keep Google's library from looking up the bucket's location for its traces. The lookup runs in another thread, and
+# requires rights that workers lack.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -126,7 +126,7 @@ class GcsObjects:
                 ) from error
             new_bucket = self._client.bucket(self.bucket)
             new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
-            # Without this setting, each overwritten object is kept and billed for a week.
+            # Disable soft deletion. Otherwise, each overwritten object would be kept and billed for a week.
             new_bucket.soft_delete_policy.retention_duration_seconds = 0
             with self._translate_errors():
                 try:
@@ -180,7 +180,8 @@ class GcsObjects:
     def delete(self, name: str, etag: str) -> bool:
         """Delete an object if it still has this generation."""
         if etag.isdecimal():
-            # Name the generation too, because fake-gcs-server, which tests use, supports no other condition here.
+            # Pass the generation to `blob` too. The tests use fake-gcs-server, which supports no other condition on a
+            # deletion.
             blob = self._bucket.blob(name, generation=int(etag))
             with self._translate_errors():
                 try:

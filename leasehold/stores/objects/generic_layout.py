@@ -77,26 +77,29 @@ class ObjectLayout:
         """Parse the objects of a lease. Return None if there is no checkpoint object."""
         if parts.checkpoint is None:
             return None
-        fields = parts.checkpoint.fields
+        checkpoint_fields = parts.checkpoint.fields
         values = {
             field.name: check_cell(
                 field,
                 field.object,
-                percent_decoded(fields, field.object) if field.kind == "text" else fields.get(field.object),
+                percent_decoded(checkpoint_fields, field.object)
+                if field.kind == "text"
+                else checkpoint_fields.get(field.object),
             )
             for field in _CHECKPOINT
         }
-        ownership = parts.fields("ownership")
-        if "weight" in ownership:  # measured after the lease was created
-            values["weight"] = weight("weight", ownership["weight"])
-        # The latest annotation wins. If counters are equal, the order of these objects decides.
+        ownership_fields = parts.fields("ownership")
+        if "weight" in ownership_fields:  # measured after the lease was created
+            values["weight"] = weight("weight", ownership_fields["weight"])
+        # If several objects contain an annotation, use the value with the highest counter. If the counters are equal,
+        # use the value of the object that comes later in this tuple.
         latest: StampedAnnotations = {}
         for part in ("checkpoint", "ownership", "notes"):
             for name, stamped_value in decode_annotations(parts.fields(part)).items():
                 if stamped_value[1] >= latest.get(name, stamped_value)[1]:
                     latest[name] = stamped_value
         annotations = tuple(sorted((name, text) for name, (text, _) in latest.items()))
-        counter = whole_number("counter", ownership.get("counter", "0"))
+        counter = whole_number("counter", ownership_fields.get("counter", "0"))
         return with_owner_fields(
             lease_of({"key": key, **values}, _NAMES, epoch=counter, annotations=annotations), parts, percent_decoded
         )

@@ -124,8 +124,10 @@ class S3Objects:
                     else:
                         entries.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
         with ThreadPoolExecutor(_FETCHES) as pool:
-            fetched = tuple(pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, entries))
-        objects = {stored.name: stored for stored in fetched if stored}
+            fetched_objects = tuple(
+                pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, entries)
+            )
+        objects = {stored.name: stored for stored in fetched_objects if stored}
         self._cached = {name: stored for name, stored in self._cached.items() if not name.startswith(prefix)} | objects
         return tuple(objects.values())
 
@@ -134,8 +136,10 @@ class S3Objects:
         if (response_and_body := self._read(name)) is None:
             return None
         response, body = response_and_body
-        modified = response["LastModified"].timestamp()
-        return Stored(name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), modified))
+        modified_at = response["LastModified"].timestamp()
+        return Stored(
+            name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), modified_at)
+        )
 
     def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
         def fetch() -> "tuple[GetObjectOutputTypeDef, bytes]":
@@ -206,8 +210,8 @@ class S3Objects:
                 self._reads.put_object(**request, IfNoneMatch="*")
             except ClientError as error:
                 if _code(error) in _NO_CONDITIONS:
-                    self._reads.put_object(**request)  # the name identifies the content, so this write cannot change
-                    # the content
+                    # The name identifies the content, so a second write stores the same content.
+                    self._reads.put_object(**request)
                 elif _code(error) not in _EXISTS:
                     raise
 

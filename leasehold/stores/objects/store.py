@@ -143,12 +143,13 @@ class EtagStore:
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:
         """Return whether there are rows of layout `sessions`, and whether there are rows of this layout.
 
-        If there are no rows of layout `sessions`, this layout is checked only if `requested`.
+        If there are no rows of layout `sessions` and the user has not requested that layout, the second value is False
+        without a check.
         """
         if not isinstance(self._layout, ObjectLayout):
             return False, True  # the Azure SDKs' layout is never in layout sessions
-        sessions = bool(self.cells().list("lease/"))
-        return sessions, (sessions or requested) and bool(self._objects.list(self._layout.prefix("checkpoint")))
+        has_sessions = bool(self.cells().list("lease/"))
+        return has_sessions, (has_sessions or requested) and bool(self._objects.list(self._layout.prefix("checkpoint")))
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""
@@ -165,8 +166,8 @@ class EtagStore:
         if parts and (outcome := self._attempt(write, parts, just_read=False)):
             return outcome
         for _ in range(ATTEMPTS):
-            # After a request, it is enough to read the ownership. If the write is rejected, read the whole lease for
-            # the result.
+            # First read only the ownership, the only object that changes if another worker has requested the lease. If
+            # the write's condition does not hold, read the whole lease, which becomes part of the result.
             parts = self._fetch({key: parts}, ("ownership",))[key] if parts else None
             if parts is None or not self._condition_holds(write, parts):
                 parts = self._read_one(key)
@@ -174,7 +175,8 @@ class EtagStore:
                     return Lost(key, self._lease(key, parts))
             if outcome := self._attempt(write, parts, just_read=True):
                 return outcome
-            parts = None  # next time, read all objects, because another worker may have written the notes object
+            # Read all objects in the next attempt, because another worker may have written the notes object.
+            parts = None
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _condition_holds(self, write: LeaseChange, parts: Parts) -> bool:
@@ -194,18 +196,20 @@ class EtagStore:
         checkpoint_first = checkpoint_changed and (after.ended or after.owner != before.owner)
         ownership_fields = layout.ownership(parts.fields("ownership"), before, after)
         if checkpoint_changed:
-            # If the layout cannot store the position, this raises an exception before anything is written.
+            # Encode the checkpoint first. If the layout cannot store the position, the error is raised before anything
+            # is written.
             layout.checkpoint(parts.fields("checkpoint"), after)
         if just_read and before.next_owner and checkpoint_changed and not checkpoint_first:
-            # Rule 1. Another worker has requested the lease. The ownership was just read, and giving the lease will
-            # renew it.
+            # Another worker has requested the lease, so write only the checkpoint (rule 1). The ownership was just
+            # read, and is renewed when the lease is given to the other worker.
             return self._outcome(key, self._advance(key, parts, after))
         if owner_changed and not checkpoint_first:
             renewed_parts = self._put(key, "ownership", parts, ownership_fields)
             if not renewed_parts:
                 return None
             if after.owner not in (None, before.owner):
-                # Rule 3. If the lease was deleted in the meantime, the ownership is an orphan, so delete it too.
+                # If the lease was deleted in the meantime, the ownership that was just written has no checkpoint, so
+                # delete it (rule 3).
                 current = renewed_parts.replace("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
                 if self._lease(key, current):
                     return self._outcome(key, current)
@@ -214,9 +218,11 @@ class EtagStore:
                 return Lost(key, None)
             written_parts = self._advance(key, renewed_parts, after) if checkpoint_changed else renewed_parts
             if written_parts and checkpoint_changed and after.owner is None and not self._unchanged(key, written_parts):
-                written_parts = None  # claimed between the two writes of a reset, perhaps at the old checkpoint
+                # Another worker claimed the lease between the two writes of a reset, perhaps at the old checkpoint.
+                written_parts = None
             return self._outcome(key, written_parts)
-        # Rule 2. The first write does not depend on the ownership's ETag, so a cached ownership is not enough.
+        # The first write is not conditional on the ownership's ETag, so check that the cached ownership is current
+        # (rule 2).
         if not just_read and not self._unchanged(key, parts):
             return None
         written_parts = self._advance(key, parts, after) if checkpoint_changed else parts
@@ -259,12 +265,12 @@ class EtagStore:
         ownership_kind, *other_kinds = self._layout.parts
         cached = {key: self._seen.get(key, _NO_OBJECTS) for key in keys}
         if stale_ok and len(self._seen) < _LISTED_PER_REQUEST * (len(cached) - 1):
-            # One listing is cheaper than a request for each ownership, unless only few of the leases are requested.
-            stored = {
+            # Unless only a few of the leases are requested, one listing is cheaper than a request for each ownership.
+            listed_ownerships = {
                 ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(ownership_kind))
             }
             current = {
-                key: parts.replace(ownership_kind, stored.get(self._layout.name(key, ownership_kind)))
+                key: parts.replace(ownership_kind, listed_ownerships.get(self._layout.name(key, ownership_kind)))
                 for key, parts in cached.items()
             }
         else:
@@ -283,10 +289,10 @@ class EtagStore:
         pairs = [(key, part) for part in kinds for key in cached]
         names = [self._layout.name(key, part) for key, part in pairs]
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
-        updated = dict(cached)
+        updated_parts = dict(cached)
         for (key, part), stored in zip(pairs, map_function(self._objects.get, names), strict=True):
-            updated[key] = updated[key].replace(part, stored)
-        return updated
+            updated_parts[key] = updated_parts[key].replace(part, stored)
+        return updated_parts
 
     def _cache(self, before: Mapping[str, Parts], read: Mapping[str, Parts]) -> None:
         """Cache the objects that were read, except for leases that were written since `before` was copied.
@@ -304,8 +310,8 @@ class EtagStore:
 
     def _unchanged(self, key: str, parts: Parts) -> bool:
         """Return whether the ownership still has the same ETag."""
-        current = self._objects.get(self._layout.name(key, "ownership"))
-        return current is not None and current.etag == parts.etag
+        current_ownership = self._objects.get(self._layout.name(key, "ownership"))
+        return current_ownership is not None and current_ownership.etag == parts.etag
 
     def _row(self, key: str, parts: Parts) -> Lease | Malformed | None:
         return parse_row(key, lambda: self._layout.lease(key, parts))

@@ -1,8 +1,8 @@
 """Writes a page of a process's session. One conditional write renews and checkpoints all leases of the page.
 
-Callers submit tickets, and one of the callers writes all waiting tickets. A patient ticket waits up to `gather_seconds`
-for the leases that were written together in the previous round. A ticket that is not patient is written at once,
-together with all tickets that wait (G2).
+To renew or checkpoint a lease, a caller submits a ticket. One of the callers then writes the changes of all waiting
+tickets. A patient ticket waits up to `gather_seconds` for tickets of the other leases that were written in the previous
+round. A ticket that is not patient is written immediately, together with all waiting tickets (G2).
 
 1. A group write replaces the row that was last written or read here, and never creates a row (G3).
 2. If a write is rejected or its response is lost, the page is read before it is written again. That read returns the
@@ -45,9 +45,10 @@ Lease readers poll at this interval, so checkpoints that become due at the same 
 """
 
 QUIET_SECONDS = 0.05
-"""How long a group waits for another lease after the previous wait has timed out, in seconds.
+"""How long a group waits for another ticket if the previous group timed out, in seconds.
 
-The missing leases may themselves be waiting for this write, because there are fewer threads than leases.
+There are fewer threads than leases. The threads that would submit the missing tickets may therefore all be waiting for
+this group to be written.
 """
 
 
@@ -97,7 +98,7 @@ class Tickets(Protocol):
 
 
 class SyncPrimitives(Protocol):
-    """The clock, locks and queues with which a store waits. They belong to a scheduler, such as Python's threads."""
+    """The clock, locks and queues of a scheduler, such as Python's threads. The store uses them to wait."""
 
     def clock(self) -> float:
         """Return monotonic seconds."""
@@ -130,7 +131,7 @@ class ThreadPrimitives:
 
 @frozen
 class EntryChange:
-    """A change of a page. It has the new entry of a lease, or None to remove it, and the lease's new remark if any."""
+    """A change to one lease of a page. It has the lease's new entry, or None to remove it, and any new remark."""
 
     entry: SessionEntry | None
     remark: Remark | None = None
@@ -217,7 +218,7 @@ class Page:
         return version is not None
 
     def commit(self, ticket: Ticket) -> EntryChange | None:
-        """Write the ticket together with all others that wait.
+        """Write the change of this ticket in one group write with those of all waiting tickets.
 
         Returns:
             The change, or None if the ticket was rejected or the session has ended.
@@ -229,8 +230,8 @@ class Page:
         with self._lock:
             if not ticket.done:
                 tickets: list[Ticket] = []
-                # Until the write succeeds, assume that it was interrupted. An exception can occur even in the clauses
-                # below.
+                # Until the write succeeds, assume that it was interrupted, because an exception such as
+                # KeyboardInterrupt can occur even in the except clauses below.
                 fault: StoreError | None = OutcomeUnknown(f"session {self.id}: its group write was interrupted")
                 try:
                     self._gather_into(tickets)
@@ -257,7 +258,7 @@ class Page:
                 self._read()
 
     def end(self) -> None:
-        """End the session, so that other workers can take its leases at once."""
+        """End the session, so that other workers can claim its leases immediately."""
         with self._lock:
             stored = self.session.stored
             self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
@@ -265,36 +266,39 @@ class Page:
     def _gather_into(self, batch: list[Ticket]) -> None:
         """Add the tickets of one group to `batch`. At least one ticket is in the queue.
 
-        Tickets are counted in rounds. A round is complete once it has a ticket for each lease of the previous round.
-        The next ticket then starts a new round, and so does a second ticket for the same lease.
+        Tickets are collected in rounds. A round is complete when it has a ticket for each lease of the previous round.
+        A new round starts with the first ticket after a complete round, or with a second ticket for a lease that
+        already has one in the current round.
         """
-        latest = self._sync.clock() + self._gather_seconds
-        patient: set[str] = set()
-        missing, until, write_now = self._missing_keys(), latest, False
-        starts_round = missing is not None and not missing
+        deadline = self._sync.clock() + self._gather_seconds
+        patient_keys: set[str] = set()
+        missing_keys, until, write_now = self._missing_keys(), deadline, False
+        starts_round = missing_keys is not None and not missing_keys
         while (ticket := self._tickets.get(until)) is not None:
             batch.append(ticket)
             key = ticket.key
-            # If tickets do not wait, rounds are not needed, and their sets would multiply the states of the checker.
+            # If `gather_seconds` is 0, no ticket waits for others. Rounds are then not recorded, because their sets
+            # would multiply the number of states that the model checker has to visit.
             if ticket.patient and self._gather_seconds:
                 if starts_round or key in self._round:
-                    self._previous_round, self._round = self._round - patient, patient.copy()
+                    self._previous_round, self._round = self._round - patient_keys, patient_keys.copy()
                     starts_round = self._timed_out = False
-                    missing = self._missing_keys()
-                patient.add(key)
+                    missing_keys = self._missing_keys()
+                patient_keys.add(key)
                 self._round.add(key)
-                if missing is not None:
-                    missing.discard(key)
-            # A ticket that is not patient is written at once, together with those in the queue.
+                if missing_keys is not None:
+                    missing_keys.discard(key)
+            # If a ticket is not patient, stop waiting, and write it together with the tickets that are already in the
+            # queue.
             write_now = write_now or not ticket.patient
-            if write_now or (missing is not None and not missing):
+            if write_now or (missing_keys is not None and not missing_keys):
                 until = -math.inf
             elif self._timed_out:
-                until = min(latest, self._sync.clock() + QUIET_SECONDS)
-        self._timed_out = self._timed_out or until == latest
+                until = min(deadline, self._sync.clock() + QUIET_SECONDS)
+        self._timed_out = self._timed_out or until == deadline
 
     def _missing_keys(self) -> set[str] | None:
-        """Return the page's leases of the previous round that are not yet in this one, or None in the first round."""
+        """Return the leases that had a ticket in the previous round but have none yet, or None in the first round."""
         if self._previous_round is None:
             return None
         return {
@@ -317,7 +321,8 @@ class Page:
                     return
             except OutcomeUnknown:
                 unknown_outcomes += 1
-                # Retry once, because one read for all leases is cheaper than a read by the next write of each lease.
+                # Retry once. The retry reads the session row once for all its leases. Without it, the next write of
+                # each lease would have to read that row.
                 if unknown_outcomes > 1:
                     raise
             self.settled = False  # another worker wrote the row, or the outcome is unknown
@@ -356,7 +361,11 @@ class Page:
         return True
 
     def _write_remarks(self, remarks: Remarks) -> None:
-        """Write the remarks if they have changed. This precedes the group write, so that readers see both together."""
+        """Write the remarks if they have changed.
+
+        The remarks must be written before the session row, so that a reader that sees the new session row also sees the
+        new remarks.
+        """
         if remarks == self.remarks:
             return
         name, fields, stored = REMARKS + self.id, remarks_fields(remarks), self._stored_remarks

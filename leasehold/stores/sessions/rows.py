@@ -55,7 +55,7 @@ _WORDS = frozenset({"text", "worker"})
 
 
 NOT_STORED = Stored("", "", {})
-"""A placeholder for the stored row of a value that is not stored yet."""
+"""The value of the attribute `stored` of a lease or session whose row has not been written yet."""
 
 
 @frozen
@@ -312,9 +312,9 @@ class JoinedLease:
 def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
     """Join the row of a lease with the session of its owner and that session's remarks.
 
-    If the session was not found, the lease keeps the owner in its row, so it has to expire before it is claimed. The
-    two rows may have been read at different moments, or the session row was deleted and the owner may still write its
-    positions (G14).
+    If the session was not found, the joined lease keeps the owner named by its row. Other workers then have to wait
+    until the lease expires. They must not claim it earlier for two reasons: the two rows may have been read at
+    different moments, and an owner whose session row was deleted may still write its positions (G14).
     """
     entry = session.entry(row) if session else None
     lease, epoch = row.lease, row.lease.epoch
@@ -347,7 +347,7 @@ def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> Join
 
 
 def next_stamps(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
-    """Return the stamps of these annotations. If a value has changed, its stamp grows by one."""
+    """Return the stamps of these annotations. The stamp of an annotation is incremented when its value changes."""
     return {
         name: joined_lease.stamps.get(name, 0)
         + (joined_lease.named.annotation(name) != value and name in joined_lease.stamps)

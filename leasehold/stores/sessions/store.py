@@ -55,10 +55,14 @@ from leasehold.stores.sessions.rows import (
 from leasehold.stores.writes import applied, new_row
 
 IDLE_SECONDS = 3600.0
-"""After this many seconds, a worker that lists the table ends an unchanged session that no lease names (G11)."""
+"""If no lease names a session and its row has not changed for this many seconds, any worker that lists the table ends
+the session (G11).
+"""
 
 _TOUCHES = 4
-"""The maximum number of attempts to touch a session. If all fail, the owner notices the request in the lease's row."""
+"""The maximum number of attempts to mark a lease as changed in its owner's session. If all attempts fail, the owner
+still finds the change when it next reads the lease's row.
+"""
 
 
 class SessionStore:
@@ -102,8 +106,8 @@ class SessionStore:
         stored = self._cells.list(LEASES, SESSIONS, REMARKS)
         rows = dict(_leases(stored))
         for key in tuple(self._rows):
-            listed = rows.get(key)
-            if not isinstance(listed, LeaseRow) or listed.session != self._rows[key].session:
+            listed_row = rows.get(key)
+            if not isinstance(listed_row, LeaseRow) or listed_row.session != self._rows[key].session:
                 self._rows.pop(key, None)  # the next write of its owner reads the row
         self._last_sessions = {key: row.session for key, row in rows.items() if isinstance(row, LeaseRow)}
         sessions = {
@@ -117,7 +121,7 @@ class SessionStore:
             if stored_row.name.startswith(REMARKS)
         }
         leases: list[Lease] = []
-        free: dict[str, JoinedLease] = {}
+        unowned_leases: dict[str, JoinedLease] = {}
         malformed = [row for row in rows.values() if isinstance(row, Malformed)]
         for row in sorted(
             (row for row in rows.values() if isinstance(row, LeaseRow)), key=lambda stored_row: stored_row.lease.key
@@ -131,8 +135,8 @@ class SessionStore:
                 joined_lease = self._joined(row, session, remarks.get(row.session, {}))
                 leases.append(joined_lease.lease)
                 if not row.session and not joined_lease.lease.ended:
-                    free[row.lease.key] = joined_lease
-        self._free = free
+                    unowned_leases[row.lease.key] = joined_lease
+        self._free = unowned_leases
         if not malformed:
             self._sweep(
                 {name: stored_row for name, stored_row in sessions.items() if isinstance(stored_row, Session)},
@@ -166,8 +170,8 @@ class SessionStore:
 
     def _read_joined(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, JoinedLease]:
         """Return the leases with these keys, joined from rows and sessions as stored now."""
-        # With the row of each lease, read the session that the row named last time, because most leases keep their
-        # owner.
+        # Most leases keep their owner, so the session that a row named last time is probably still the right one. Read
+        # it together with the row to save a second read.
         likely_sessions = {last_session for key in keys if (last_session := self._last_sessions.get(key))}
         stored = self._cells.read([*map(lease_name, keys), *_session_row_names(likely_sessions)], stale_ok=stale_ok)
         rows = _rows(keys, stored)
@@ -177,8 +181,8 @@ class SessionStore:
             for key, row in rows.items()
             if not row.session or row.session in likely_sessions
         }
-        # A session that was read with the row may be older than the row. Use the session only if it has an entry with
-        # the row's epoch (G13).
+        # The session may have been read before the row, and may thus be older. Use such a session only if it has an
+        # entry with the row's epoch (G13). Read the sessions of all other rows again.
         rows = {
             key: row
             for key, row in rows.items()
@@ -190,20 +194,22 @@ class SessionStore:
             stored = self._cells.read(_session_row_names({row.session for row in rows.values()}), stale_ok=stale_ok)
             for key, row in rows.items():
                 joined_leases[key] = self._joined(row, *_find_session(stored, row.session))
-            # If an entry was removed between the two reads, the lease would appear at an old position (G5).
-            doubtful = [key for key in rows if not joined_leases[key].entry and not stale_ok]
-            reread_rows = self._read_rows(doubtful) if doubtful else {}
-            moved = {
+            # If a session has no entry for a lease, the entry may have been removed after the lease's row was read,
+            # because the lease has a new owner. Read the row again. Otherwise, the lease would be returned with an old
+            # position (G5).
+            keys_without_entry = [key for key in rows if not joined_leases[key].entry and not stale_ok]
+            reread_rows = self._read_rows(keys_without_entry) if keys_without_entry else {}
+            changed_keys = {
                 key
-                for key in doubtful
+                for key in keys_without_entry
                 if key not in reread_rows or reread_rows[key].stored.etag != rows[key].stored.etag
             }
-            for key in moved - reread_rows.keys():
+            for key in changed_keys - reread_rows.keys():
                 joined_leases.pop(key, None)
-            for key in moved & reread_rows.keys():
+            for key in changed_keys & reread_rows.keys():
                 if not reread_rows[key].session:
                     joined_leases[key] = join_lease(reread_rows[key], None, {})
-            rows = {key: reread_rows[key] for key in moved & reread_rows.keys() if reread_rows[key].session}
+            rows = {key: reread_rows[key] for key in changed_keys & reread_rows.keys() if reread_rows[key].session}
         if not rows:
             return joined_leases
         raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
@@ -225,29 +231,30 @@ class SessionStore:
         """Apply the write if its condition holds."""
         match write:
             case writes.CreateLease(lease):
-                new = LeaseRow(new_row(lease))
-                if self._cells.put_new(lease_name(lease.key), lease_fields(new)) is None:
+                created_row = LeaseRow(new_row(lease))
+                if self._cells.put_new(lease_name(lease.key), lease_fields(created_row)) is None:
                     return self._lost(lease.key)
-                return Done(join_lease(new, None, {}).lease)
+                return Done(join_lease(created_row, None, {}).lease)
             case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _leaves_ended(write):
-                # Find the page of this lease in the cache, without a read.
+                # Find the page of this lease by its cached row, which saves a read.
                 row = self._rows.get(lease.key)
                 page = self._pages.get(row.session) if row else None
                 if page is not None and not page.ended and lease.key not in self._unsettled:
-                    # The group write checks the conditions. If it is rejected, continue with a read of the stored rows.
-                    committed = self._commit(write, page)
-                    if committed is not None:
-                        return committed
+                    # The group write checks the condition of this write. If the condition does not hold for the cached
+                    # rows, read the stored rows below and try again.
+                    commit_outcome = self._commit(write, page)
+                    if commit_outcome is not None:
+                        return commit_outcome
         key = write.lease.key
-        # If the lease was last read without an owner, claim it without another read. If it has been taken since then,
-        # the version of its row makes the claim fail.
-        free = (
+        # A lease that had no owner when it was last read is claimed without another read. If another worker has taken
+        # the lease since then, the claim fails, because it is conditional on the version of the row.
+        unowned_lease = (
             self._free.pop(key, None) if isinstance(write, writes.ClaimLease) and key not in self._unsettled else None
         )
-        if free is not None and free.lease.version != write.lease.version:
-            free = None
+        if unowned_lease is not None and unowned_lease.lease.version != write.lease.version:
+            unowned_lease = None
         for _ in range(ATTEMPTS):
-            joined_lease, free = free or self._read_joined([key]).get(key), None
+            joined_lease, unowned_lease = unowned_lease or self._read_joined([key]).get(key), None
             if joined_lease is None:
                 self._drop_cached(key, None)
                 return Done(write.lease) if isinstance(write, writes.DeleteLease) else Lost(key, None)
@@ -259,9 +266,11 @@ class SessionStore:
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _is_settled(self, joined_lease: JoinedLease) -> bool:
-        """Return whether this process has no pending write to this row, nor to its own session in the row (G8).
+        """Return whether all writes by this process to the lease's row and to its own session are settled (G8).
 
-        If the row has not changed since a pending write was sent, it is written again, so that the pending write fails.
+        A write is settled once its outcome is known. If the outcome is unknown and the row still has the version on
+        which the write depends, the write could still be applied. The row is therefore replaced by itself with a new
+        version, which makes the pending write fail.
         """
         row, key = joined_lease.row, joined_lease.row.lease.key
         page = self._pages.get(row.session)
@@ -281,10 +290,11 @@ class SessionStore:
         page = self._pages.get(row.session)
         own_page = page if page is not None and not page.ended and not joined_lease.stopped else None
         stored = joined_lease.named
-        vanished = page is not None and page.vanished and self._is_fresh(page, joined_lease, seen)  # G14
-        if vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, seen)):
+        session_vanished = page is not None and page.vanished and self._is_fresh(page, joined_lease, seen)  # G14
+        if session_vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, seen)):
             stored = evolve(stored, version=seen.version)
-        # Requests, resets and annotations depend on the actual owner, other writes on the owner that the row names.
+        # If the owner in the row was stopped, the lease has no owner. Requests, resets and annotations depend on this
+        # actual state. All other writes depend on the owner that the row names, even if that owner was stopped.
         by_actual_owner = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
         after = applied(write, joined_lease.lease if by_actual_owner else stored)
         # G10
@@ -293,14 +303,15 @@ class SessionStore:
             return Lost(key, joined_lease.lease)
         match write:
             case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if (
-                joined_lease.stopped and not vanished
+                joined_lease.stopped and not session_vanished
             ):
                 return Lost(key, joined_lease.lease)
             case writes.RenewLease() | writes.CheckpointLease() if own_page is None and not (
-                vanished and _leaves_ended(write)
+                session_vanished and _leaves_ended(write)
             ):
-                # Either another process with this worker's name has the lease, and this process takes it back, as in
-                # other layouts. Or our session row was deleted, and we take the lease again in a new session (G14).
+                # There are two ways to get here. If another process with the same worker name has the lease, this
+                # process takes it back, as in other layouts. If our session row was deleted, this process takes the
+                # lease again in a new session (G14).
                 return self._take(joined_lease, after, seen.owner or "", "frozen")
             case writes.CheckpointLease() if _leaves_ended(write):
                 return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, ""))
@@ -318,7 +329,8 @@ class SessionStore:
             case writes.StealLease(me=me) | writes.TakeBackLease(me=me):
                 return self._take(joined_lease, after, me, "frozen")
             case writes.GiveLease() | writes.ReleaseLease():
-                # If another process owns the lease, or the lease was never accepted, stop the owner first.
+                # If the owner's session belongs to another process, or its owner has not accepted the lease yet, stop
+                # the owner before replacing the row.
                 if not (own_page is not None and joined_lease.accepted) and not self._stop(joined_lease, "frozen"):
                     return None
                 next_owners = row.next_owners if isinstance(write, writes.GiveLease) else ""
@@ -353,9 +365,10 @@ class SessionStore:
                 return self._delete(write, joined_lease)
 
     def _is_fresh(self, page: Page, joined_lease: JoinedLease, lease: Lease) -> bool:
-        """Return whether `lease` was read at or after the page's last write with a ticket for this lease.
+        """Return whether `lease` is as recent as the page's last group write with a ticket for it.
 
-        Writes for other leases of the page also change its count, but they do not make this lease stale.
+        The page's count also grows with group writes for other leases, which do not make `lease` stale. Comparing it
+        with the page's current count would therefore reject valid writes.
         """
         epoch, count = epoch_and_count(lease.version)
         return (
@@ -390,11 +403,12 @@ class SessionStore:
 
         if page.commit(Ticket(key, compute_change, patient=write.patient)) is None or row is None:
             return None
-        # Use the row that `compute_change` has read, because a stale listing may have dropped it from the cache since.
+        # Use the row that `compute_change` read from the cache. Do not look it up again, because a stale listing may
+        # have dropped it from the cache since then.
         return Done(join_lease(row, page.session, page.remarks).lease)
 
     def _accept(self, joined_lease: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
-        """Accept a lease whose row names our session. Before this group write, the giver may take it back (G7)."""
+        """Accept a lease whose row names our session. Until then, the giver may take the lease back (G7)."""
         self._cache_row(joined_lease.row)
         count = epoch_and_count(seen.version)[1]
 
@@ -437,9 +451,9 @@ class SessionStore:
         key, page = after.key, self._page(me)
         old_entry = page.session.entries.get(key)
         if old_entry is not None and old_entry.epoch > joined_lease.row.lease.epoch:
-            # Either another thread of this process took the lease after the row was read, or the row was deleted and
-            # recreated and could reach the epoch of the old entry again. Another read of the row shows which is the
-            # case.
+            # Our session has an entry with a later epoch than the row. If another thread of this process took the lease
+            # after the row was read, the row has changed, so start again with a new read. Otherwise, the row was
+            # deleted and recreated with a lower epoch. Remove the old entry, because the new row could reach its epoch.
             current = self._read_rows([key]).get(key)
             if current is None or current.stored.etag != joined_lease.row.stored.etag:
                 return None
@@ -455,7 +469,7 @@ class SessionStore:
         return Done(join_lease(written, page.session, page.remarks).lease)
 
     def _stop(self, joined_lease: JoinedLease, reason: str) -> bool:
-        """Make the owner's next group write fail, so that the positions just read are its last (G4).
+        """Stop the owner by making its next group write fail, so that the positions just read are final (G4).
 
         The write replaces the version of the session that was read, so it fails if the owner has written since.
 
@@ -470,25 +484,33 @@ class SessionStore:
         if joined_lease.stopped or session is None:
             return True
         if reason == "ended":
-            stopped = evolve(session, ended=True)
+            stopped_session = evolve(session, ended=True)
         else:
             old_entry = session.entries.get(key)
             if old_entry is not None and old_entry.epoch > row.lease.epoch:
                 return False  # the row as read is older than the session
             frozen_state = "held" if joined_lease.accepted else "given"
             entry = SessionEntry(row.lease.epoch, joined_lease.named.checkpoint, frozen_state)
-            stopped = evolve(session, entries={**session.entries, key: entry})
-        return self._cells.put_over(session.stored.name, session_fields(stopped), session.stored.etag) is not None
+            stopped_session = evolve(session, entries={**session.entries, key: entry})
+        return (
+            self._cells.put_over(session.stored.name, session_fields(stopped_session), session.stored.etag) is not None
+        )
 
     def _touch(self, joined_lease: JoinedLease) -> None:
-        """Make the owner's next group write fail, so that the owner reads the lease's row, which has changed (G9)."""
+        """Mark the lease in its owner's session, so that the owner reads the changed row (G9).
+
+        The owner's next group write fails because of the mark. The owner then reads its session and finds the mark.
+        """
         session, key = joined_lease.session, joined_lease.row.lease.key
         for _ in range(_TOUCHES):
             if session is None or session.ended:
                 return
-            touched = evolve(session, touched=session.touched | {key})
+            touched_session = evolve(session, touched=session.touched | {key})
             try:
-                if self._cells.put_over(session.stored.name, session_fields(touched), session.stored.etag) is not None:
+                if (
+                    self._cells.put_over(session.stored.name, session_fields(touched_session), session.stored.etag)
+                    is not None
+                ):
                     return
                 stored = self._cells.read([session.stored.name]).get(session.stored.name)
             except OutcomeUnknown:
@@ -531,7 +553,8 @@ class SessionStore:
             annotations = {name: (value, joined_lease.stamps.get(name, 0)) for name, value in named.annotations}
             remarks = {named.key: Remark(joined_lease.row.lease.epoch, annotations, named.weight)}
             return Done(join_lease(written, joined_lease.session, remarks).lease)
-        # A session that was given the lease has no entry for it until the session accepts the lease.
+        # The session is a new owner that has not accepted the lease yet, so it has no entry for the lease. Join the row
+        # with an empty session instead of reading the real one.
         session = Session(written.lease.owner or "") if written.session else None
         return Done(join_lease(written, session, {}).lease)
 
@@ -548,8 +571,8 @@ class SessionStore:
         return None if version is None else evolve(row, stored=Stored(before.name, version, fields))
 
     def _delete(self, write: writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:
-        # Stop the owner first. Otherwise, its next checkpoint would be lost with the lease. An ended lease has no next
-        # checkpoint.
+        # Stop the owner before deleting the row. Otherwise, the owner could write another checkpoint, which would be
+        # lost. An ended lease needs no stop, because there are no more checkpoints.
         if not joined_lease.named.ended and not self._stop(joined_lease, "frozen"):
             return None
         stored = joined_lease.row.stored
@@ -559,16 +582,17 @@ class SessionStore:
         return Done(write.lease)
 
     def _cache_row(self, row: LeaseRow) -> None:
-        """Cache the row of one of our leases, unless a later one is cached."""
+        """Cache the row of a lease that one of our sessions owns, unless a later version of it is cached."""
         cached = self._rows.get(row.lease.key)
         if row.session in self._pages and not (cached and cached.session == row.session and cached.writes > row.writes):
             self._rows[row.lease.key] = row
 
     def _drop_cached(self, key: str, row: LeaseRow | None) -> None:
-        """Drop the cached row of a lease and our entries for it, if the lease has passed to a later owner (G5).
+        """Drop the cached row of a lease and our entries for it if `row` has a later owner (G5).
 
-        The epochs are compared because another thread may have cached a later row than this one. If `row` is None, no
-        entry is dropped, because the row may have been recreated since it was read.
+        The owner is later if the epoch is higher. A row with a lower epoch drops nothing, because another thread may
+        have read and cached a later row. If `row` is None, the cached row is dropped but the entries are kept, because
+        the lease may have been recreated since the row was read.
         """
         cached = self._rows.get(key)
         if cached is not None and (row is None or row.lease.epoch > cached.lease.epoch):
@@ -587,29 +611,31 @@ class SessionStore:
     def _sweep(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
         """Delete the sessions that ended before these rows were read and that no row names (G11)."""
         now = self._sync.clock()
-        referenced = {
+        referenced_sessions = {
             session_id for row in rows if isinstance(row, LeaseRow) for session_id in (row.session, row.next_owners)
         }
-        removable = [name for name in self._ended if name in sessions and name not in referenced]
-        if removable:
-            current = [row for _, row in _leases(self._cells.list(LEASES, consistent=True))]
-            referenced |= {
+        removable_sessions = [name for name in self._ended if name in sessions and name not in referenced_sessions]
+        if removable_sessions:
+            current_rows = [row for _, row in _leases(self._cells.list(LEASES, consistent=True))]
+            referenced_sessions |= {
                 session_id
-                for row in current
+                for row in current_rows
                 if isinstance(row, LeaseRow)
                 for session_id in (row.session, row.next_owners)
             }
-            removable = [name for name in removable if name not in referenced]
-            removable = [] if any(isinstance(row, Malformed) for row in current) else removable
-        for name in removable:
+            removable_sessions = [name for name in removable_sessions if name not in referenced_sessions]
+            removable_sessions = [] if any(isinstance(row, Malformed) for row in current_rows) else removable_sessions
+        for name in removable_sessions:
             for kind in (REMARKS, SESSIONS):
                 stored = self._cells.read([kind + name]).get(kind + name)
                 if stored is not None:
                     self._cells.delete(stored.name, stored.etag)
-        self._ended = tuple(name for name, session in sessions.items() if session.ended and name not in removable)
+        self._ended = tuple(
+            name for name, session in sessions.items() if session.ended and name not in removable_sessions
+        )
         unchanged_since: dict[str, tuple[str, float]] = {}
         for name, session in sessions.items():
-            if session.ended or name in referenced:
+            if session.ended or name in referenced_sessions:
                 continue
             etag, changed_at = self._unchanged_since.get(name, ("", now))
             unchanged_since[name] = (etag, changed_at) if etag == session.stored.etag else (session.stored.etag, now)
@@ -662,7 +688,7 @@ def _row_with_next_owner(joined_lease: JoinedLease, after: Lease, session: str, 
 
 
 def _extra_annotations(joined_lease: JoinedLease, annotations: Annotations) -> StampedAnnotations:
-    """Return the annotations that are not in the lease's row, with higher stamps than earlier ones."""
+    """Return the annotations that differ from those in the lease's row. Changed values get higher stamps."""
     stamps = next_stamps(joined_lease, annotations)
     return {
         name: (value, stamps[name])
