@@ -232,7 +232,7 @@ class PlanRequest:
 
 
 def parse_plan_request(text: bytes, worker: str | None = None) -> PlanRequest:
-    """Parse the JSON document for which a plan is wanted. Raises BadJsonField, naming the field.
+    """Parse the JSON input of a plan. Raises BadJsonField, naming the field.
 
     Args:
         text: The document.
@@ -333,7 +333,7 @@ def _hole(value: JsonValue) -> Hole:
 
 
 def _by_name(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tuple[str, T], ...]]:
-    """Return a form that parses an object as pairs, sorted by name."""
+    """Return a function that parses an object into pairs of name and value, sorted by name."""
 
     def pairs(value: JsonValue) -> tuple[tuple[str, T], ...]:
         unread = value.fields()
@@ -343,7 +343,10 @@ def _by_name(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tupl
 
 
 def _count(value: JsonValue) -> int:
-    """Parse a number as large as rows may contain; with AT_TIMESTAMP, `sub` is in milliseconds since 1970."""
+    """Parse a count up to the largest number that a row may contain.
+
+    With AT_TIMESTAMP, `sub` is a time in milliseconds.
+    """
     return value.whole(most=10**COUNT_DIGITS - 1)
 
 
@@ -452,7 +455,7 @@ def plan_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
 
 
 def action_json(action: Action) -> dict[str, Any]:
-    """Return the action as JSON. `from` is the owner that loses the lease, and `to` is the one that is to get it."""
+    """Return the action as JSON. `from` is the owner that loses the lease, and `to` is its next owner."""
     document: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
     match action:
         case Create(lease):

@@ -37,10 +37,11 @@ PREFIX = "lambda:"
 """The prefix of the name of a handler that is a Lambda function."""
 
 BATCH_SIZE = 100
-"""The records in a batch by default, as in an event source mapping."""
+"""The default number of records in a batch, the same as that of an event source mapping."""
 
 LONGEST_SECONDS = 900.0
-"""The longest invocation on Lambda, from which the remaining time is counted if `handler_seconds` sets no limit."""
+"""Lambda's limit for one invocation. If `handler_seconds` is unlimited, the remaining time is computed from this
+limit."""
 
 
 class ReportedFailure(Unhandled):
@@ -221,7 +222,10 @@ class LambdaFunction:
         )
 
     def _enter_loop(self) -> None:
-        """Give the calling thread an event loop, as the main thread has on Lambda. All calls get the same loop."""
+        """Set the calling thread's event loop, because functions expect the loop that Lambda's main thread has.
+
+        All calls share one loop.
+        """
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             weakref.finalize(self, self._loop.close).atexit = False

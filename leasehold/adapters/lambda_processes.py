@@ -47,7 +47,8 @@ serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 WATCH_SECONDS = 1.0
-"""How often to check whether a process has ended, which goes unnoticed if its own child keeps the connection open."""
+"""How often to check whether a process has ended. The connection does not show this if a child of the process keeps it
+open."""
 
 LOAD_SECONDS = 60.0
 """How long a process may take to load its function, in addition to the time limit of the call."""
@@ -148,7 +149,8 @@ class FunctionProcess:
             if not sent.wait(limit):
                 running.process.kill()
 
-        # A process that was stopped reads nothing, and sending a large call to it would take forever.
+        # Limit the time of the send in a second thread, because a suspended process reads nothing, and sending a large
+        # call to it would block forever.
         spawn("leasehold-send", watch, lambda _fault: None)
         try:
             running.connection.send(call)
@@ -199,7 +201,7 @@ class ParallelFunction(LambdaFunction):
 
     concurrency: int = field(kw_only=True)
     _processes: list[FunctionProcess] = field(init=False, factory=list)
-    # Contains, for each lease whose batch has failed, its fencing number and the records that are not to be repeated.
+    # For each lease whose batch failed: its fencing number, and the records that succeeded and must not be repeated.
     _succeeded: dict[str, tuple[int | None, frozenset[PositionKey]]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:

@@ -23,7 +23,8 @@ from leasehold.errors import SourceError, SourceUnavailable, Trimmed
 from leasehold.stores.objects.event_hubs_layout import stream_of
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
-"""The environment variable that contains the connection string. If it is not set, the identity is used."""
+"""The environment variable that contains the connection string. If it is not set, we authenticate with the identity of
+this machine or user."""
 
 
 class AsyncCredential:
@@ -164,14 +165,15 @@ def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = Fals
 
 
 _EXPIRED = "CBS Authentication Expired"
-"""The text of an error that the client raises without a request. Its token has expired, for example because the process
-was suspended or the clock was set."""
+"""The message of an error that the client raises, without sending a request, if its token has expired. This happens if
+the process was suspended or the clock was changed, for example."""
 
 
 class LinkTakenOver(SourceUnavailable):
     """Another reader took over the partition's link.
 
-    Either this worker has lost the lease, or the other reader does not own it.
+    Another reader closed our link. Either this worker has lost the lease, or the other reader connected without owning
+    it.
     """
 
 

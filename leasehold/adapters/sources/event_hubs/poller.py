@@ -138,12 +138,13 @@ class BackgroundLoop:
         self._thread.join(CLOSE_SECONDS)
 
     def _on_error(self, fault: BaseException) -> None:
-        self._fault = fault  # each later call raises it, so that shards are released and the run ends
+        # Store the error, so that each later call raises it, the shards are released and the run ends.
+        self._fault = fault
 
     def _run(self) -> None:
         self._loop.run_forever()
-        # When its tasks are canceled for the first time, the client closes its links. The second time, it gives up
-        # links that hang.
+        # Cancel the client's tasks twice. After the first time it closes its links, and after the second it abandons
+        # those that hang.
         for _ in range(2):
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
@@ -275,8 +276,8 @@ class PartitionReceiver:
 
     @property
     def _is_full(self) -> bool:
-        # After `close` the inbox is no longer emptied. If we still waited for that, the task of a broken link would
-        # never end.
+        # Do not wait for space in the inbox after `close`. The inbox is no longer emptied, so the task of a broken link
+        # would never end.
         return 2 * (self._received - self._taken) >= self._prefetch and not self._closed
 
     def _wake_if_waiting(self) -> None:
@@ -299,8 +300,8 @@ SILENT_SECONDS = 8.0
 reported."""
 
 PROBE_SECONDS = 5.0, 20.0
-"""If nothing arrives over a link for this long, the reader requests the number of the partition's last event. The first
-value applies after an event, and the second after a response that shows that the partition is idle."""
+"""If no event arrives over a link for this long, the reader requests the number of the partition's last event. The
+first value is used after an event arrived, and the second after such a response showed that the partition is idle."""
 
 LATE_SECONDS = 2.0
 """If the request for the partition's last event has no response within this time, a fault is reported."""
@@ -516,7 +517,11 @@ class EventHubsSource:
         return self.access.stream
 
     def reads(self, lease: Lease) -> bool:
-        """Return True. Raises SourceError for a lease of another hub or group, whose partitions have the same ids."""
+        """Return True.
+
+        Raises SourceError if the lease belongs to another hub or group, because its partition ids look the same as
+        ours.
+        """
         if lease.stream != self.stream:
             raise SourceError(_WRONG_STREAM.format(lease.key, lease.stream or "none", self.stream))
         return True
@@ -550,7 +555,7 @@ class EventHubsSource:
         """
         properties = self._properties(lease.shard)
         last_number = int(properties["last_enqueued_sequence_number"])
-        # For an empty partition, the current time must not be used, because clocks differ and events might be skipped.
+        # Do not use the current time for an empty partition. If this machine's clock is ahead, events would be skipped.
         return (
             at_timestamp(0)
             if last_number < 0

@@ -40,7 +40,10 @@ class KinesisClients(TimedClients):
 
     @classmethod
     def of(cls, client: "KinesisClient | KinesisClients") -> "KinesisClients":
-        """Return the clients unchanged, or wrap a single client, which keeps its own timeout."""
+        """Return `KinesisClients` unchanged, and wrap a single boto3 client.
+
+        The wrapped client keeps its own timeout.
+        """
         if isinstance(client, KinesisClients):
             return client
         try:

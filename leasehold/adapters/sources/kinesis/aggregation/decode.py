@@ -208,7 +208,8 @@ def _select_records(message: Message, hash_range: HashRange | None, misplaced: M
     """Return the rows before the first one at which the KCL would stop, without those outside the range."""
     rows, reason = len(message.payloads), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
-    tags = tags_of(message.tags)  # before any record is dropped, because a short tag refers to the previous one
+    # Expand the tags before any record is dropped, because a short tag refers to the previous record's tag.
+    tags = tags_of(message.tags)
     if rows < message.total:
         reason = Reason.BAD_INDEX
     elif not rows:

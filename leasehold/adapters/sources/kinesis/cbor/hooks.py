@@ -20,8 +20,8 @@ such a request can be repeated without harm.
 Rule 5: A producer's records are sent again in JSON only if the whole request was rejected, so that none of them can
 have been written.
 
-If the service supports CBOR, the calls that read or write records can bypass boto3 entirely (`stores/aws_calls`).
-`read_directly` and `put_directly` replace methods of the client, so its callers need no change.
+If the service supports CBOR, calls that read or write records can bypass boto3 entirely (see `stores/aws_calls`). To do
+this, `read_directly` and `put_directly` replace methods of the client. Its callers are not affected.
 """
 
 import base64
@@ -449,7 +449,7 @@ class ProducerCborHooks(CborHooks):
         }
 
     def _withhold_rows(self, params: EventFields, context: EventFields, **_event: object) -> EventFields | None:
-        """Withhold the rows from boto3's serializer, which receives only the other parameters."""
+        """Remove the rows from the parameters, so that boto3's serializer does not encode them."""
         rows = params.get("Records")
         if not self._use_cbor or "ListShards" not in self._confirmed_operations or not isinstance(rows, PutRows):
             return None
