@@ -35,7 +35,8 @@ POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
 is not read until the first timeout has passed. If a response does not arrive within the last timeout, the next request
 asks for fewer records."""
 SUBSCRIPTION_TIMEOUTS = 15.0, 30.0
-"""How long to wait for the next event of a subscription, in seconds. The service sends a heartbeat about every 5 s."""
+"""How long to wait for the next event of a subscription, in seconds, shortest first. The service sends an event about
+every 5 s even if there are no records."""
 MAX_PENDING_CALLS = 30
 """The maximum number of calls that one source runs in separate threads at the same time. Callers must retry further
 calls later."""

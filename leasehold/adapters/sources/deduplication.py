@@ -179,8 +179,8 @@ def _add_row(runs: _RunStates, tag: Tag, *, is_in_span: bool) -> None:
 class SeenRows:
     """The rows of each query that a shard's reader has read, kept separately for each piece of the hash key space.
 
-    It also counts the rows that are kept although they may be duplicates (R3). These are the rows of a new run up to
-    the highest batch of the other runs.
+    It also counts the rows that may be duplicates but cannot be dropped safely (R3). These are the rows of a new run up
+    to the highest batch of the other runs.
 
     Attributes:
         pieces: The last hash key of each piece, in ascending order, with the queries whose rows were read there.

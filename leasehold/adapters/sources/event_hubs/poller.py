@@ -131,7 +131,7 @@ class BackgroundLoop:
             self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Cancel all tasks, wait a bounded time for them, and end the thread."""
+        """Cancel all tasks, wait for them up to a time limit, and end the thread."""
         if self._loop.is_closed():
             return
         self.call_soon(self._loop.stop)
@@ -270,7 +270,7 @@ class PartitionReceiver:
         while self._not_full is not None and self._is_full:
             self._not_full.clear()
             self._is_waiting = True
-            if self._is_full:  # `take` may have emptied the inbox just before the flag was set
+            if self._is_full:  # check again, because `take` may have emptied the inbox just before the flag was set
                 await self._not_full.wait()
             self._is_waiting = False
 

@@ -48,7 +48,7 @@ class KinesisClients(TimedClients):
             return client
         try:
             seconds = float(client.meta.config.read_timeout)  # type: ignore[attr-defined]  # the stubs know no option
-        except (AttributeError, TypeError):  # a stand-in for a client
+        except (AttributeError, TypeError):  # a test double without botocore's attributes
             seconds = POLL_TIMEOUTS[0]
         return cls(lambda _seconds: client, (seconds,), (seconds,))
 

@@ -83,7 +83,10 @@ _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
 
 
 class DropCounter:
-    """Counts the dropped user records of a shard. Logs each reason when it first occurs, and the totals at the end."""
+    """Counts the user records of a shard that are dropped.
+
+    It logs each reason when it first occurs, and logs the totals when the reader is closed.
+    """
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
@@ -370,7 +373,7 @@ class Poller:
         try:
             batch = self._read_batch()
         except ResponsePending:
-            # Return a fault, because an empty batch without one would mean that the service has responded.
+            # The batch must contain a fault. An empty batch without a fault would mean that the service has responded.
             return Batch((), None, None, PENDING_CHECK_SECONDS, fault=RESPONSE_IS_PENDING, answered=False)
         except SourceUnavailable as fault:
             is_lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
@@ -413,7 +416,7 @@ class Poller:
             raise
 
     def _reset_request(self) -> None:
-        """Prepare to repeat the last request. The iterator has already been restored, so nothing more is needed."""
+        """Do nothing. The iterator has already been restored, so the last request can be repeated."""
 
     def _request(self) -> "GetRecordsOutputTypeDef | None":
         with translate_errors(self._stream, self.service):
@@ -500,7 +503,8 @@ class Poller:
         return batch
 
     def _log_gap(self, first_number: str) -> None:
-        # If the record AT the checkpoint was trimmed, the service starts with a later one.
+        # If the record at the checkpoint was trimmed, an AT_SEQUENCE_NUMBER iterator starts with the next record that
+        # still exists.
         if self._last_read is None and self._start.numbered and int(first_number) > int(self._start.sequence):
             message = "shard %s: the record of its checkpoint, %s, was trimmed; reading continues at %s, %s"
             consequence = "and any records in between are lost"

@@ -27,8 +27,9 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 class KinesisStreams:
     """Reads the streams of several sources. Streams can be added and removed while a worker is running.
 
-    A worker notices a change when it next lists the shards, which `Worker.hurry` brings forward. It ignores leases of
-    other streams in the table. Make each change in all workers of a fleet at about the same time.
+    A worker notices a change when it next lists the shards. To make that happen sooner, call `Worker.hurry`. Make each
+    change in all workers of a fleet at about the same time, because a worker ignores the leases of streams that it does
+    not have.
     """
 
     def __init__(self, sources: Iterable[KinesisSource]) -> None:

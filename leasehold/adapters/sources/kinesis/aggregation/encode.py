@@ -11,7 +11,7 @@ from leasehold.adapters.sources.kinesis.aggregation.wire import TAG_KEY
 _MAGIC: Final = b"\xf3\x89\x9a\xc2"
 _FRAME_BYTES: Final = 20  # bytes of magic and digest
 _OUTER_KEY: Final = "a"  # as the KPL writes it; the explicit hash key determines the shard
-_CONTINUATION_BIT: Final = 0x80  # set in every byte of a varint but the last
+_CONTINUATION_BIT: Final = 0x80  # the continuation bit, which is set in every byte of a varint except the last
 
 
 def _encode_varint(number: int) -> bytes:
@@ -124,7 +124,7 @@ class Aggregate:
         if context:
             self._records.append(tail)
             self._tagged = True
-        self._context = context  # after a record without a tag, the next tag must be complete again
+        self._context = context  # after a record without a tag, the next tag must be a whole tag
         self._body_size = body_size
         self.count += 1
         return True
