@@ -46,8 +46,8 @@ def duration(text: str) -> float:
     elif _PARTS.fullmatch(normalized):
         seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(normalized))
     elif iso := _ISO.fullmatch(normalized):
-        parts = zip(iso.groups(), "wdhms", strict=True)
-        seconds = sum(float(number) * UNITS[unit] for number, unit in parts if number is not None)
+        amounts = zip(iso.groups(), "wdhms", strict=True)
+        seconds = sum(float(number) * UNITS[unit] for number, unit in amounts if number is not None)
     if not math.isfinite(seconds):  # also if it has too many digits for a float
         raise ValueError(f"{text!r} is not {DURATION}")
     return seconds

@@ -55,11 +55,11 @@ def parse(text: bytes) -> "JsonValue":
     """Parse a JSON document. Raises BadJsonField if it is not valid, or if an object contains a field twice."""
 
     def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = dict(pairs)
-        if len(names) < len(pairs):
+        fields_by_name = dict(pairs)
+        if len(fields_by_name) < len(pairs):
             duplicate = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
             raise BadJsonField(f"{duplicate}: given twice in one object")
-        return names
+        return fields_by_name
 
     def reject_constant(text: str) -> Never:
         raise BadJsonField(f"input: {text} is not a JSON number; write null for what is unknown or infinite")

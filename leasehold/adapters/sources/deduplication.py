@@ -212,10 +212,10 @@ class SeenRows:
         if runs and _is_duplicate(runs, tag):
             return True
         if runs and tag.run not in runs and (latest := max(run.batch for run in runs.values())) > tag.batch:
-            text = (
+            message = (
                 "query %s: run %d writes batch %d although another run was at %d: all its rows are kept, perhaps twice"
             )
-            log.warning(text, tag.query, tag.run, tag.batch, latest)
+            log.warning(message, tag.query, tag.run, tag.batch, latest)
             self._undecided_until = {**self._undecided_until, (tag.query, tag.run): latest}
         if self._undecided_until and tag.batch <= self._undecided_until.get((tag.query, tag.run), -1):
             self._possible_duplicates += 1

@@ -161,9 +161,9 @@ class ChangePoller(Poller):
         behind_seconds = 0.0 if at_tip else None
         if records:
             # Compute the age of the last record by the service's clock, which the response contains.
-            now = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
+            server_time = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             arrived = records[-1].arrived
-            behind_seconds = None if now is None or arrived is None else max(0.0, now - arrived)
+            behind_seconds = None if server_time is None or arrived is None else max(0.0, server_time - arrived)
         has_more = behind_seconds is not None and behind_seconds > BEHIND_SECONDS
         batch = Batch(
             records=new_records,

@@ -387,7 +387,7 @@ class PartitionReader:
                     missing_count,
                     self._last_number,
                 )
-            last = records[-1]
+            last_record = records[-1]
             # Drop duplicates written by Spark sinks, and add the state of deduplication to the tokens of the other
             # events.
             kept_records = list[Record]()
@@ -398,8 +398,11 @@ class PartitionReader:
                         record._replace(token=f"{record.token} {self._seen.token}") if self._seen else record
                     )
             records = tuple(kept_records)
-            token = f"{last.token} {self._seen.token}" if self._seen else last.token
-            self._last_number, self._position = int(last.sequence_number), evolve(last.position, token=token)
+            token = f"{last_record.token} {self._seen.token}" if self._seen else last_record.token
+            self._last_number, self._position = (
+                int(last_record.sequence_number),
+                evolve(last_record.position, token=token),
+            )
         self._pause = IDLE_SECONDS
         # The age of the last event read, by this machine's clock.
         arrived = arrived_records[-1].arrived

@@ -25,8 +25,8 @@ def hash_of(partition_key: str) -> int:
 
 def hash_key_of(partition_key: str | None, hash_key: str | None) -> int:
     """Return the explicit hash key if it is valid, and otherwise the hash key of the partition key."""
-    value = parse_hash_key(hash_key) if hash_key is not None else None
-    return hash_of(partition_key or "") if value is None else value
+    explicit_key = parse_hash_key(hash_key) if hash_key is not None else None
+    return hash_of(partition_key or "") if explicit_key is None else explicit_key
 
 
 def parse_hash_key(hash_key: str) -> int | None:

@@ -196,16 +196,16 @@ class Unpacker:
     def _unpack_whole(self, rows: RowColumns, index: int) -> None:
         user_records = deaggregate(rows.payloads[index])
         self.subs = max(len(user_records) + user_records.dropped, 1)
-        last = self.subs - 1
+        last_sub = self.subs - 1
         if self.skip_through is not None:
             # If a checkpoint is inside this aggregate, because an earlier reader returned user records, the whole
             # aggregate is returned again.
-            if (1, int(rows.numbers[index]), last) <= self.skip_through:
+            if (1, int(rows.numbers[index]), last_sub) <= self.skip_through:
                 return
             self.skip_through = None
         self._unpack_plain(rows, index, index + 1)
-        self._columns().subs[-1] = last
-        self.subs = last + 1
+        self._columns().subs[-1] = last_sub
+        self.subs = last_sub + 1
 
     def _unpack_aggregate(self, rows: RowColumns, index: int) -> None:
         data, number, arrived = rows.payloads[index], rows.numbers[index], rows.arrived[index]
@@ -218,23 +218,23 @@ class Unpacker:
             return
         user_records = deaggregate(data, rows.keys[index], None, self._hash_range, misplaced=self._misplaced)
         self._dropped.add(number, user_records)
-        first = 0
+        first_kept = 0
         if self.skip_through is not None:
             # The index of the first user record to keep. All records after it are kept, too.
             sequence = int(number)
-            first = bisect(user_records.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
-            self.skip_through = None if first < len(user_records) else self.skip_through
+            first_kept = bisect(user_records.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
+            self.skip_through = None if first_kept < len(user_records) else self.skip_through
         self.subs = len(user_records) + user_records.dropped
         if user_records.tags:
-            self._unpack_tagged(number, arrived, user_records, first)
+            self._unpack_tagged(number, arrived, user_records, first_kept)
             return
-        records, count = self._columns(), len(user_records) - first
+        records, count = self._columns(), len(user_records) - first_kept
         # Usually nothing is dropped, so don't copy the columns again.
-        records.payloads += user_records.payloads[first:] if first else user_records.payloads
+        records.payloads += user_records.payloads[first_kept:] if first_kept else user_records.payloads
         records.numbers += [number] * count
-        records.subs += user_records.subs[first:]
-        records.keys += user_records.keys[first:] if first else user_records.keys
-        records.hash_keys += user_records.hash_keys[first:] if first else user_records.hash_keys
+        records.subs += user_records.subs[first_kept:]
+        records.keys += user_records.keys[first_kept:] if first_kept else user_records.keys
+        records.hash_keys += user_records.hash_keys[first_kept:] if first_kept else user_records.hash_keys
         records.arrived += [arrived] * count
         records.aggregated += [user_records.aggregated] * count
         if isinstance(records, TokenedColumns):

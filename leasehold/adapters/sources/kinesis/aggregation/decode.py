@@ -262,7 +262,7 @@ def _select_inside(
 
 
 def _drop_reason(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
-    value = parse_hash_key(hash_key) if hash_key is not None else hash_of(key or "")
-    if value is None:
+    hash_number = parse_hash_key(hash_key) if hash_key is not None else hash_of(key or "")
+    if hash_number is None:
         return Reason.BAD_HASH_KEY
-    return None if hash_range[0] <= value <= hash_range[1] else Reason.OUT_OF_RANGE
+    return None if hash_range[0] <= hash_number <= hash_range[1] else Reason.OUT_OF_RANGE

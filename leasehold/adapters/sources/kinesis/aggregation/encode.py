@@ -15,12 +15,12 @@ _CONTINUATION_BIT: Final = 0x80  # the continuation bit, which is set in every b
 
 
 def _encode_varint(number: int) -> bytes:
-    parts = bytearray()
+    encoded = bytearray()
     while number >= _CONTINUATION_BIT:
-        parts.append(number & 0x7F | _CONTINUATION_BIT)
+        encoded.append(number & 0x7F | _CONTINUATION_BIT)
         number >>= 7
-    parts.append(number)
-    return bytes(parts)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 # Most lengths and indices are small, so their encodings are computed once.
@@ -102,8 +102,8 @@ class Aggregate:
         head = key + hash_key + b"\x1a" + _varint(len(data))
         tail = b""
         if context:
-            value = b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._span)
-            tail = b"\x0a" + _varint(len(TAG_KEY)) + TAG_KEY + b"\x12" + _varint(len(value)) + value
+            tag_value = b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._span)
+            tail = b"\x0a" + _varint(len(TAG_KEY)) + TAG_KEY + b"\x12" + _varint(len(tag_value)) + tag_value
             tail = b"\x22" + _varint(len(tail)) + tail
         head = b"\x1a" + _varint(len(head) + len(data) + len(tail)) + head
         body_size = self._body_size + len(key_entry) + len(hash_key_entry) + len(head) + len(data) + len(tail)
