@@ -269,7 +269,7 @@ def produce(source: str, *, session: "Session | None" = None, **options: Unpack[
 
 
 class WorkerThread:
-    """A worker in a thread of its own, which opens, runs and closes it.
+    """A worker that is opened, run and closed in its own thread.
 
     Args:
         settings: The worker's configuration.
@@ -498,20 +498,20 @@ class BatchQueue:
         self.notify()
 
     def notify(self) -> None:
-        """Wake the consumer if it waits for a batch or the end."""
+        """Wake the consumer if it is waiting for a batch or for the end of the worker."""
         with self.changed:
             self.changed.notify_all()
             on_change = self._on_change
         on_change()
 
     def wait(self) -> None:
-        """Wait for a batch or the end. Signal handlers can run meanwhile."""
+        """Wait for a batch or for the end of the worker. Signal handlers can run during the wait."""
         with self.changed:
             while not self.changed.wait_for(lambda: self._queue or self.ended, SIGNAL_SECONDS):
                 pass
 
     async def wait_async(self) -> None:
-        """Wait for a batch or the end without blocking the event loop."""
+        """Wait for a batch or for the end of the worker, without blocking the event loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         with self.changed:
             self._on_change = lambda: _call_soon(loop, changed.set)
@@ -546,7 +546,7 @@ class _Iteration:
         return self.background
 
     def finish(self, fault: Exception | None = None) -> None:
-        """Acknowledge the consumer's batch, or fail it; do nothing if it has none."""
+        """Acknowledge or fail the batch that the consumer is handling. If there is none, do nothing."""
         if self.batch is None:
             return
         self.batch = None

@@ -45,7 +45,7 @@ limit."""
 
 
 class ReportedFailure(Unhandled):
-    """A batch failed because of its function's response, or because the function exited."""
+    """The batch failed because the Lambda function reported a failure or exited."""
 
 
 @frozen
@@ -294,7 +294,7 @@ def _change_event(record: Record, arn: str) -> dict[str, Any]:
 
 
 def first_failed(response: object, numbers: Sequence[str]) -> int | None:
-    """Return the index of the first record that a response reports as failed, or None if it reports none.
+    """Return the index of the first record that the response reports as failed, or None if no record failed.
 
     Args:
         response: What the function returned.

@@ -1,7 +1,8 @@
-"""Calls a Lambda function for several keys of a batch at once, each call in a process of its own.
+"""Calls a Lambda function for several partition keys of a batch at the same time, each call in a separate process.
 
 `ParallelFunction` splits each batch by partition key, as the parallelization factor of an event source mapping does.
-Few functions are thread-safe, because on Lambda each concurrent call has a process of its own, too.
+The calls run in processes because few Lambda functions are thread-safe: on Lambda, too, each concurrent call has its
+own process.
 
 1. A key always goes to the same process. Its records are handled one call after another, in order.
 2. Everything before the lowest sequence number that failed in any part is checkpointed, and the batch fails from there.
@@ -113,7 +114,7 @@ class ProcessTraceback(Exception):
 
 @define(eq=False)
 class FunctionProcess:
-    """A process that calls the function, started when it is first needed and again after it has ended.
+    """A process that calls the function. It is started when it is first needed, and restarted after it has ended.
 
     Attributes:
         setup: What it needs to load the function.
@@ -305,7 +306,7 @@ def serve(descriptor: int, lifeline: int) -> None:
         try:
             while True:
                 calls.put(connection.recv())
-        finally:  # the worker has ended and no longer waits for a running call
+        finally:  # exit without waiting for a running call, because the worker has ended
             os._exit(0)
 
     spawn("leasehold-receive", receive, lambda _fault: None)

@@ -142,8 +142,8 @@ class CallTimeouts:
     def for_subscriptions(self) -> "CallTimeouts":
         """Return the timeouts for the events of a subscription.
 
-        Quick responses don't shorten these timeouts, because a subscription that starts quickly may still send events
-        slowly.
+        Quick responses don't shorten the timeouts of subscriptions, because a subscription that starts quickly may
+        still send events slowly.
         """
         return CallTimeouts(self._clients, self._clients.subscription_timeouts, quick_responses=math.inf)
 

@@ -1,7 +1,7 @@
-"""Protocols for a source of records, and for the readers of its shards.
+"""Protocols that a source of records and the readers of its shards implement.
 
-A reader never waits. Each call does one bounded read, and returns how long to wait before the next call. The caller
-does the waiting: a thread pool, Spark, or the simulator.
+A reader never waits. Each call does one bounded read, and returns how long to wait before the next call. The caller (a
+thread pool, Spark, or the simulator) waits before it makes that call.
 
 `PassingSource` forwards every call to another source and is the base class of wrappers.
 """
@@ -243,7 +243,7 @@ class MultiStream(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A source that distinguishes its stream from an earlier one of the same name."""
+    """A source that can distinguish its stream from a deleted stream with the same name."""
 
     def incarnation(self) -> str:
         """Return `<stream>:<creation time in seconds since 1970>`, or "" if that is unknown.

@@ -5,8 +5,9 @@ Only one thread is needed for all partitions of a worker, and events are deliver
 interface would need at least two threads per partition, and would hold events back until the prefetch count is reached.
 The client's own load balancing and checkpoint stores are not used.
 
-On the loop, a `PartitionReceiver` puts the events of its link into a small inbox. A `PartitionReader` takes them from
-the inbox, drops events that were already processed, and reopens the link after faults.
+On the event loop, a `PartitionReceiver` puts the events of its AMQP link into a small inbox. In the worker's threads, a
+`PartitionReader` takes them from the inbox, drops events that were already processed, and reopens the link after
+faults.
 
 Owner levels. Opening a link closes all other links to the partition with a lower or equal owner level. One of them may
 belong to a worker that has taken the lease in the meantime. For example, workers of the Azure SDKs never have a higher
@@ -210,7 +211,7 @@ class PartitionReceiver:
         self._background, self._access, self._partition, self._start = background, access, partition, start
         self._epoch, self._prefetch = epoch, prefetch
         self._inbox: deque[list[Record]] = deque()
-        # Each counter is written by one thread only, so neither needs a lock.
+        # Each of the two counters is written by a single thread, so they need no lock.
         self._received = self._taken = 0
         self._not_full: asyncio.Event | None = None
         self._receiving: asyncio.Task[None] | None = None
@@ -287,7 +288,8 @@ class PartitionReceiver:
 
     async def _on_error(self, _context: object, error: Exception) -> None:
         self._fault = error
-        # If not canceled, the client would wait half a minute, and then reopen the link at its original start.
+        # Cancel the client. Otherwise, it would wait half a minute and then reopen the link at the original starting
+        # position.
         if self._receiving is not None:
             self._receiving.cancel()
 
@@ -374,7 +376,7 @@ class PartitionReader:
         )
 
     def _batch(self, arrived_records: list[Record]) -> Batch:
-        # Only the first events can have been processed before, because sequence numbers increase.
+        # Check only the leading events. Sequence numbers increase, so no later event can have been processed before.
         records = tuple(dropwhile(lambda record: int(record.sequence_number) <= self._last_number, arrived_records))
         if records:
             # The sequence numbers of a partition have no gaps. If the next event has expired, the service continues
@@ -470,7 +472,7 @@ class PartitionReader:
         """Return the number of the last event that the link must deliver, or -1 if there is none or it is unknown."""
         async with self._access.client() as client:
             properties = await client.get_partition_properties(self._partition)
-        # If the reader starts at a time, we don't know which events to expect until the first one arrives.
+        # If the reader starts at a time, the number of the next event is unknown until the first event arrives.
         is_unknown = self._position.sequence == "AT_TIMESTAMP" or properties["is_empty"]
         return -1 if is_unknown else int(properties["last_enqueued_sequence_number"])
 

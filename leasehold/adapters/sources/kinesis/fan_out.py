@@ -228,7 +228,7 @@ CONTENDED_SECONDS = 10.0
 worker notices this earlier."""
 
 INBOX_CHECK_SECONDS, INBOX_CHECK_SECONDS_MAX = 0.01, 0.1
-"""The shortest and the longest interval between two checks of the inbox, which need no request."""
+"""The shortest and the longest interval between two checks of the inbox. A check makes no request."""
 
 _SUBSCRIBE = "subscribe_to_shard"
 _TAKEN_OVER = (

@@ -279,7 +279,7 @@ def _skip_field(body: bytes, offset: int, end: int, tag: int, depth: int) -> int
 
 def _skip_group(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
     """Return the end of a group. Open groups are kept in a list, because recursion might exhaust the stack."""
-    ends = [tag + 1]  # the tag that closes a group is one higher than the tag that opens it
+    ends = [tag + 1]  # the tag at the end of a group is one higher than the tag at its beginning
     while ends:
         if len(ends) > depth or offset >= end:
             raise MalformedMessage

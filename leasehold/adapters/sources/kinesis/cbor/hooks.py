@@ -269,7 +269,7 @@ def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  a
             begin += needed_bytes
         received = io.BytesIO()
         received.write(data[begin:])
-        if deadline is not None:  # a new deadline for each event, which counts only the time spent reading
+        if deadline is not None:  # start a new deadline for each event, so that only the time spent reading counts
             deadline.restart()
 
 
@@ -279,8 +279,8 @@ def _message_size(data: bytes, begin: int) -> int:
     if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
         return _PRELUDE_BYTES
     size = int.from_bytes(prelude[:4])
-    # Any other size means that the message is damaged. With size 0 we would never make progress, and with a huge size
-    # we would buffer everything.
+    # Any other size means that the message is damaged. With a size of 0 the caller would loop forever, and with a huge
+    # size it would buffer the whole stream.
     return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
 
 

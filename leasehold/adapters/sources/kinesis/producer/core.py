@@ -288,7 +288,7 @@ class UnitRetryable:
 
 @frozen
 class UnitUnknown:
-    """There was no response for a unit, so it may have been written."""
+    """There was no response to the request with this unit, so the unit may have been written."""
 
     code: str
 
@@ -502,7 +502,8 @@ class Core:
                 shard_queue.sent_at, shard_queue.written_to = None, (shard, sequence_number)
                 if shard != unit.shard:
                     self._request_map(now)
-                # A unit of one record is always on the shard of its hash key, even if our map has another shard for it.
+                # A unit of one record is always on the right shard, because the service chooses the shard by the hash
+                # key. Our map may be outdated.
                 is_on_right_shard = (
                     shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
                 )
