@@ -208,7 +208,7 @@ def consumption(
         check_tables_differ(leases, to, named("to"))
     function = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
-        function = _function(handler, given_options)
+        function = _lambda_handler(handler, given_options)
         handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
         source = _with_whole_aggregates(source, named("handler"))
     elif isinstance(handler, str):
@@ -254,7 +254,7 @@ def consumption(
     )
 
 
-def _function(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
+def _lambda_handler(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
     function = lambda_function(handler, _load, given.get("handler_seconds", math.inf))
     if (count := given.get("concurrency")) is None:
         return function

@@ -198,7 +198,7 @@ class LambdaFunction:
         event = {"Records": events_of(records, shard=shard, arn=arn, role=self.settings.role)}
         self._enter_loop()
         try:
-            response = self.function(event, self._context(arn))
+            response = self.function(event, self._new_context(arn))
         except SystemExit as error:
             raise ReportedFailure("its function exited") from error
         if inspect.iscoroutine(response):
@@ -208,7 +208,7 @@ class LambdaFunction:
             return None
         return first_failed(response, [record.sequence_number for record in records])
 
-    def _context(self, arn: str) -> LambdaContext:
+    def _new_context(self, arn: str) -> LambdaContext:
         partition, _, region, account = ((arn or "arn:aws") + "::::").split(":")[1:5]
         settings, variables = self.settings, self.settings.variables
         return LambdaContext(

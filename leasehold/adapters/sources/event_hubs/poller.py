@@ -558,7 +558,7 @@ class EventHubsSource:
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        properties = self._properties(lease.shard)
+        properties = self._partition_properties(lease.shard)
         last_number = int(properties["last_enqueued_sequence_number"])
         # Do not use the current time for an empty partition. If this machine's clock is ahead, events would be skipped.
         return (
@@ -574,13 +574,13 @@ class EventHubsSource:
         """
         if time.time() < until + SETTLE_SECONDS:
             return None
-        properties = self._properties(lease.shard)
+        properties = self._partition_properties(lease.shard)
         if properties["is_empty"]:
             return Settled(TRIM_HORIZON)
         number, enqueued = properties["last_enqueued_sequence_number"], properties["last_enqueued_time_utc"]
         return Settled(Position(str(number)), enqueued.timestamp())
 
-    def _properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
+    def _partition_properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
         return self._call(lambda client: client.get_partition_properties(partition), partition)
 
     def _call(self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each request has its own result
