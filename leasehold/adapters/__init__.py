@@ -1,6 +1,6 @@
-"""Provides workers, sources and commands on top of the pure rules. To run a complete consumer, use `leasehold.run`.
+"""Provides workers, sources and commands. To run a complete consumer, use `leasehold.run`.
 
-Names are imported when they are first used, so that a command without a worker starts quickly.
+The names below are imported only when they are first used, so that commands that run no worker start quickly.
 """
 
 from importlib import import_module

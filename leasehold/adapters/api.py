@@ -52,9 +52,10 @@ log = escaped(logging.getLogger("leasehold.runner"))
 def run(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> SliceVerdict | None:
-    """Run a worker until SIGTERM or Ctrl-C, which have it finish the running batches and release its leases.
+    """Run a worker until SIGTERM or Ctrl-C. It then finishes the running batches and releases its leases.
 
-    Outside the main thread no signals are handled. `worker` and `arun` can be stopped from outside.
+    Signals are handled only if this is called in the main thread. To stop a worker without a signal, use `worker` or
+    `arun`.
 
     Args:
         source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
@@ -268,7 +269,7 @@ def produce(source: str, *, session: "Session | None" = None, **options: Unpack[
 
 
 class WorkerThread:
-    """A worker in a thread of its own, which opens, runs and closes it.
+    """A worker that is opened, run and closed in its own thread.
 
     Args:
         settings: The worker's configuration.
@@ -297,7 +298,7 @@ class WorkerThread:
         return self._settings.me
 
     def stop(self) -> None:
-        """Have the worker finish the running batches, checkpoint and release its leases, and return immediately."""
+        """Return immediately, while the worker finishes its running batches, checkpoints and releases its leases."""
         self.origin.check()
         self._stopping.set()
         if self._runner is not None:
@@ -362,7 +363,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> N
 
 
 def _stop_with_loop(loop: asyncio.AbstractEventLoop, background: WorkerThread) -> None:
-    """Stop the worker once the loop is closed, because its handlers can't run and its task can't be cancelled."""
+    """Stop the worker once the event loop is closed, because its handlers can no longer run."""
 
     def watch() -> None:
         while not background.wait(SIGNAL_SECONDS):
@@ -377,7 +378,7 @@ def _stop_with_loop(loop: asyncio.AbstractEventLoop, background: WorkerThread) -
 class _CallsInLoop:
     """Calls the user's functions, and awaits their awaitables in this loop.
 
-    Once the loop is closed, a call ends with `Withdrawn`, because the records are not to blame.
+    If the event loop is closed, a handler call ends with `Withdrawn` and does not count as a failure of its records.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -436,7 +437,7 @@ class _CallsInLoop:
 
 @contextmanager
 def _drain_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Generator[None]:
-    """Stop on the termination signals that would otherwise end the process, if this loop can handle signals."""
+    """If this event loop can handle signals, drain on those that would otherwise end the process."""
     handled_signals = []
     for number in termination_signals():
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -497,20 +498,20 @@ class BatchQueue:
         self.notify()
 
     def notify(self) -> None:
-        """Wake the consumer if it waits for a batch or the end."""
+        """Wake the consumer if it is waiting for a batch or for the end of the worker."""
         with self.changed:
             self.changed.notify_all()
             on_change = self._on_change
         on_change()
 
     def wait(self) -> None:
-        """Wait for a batch or the end. Signal handlers can run meanwhile."""
+        """Wait for a batch or for the end of the worker. Signal handlers can run during the wait."""
         with self.changed:
             while not self.changed.wait_for(lambda: self._queue or self.ended, SIGNAL_SECONDS):
                 pass
 
     async def wait_async(self) -> None:
-        """Wait for a batch or the end without blocking the event loop."""
+        """Wait for a batch or for the end of the worker, without blocking the event loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         with self.changed:
             self._on_change = lambda: _call_soon(loop, changed.set)
@@ -531,7 +532,7 @@ class _Iteration:
         self.acknowledgment: Future[None] = Future()
 
     def _deliver(self, delivery: Delivery) -> Awaitable[None]:
-        """Handle a batch by giving it to the consumer, in whose thread this runs."""
+        """Pass the batch to the consumer. This handler runs in the consumer's thread."""
         self.batch, self.acknowledgment = delivery, (acknowledgment := Future[None]())
 
         async def acknowledged() -> None:  # awaited on the worker's loop while the consumer works
@@ -545,7 +546,7 @@ class _Iteration:
         return self.background
 
     def finish(self, fault: Exception | None = None) -> None:
-        """Acknowledge the consumer's batch, or fail it; do nothing if it has none."""
+        """Acknowledge or fail the batch that the consumer is handling. If there is none, do nothing."""
         if self.batch is None:
             return
         self.batch = None
@@ -575,7 +576,7 @@ class _Iteration:
         self.finish(Withdrawn("its consumer takes no more batches"))
 
     def drop(self) -> None:
-        """Leave, and wait until the leases are released. Do not wait in an event loop, which must not be blocked."""
+        """End the iteration. Wait until the leases are released, except in an event loop, which must not be blocked."""
         if self.origin.in_other_process:
             return
         self.leave()
@@ -696,7 +697,7 @@ class Batches:
         raise StopIteration
 
     def stop(self) -> None:
-        """End the iteration at its next step, which still acknowledges the previous batch.
+        """End the iteration at its next step. That step still acknowledges the previous batch.
 
         May be called from any thread and from signal handlers.
         """

@@ -112,7 +112,7 @@ class Consumption:
                             tables = open_tables(store, to, sessions=self.sessions[1:], **limits)
                             store = SwapStore(tables, name_of(to))
                     except OutcomeUnknown as fault:
-                        # A running worker would keep trying. With `wait`, a worker that is starting does, too.
+                        # With `wait`, keep trying to start, as a running worker would keep trying to read.
                         if not self.options["wait"]:
                             raise
                         seconds = backoff.next()
@@ -154,7 +154,7 @@ class Consumption:
             SourceError: The stream cannot be used.
         """
         if not self.options["wait"]:
-            # A running worker would keep trying. Without `wait`, the first error must end the start.
+            # A running worker would keep trying, but without `wait` the first error ends the start.
             worker.source.shards()
             worker.store.list()
         metrics = self.options["metrics"]
@@ -208,7 +208,7 @@ def consumption(
         check_tables_differ(leases, to, named("to"))
     function = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
-        function = _function(handler, given_options)
+        function = _lambda_handler(handler, given_options)
         handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
         source = _with_whole_aggregates(source, named("handler"))
     elif isinstance(handler, str):
@@ -254,7 +254,7 @@ def consumption(
     )
 
 
-def _function(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
+def _lambda_handler(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
     function = lambda_function(handler, _load, given.get("handler_seconds", math.inf))
     if (count := given.get("concurrency")) is None:
         return function
@@ -262,7 +262,7 @@ def _function(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
 
 
 def _with_whole_aggregates(source: str | Source, option: str) -> str | Source:
-    """Return the source with aggregates left whole, as an event source mapping of AWS Lambda reads it.
+    """Return the source without de-aggregation, because Lambda's event source mappings also pass on whole aggregates.
 
     Raises ValueError for a source that no mapping can read.
     """
@@ -287,7 +287,7 @@ _WORKERS = itertools.count(1)
 
 
 def worker_id() -> str:
-    """Return an id for a worker that was not given one. It differs between the workers of a process."""
+    """Return a default worker id. Each worker of a process gets a different one."""
     number = next(_WORKERS)
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
@@ -332,7 +332,7 @@ def dead_letter_of(
     scheme, location, options = source_address(source)
     stream = location.rpartition(":stream/")[2]  # the name, if `location` is an ARN
     target = text.partition("?")[0].removeprefix(f"{scheme}://")
-    # A name without an account counts as the stream of that name in any account.
+    # A stream's name may be given without an account. Treat it as equal to an ARN with that name in any account.
     is_same_name = target.rpartition(":stream/")[2] == stream and stream in {location, target}
     if text.startswith(f"{scheme}://") and (target == location or is_same_name):
         raise ValueError(

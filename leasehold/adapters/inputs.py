@@ -46,8 +46,8 @@ def duration(text: str) -> float:
     elif _PARTS.fullmatch(normalized):
         seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(normalized))
     elif iso := _ISO.fullmatch(normalized):
-        parts = zip(iso.groups(), "wdhms", strict=True)
-        seconds = sum(float(number) * UNITS[unit] for number, unit in parts if number is not None)
+        amounts = zip(iso.groups(), "wdhms", strict=True)
+        seconds = sum(float(number) * UNITS[unit] for number, unit in amounts if number is not None)
     if not math.isfinite(seconds):  # also if it has too many digits for a float
         raise ValueError(f"{text!r} is not {DURATION}")
     return seconds
@@ -171,15 +171,18 @@ _OTHER_NAMES = {"EARLIEST": "TRIM_HORIZON", "BEGINNING": "TRIM_HORIZON", "END": 
 
 
 def named(text: str) -> str | None:
-    """Return the sentinel of this name, or None if there is none. Case does not matter, and `-` may stand for `_`."""
+    """Return the named position, such as LATEST, or None if the name is unknown.
+
+    Case is ignored, and `-` is read as `_`.
+    """
     name = text.strip().upper().replace("-", "_")
     name = _OTHER_NAMES.get(name, name)
     return name if name in SENTINELS else None
 
 
 EARLIEST_MS, LATEST_MS, BEYOND_MS = 10**11, 10**13, 253_402_300_800_000
-"""The beginnings of the years 1973, 2286 and 10000, in milliseconds. A time before 1973 or after 2286 is probably in
-another unit."""
+"""The beginnings of the years 1973, 2286 and 10000, in milliseconds. If a number means a time before 1973 or after
+2286, its unit was probably mistaken (seconds for milliseconds, say)."""
 
 
 def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:
@@ -279,9 +282,9 @@ HUB_RENEW_SECONDS = 20.0
 
 
 def with_hub_times(config: Config, given: Container[str]) -> Config:
-    """Return the configuration for Event Hubs, in which times that are not in `given` suit the official workers.
+    """Return the configuration with the Event Hubs defaults for the times that are not in `given`.
 
-    Official workers may be in the same group, and are slow by design.
+    Workers of the Azure SDKs, which are slow by design, may be in the same group. The defaults are chosen to suit them.
     """
     seconds = config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
     defaults = Config(rules=config.rules, lease_seconds=seconds)
@@ -294,6 +297,6 @@ def with_hub_times(config: Config, given: Container[str]) -> Config:
 
 
 def configuration_for(source: str, fields: dict[str, Any]) -> Config:
-    """Return the configuration for this source; for an event hub, times that are not set suit official workers."""
+    """Return the configuration for this source. Event hubs have other default times, which suit Azure's SDK workers."""
     config = configuration(fields)
     return with_hub_times(config, fields) if source.startswith("eventhubs:") else config

@@ -55,11 +55,11 @@ def parse(text: bytes) -> "JsonValue":
     """Parse a JSON document. Raises BadJsonField if it is not valid, or if an object contains a field twice."""
 
     def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = dict(pairs)
-        if len(names) < len(pairs):
+        fields_by_name = dict(pairs)
+        if len(fields_by_name) < len(pairs):
             duplicate = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
             raise BadJsonField(f"{duplicate}: given twice in one object")
-        return names
+        return fields_by_name
 
     def reject_constant(text: str) -> Never:
         raise BadJsonField(f"input: {text} is not a JSON number; write null for what is unknown or infinite")
@@ -232,7 +232,7 @@ class PlanRequest:
 
 
 def parse_plan_request(text: bytes, worker: str | None = None) -> PlanRequest:
-    """Parse the JSON document for which a plan is wanted. Raises BadJsonField, naming the field.
+    """Parse the JSON input of a plan. Raises BadJsonField, naming the field.
 
     Args:
         text: The document.
@@ -268,7 +268,11 @@ def lease_of(value: JsonValue) -> Lease:
     """Parse a lease. Raises BadJsonField, naming the field."""
     fields = value.fields()
     checkpoint = fields.need("checkpoint") if "checkpoint" in fields.unread else JsonValue("checkpoint", "TRIM_HORIZON")
-    sub, token, sequence = fields.read("sub", _count, 0), fields.read("token", JsonValue.text, ""), checkpoint.text()
+    sub, token, sequence = (
+        fields.read("sub", _parse_count, 0),
+        fields.read("token", JsonValue.text, ""),
+        checkpoint.text(),
+    )
     try:
         return _build(Lease, fields, checkpoint=Position(sequence, sub, token))
     except BadJsonField:
@@ -332,8 +336,8 @@ def _hole(value: JsonValue) -> Hole:
     return _build(Hole, fields, stream=fields.read("stream", JsonValue.text, ""))
 
 
-def _by_name(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tuple[str, T], ...]]:
-    """Return a form that parses an object as pairs, sorted by name."""
+def _pairs_of(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tuple[str, T], ...]]:
+    """Return a function that parses an object into pairs of name and value, sorted by name."""
 
     def pairs(value: JsonValue) -> tuple[tuple[str, T], ...]:
         unread = value.fields()
@@ -342,8 +346,11 @@ def _by_name(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tupl
     return pairs
 
 
-def _count(value: JsonValue) -> int:
-    """Parse a number as large as rows may contain; with AT_TIMESTAMP, `sub` is in milliseconds since 1970."""
+def _parse_count(value: JsonValue) -> int:
+    """Parse a count up to the largest number that a row may contain.
+
+    With AT_TIMESTAMP, `sub` is a time in milliseconds.
+    """
     return value.whole(most=10**COUNT_DIGITS - 1)
 
 
@@ -358,7 +365,7 @@ def _hash_range(value: JsonValue) -> HashRange:
     return (bounds[0], bounds[1])
 
 
-def _of_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set declares
+def _form_of_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set declares
     """Return the form of an option by its declared type. The rule set itself checks its other requirements."""
     if get_origin(kind) is Literal:
         return lambda value: value.one_of(*get_args(kind))
@@ -371,7 +378,7 @@ def _of_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set decla
 
 
 _names, _seconds = _tuple_of(JsonValue.name), JsonValue.number
-_notes: Callable[[JsonValue], Annotations] = _by_name(JsonValue.text)
+_notes: Callable[[JsonValue], Annotations] = _pairs_of(JsonValue.text)
 _name_or_none, _whole_or_none = _or_null(None, JsonValue.name), _or_null(None, JsonValue.whole)
 _seconds_or_infinite = _or_null(math.inf, _seconds)
 
@@ -380,7 +387,7 @@ _FORMS_OF_KINDS: Mapping[CellKind, Form] = {
     "text": JsonValue.text,
     "names": _names,
     "worker": _name_or_none,
-    "count": _count,
+    "count": _parse_count,
     "KB/s": _or_null(None, lambda value: round(value.number() * KB)),
     "seconds": _seconds_or_infinite,
     "flag": JsonValue.flag,
@@ -414,8 +421,8 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
     },
     History: {
         **dict.fromkeys(("owners_still", "fleet_still", "full_still", "full_took"), _seconds),
-        **dict.fromkeys(("gaps", "paces"), _by_name(_seconds)),
-        "led": _by_name(_seconds_or_infinite),
+        **dict.fromkeys(("gaps", "paces"), _pairs_of(_seconds)),
+        "led": _pairs_of(_seconds_or_infinite),
         "holes": _tuple_of(_hole),
         "gone": _tuple_of(lease_of),
         "full_apart": _seconds_or_infinite,
@@ -423,7 +430,7 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
     },
     Me: {"worker": JsonValue.name, "turn": JsonValue.whole, "history": _object(History)},
     Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _seconds),
-    **{each: {option.name: _of_type(option.type) for option in fields(each)} for each in RULES.values()},
+    **{each: {option.name: _form_of_type(option.type) for option in fields(each)} for each in RULES.values()},
 }
 """How the fields of each class are written. A lease's checkpoint and a configuration's rules and initial position are
 not included, because they are made from several fields. Nor is the stream of a hole, which is optional."""
@@ -452,7 +459,7 @@ def plan_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
 
 
 def action_json(action: Action) -> dict[str, Any]:
-    """Return the action as JSON. `from` is the owner that loses the lease, and `to` is the one that is to get it."""
+    """Return the action as JSON. `from` is the owner that loses the lease, and `to` is its next owner."""
     document: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
     match action:
         case Create(lease):

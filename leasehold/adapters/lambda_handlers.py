@@ -37,14 +37,15 @@ PREFIX = "lambda:"
 """The prefix of the name of a handler that is a Lambda function."""
 
 BATCH_SIZE = 100
-"""The records in a batch by default, as in an event source mapping."""
+"""The default number of records in a batch, the same as that of an event source mapping."""
 
 LONGEST_SECONDS = 900.0
-"""The longest invocation on Lambda, from which the remaining time is counted if `handler_seconds` sets no limit."""
+"""Lambda's limit for one invocation. If `handler_seconds` is unlimited, the remaining time is computed from this
+limit."""
 
 
 class ReportedFailure(Unhandled):
-    """A batch failed because of its function's response, or because the function exited."""
+    """The batch failed because the Lambda function reported a failure or exited."""
 
 
 @frozen
@@ -197,7 +198,7 @@ class LambdaFunction:
         event = {"Records": events_of(records, shard=shard, arn=arn, role=self.settings.role)}
         self._enter_loop()
         try:
-            response = self.function(event, self._context(arn))
+            response = self.function(event, self._new_context(arn))
         except SystemExit as error:
             raise ReportedFailure("its function exited") from error
         if inspect.iscoroutine(response):
@@ -207,7 +208,7 @@ class LambdaFunction:
             return None
         return first_failed(response, [record.sequence_number for record in records])
 
-    def _context(self, arn: str) -> LambdaContext:
+    def _new_context(self, arn: str) -> LambdaContext:
         partition, _, region, account = ((arn or "arn:aws") + "::::").split(":")[1:5]
         settings, variables = self.settings, self.settings.variables
         return LambdaContext(
@@ -221,7 +222,10 @@ class LambdaFunction:
         )
 
     def _enter_loop(self) -> None:
-        """Give the calling thread an event loop, as the main thread has on Lambda. All calls get the same loop."""
+        """Set the calling thread's event loop, because functions expect the loop that Lambda's main thread has.
+
+        All calls share one loop.
+        """
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             weakref.finalize(self, self._loop.close).atexit = False
@@ -290,7 +294,7 @@ def _change_event(record: Record, arn: str) -> dict[str, Any]:
 
 
 def first_failed(response: object, numbers: Sequence[str]) -> int | None:
-    """Return the index of the first record that a response reports as failed, or None if it reports none.
+    """Return the index of the first record that the response reports as failed, or None if no record failed.
 
     Args:
         response: What the function returned.

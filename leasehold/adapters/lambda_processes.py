@@ -1,7 +1,8 @@
-"""Calls a Lambda function for several keys of a batch at once, each call in a process of its own.
+"""Calls a Lambda function for several partition keys of a batch at the same time, each call in a separate process.
 
 `ParallelFunction` splits each batch by partition key, as the parallelization factor of an event source mapping does.
-Few functions are thread-safe, because on Lambda each concurrent call has a process of its own, too.
+The calls run in processes because few Lambda functions are thread-safe: on Lambda, too, each concurrent call has its
+own process.
 
 1. A key always goes to the same process. Its records are handled one call after another, in order.
 2. Everything before the lowest sequence number that failed in any part is checkpointed, and the batch fails from there.
@@ -47,7 +48,8 @@ serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 WATCH_SECONDS = 1.0
-"""How often to check whether a process has ended, which goes unnoticed if its own child keeps the connection open."""
+"""How often to check whether a process has ended. The connection does not show this if a child of the process keeps it
+open."""
 
 LOAD_SECONDS = 60.0
 """How long a process may take to load its function, in addition to the time limit of the call."""
@@ -112,7 +114,7 @@ class ProcessTraceback(Exception):
 
 @define(eq=False)
 class FunctionProcess:
-    """A process that calls the function, started when it is first needed and again after it has ended.
+    """A process that calls the function. It is started when it is first needed, and restarted after it has ended.
 
     Attributes:
         setup: What it needs to load the function.
@@ -148,7 +150,8 @@ class FunctionProcess:
             if not sent.wait(limit):
                 running.process.kill()
 
-        # A process that was stopped reads nothing, and sending a large call to it would take forever.
+        # Limit the time of the send in a second thread, because a suspended process reads nothing, and sending a large
+        # call to it would block forever.
         spawn("leasehold-send", watch, lambda _fault: None)
         try:
             running.connection.send(call)
@@ -199,7 +202,7 @@ class ParallelFunction(LambdaFunction):
 
     concurrency: int = field(kw_only=True)
     _processes: list[FunctionProcess] = field(init=False, factory=list)
-    # Contains, for each lease whose batch has failed, its fencing number and the records that are not to be repeated.
+    # For each lease whose batch failed: its fencing number, and the records that succeeded and must not be repeated.
     _succeeded: dict[str, tuple[int | None, frozenset[PositionKey]]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -303,7 +306,7 @@ def serve(descriptor: int, lifeline: int) -> None:
         try:
             while True:
                 calls.put(connection.recv())
-        finally:  # the worker has ended and no longer waits for a running call
+        finally:  # exit without waiting for a running call, because the worker has ended
             os._exit(0)
 
     spawn("leasehold-receive", receive, lambda _fault: None)

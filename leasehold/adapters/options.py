@@ -97,8 +97,8 @@ def options_of(table: type) -> Mapping[str, Option]:
     options = dict[str, Option]()
     for name, annotation in get_type_hints(table, include_extras=True).items():
         hint, option = get_args(annotation)
-        types = tuple(kind for kind in get_args(hint) if kind is not type(None))
-        options[name] = evolve(option, name=name, types=types)
+        declared_types = tuple(kind for kind in get_args(hint) if kind is not type(None))
+        options[name] = evolve(option, name=name, types=declared_types)
     return options
 
 

@@ -1,7 +1,8 @@
 """Detects forks, ends forked copies, and calls functions at the exit of a process.
 
-A fork copies all objects, but only the thread that called it. A copy of a worker or producer must not wait for threads
-that it does not have. Nor must it write to the lease table as the worker that it is a copy of.
+A fork copies all objects, but only the thread that called it. In the child, a copy of a worker or producer must not
+wait for threads that were not copied. It must not write to the lease table either, because the original worker in the
+parent still does.
 """
 
 import atexit
@@ -68,10 +69,10 @@ class Origin:
             )
 
     def end_copy(self, fault: BaseException | None) -> None:
-        """If this is another process, end it in the way in which Python ends a program with this exception.
+        """If this is a forked copy of the process, end it as Python ends a program that raised this exception.
 
-        If a handler forks, the child reaches this call when it leaves the handler. Without this call it would wait
-        forever, because no other thread runs in it.
+        If a handler forks, the child reaches this call when it leaves the handler. If the child continued, it would
+        wait forever for threads that the fork did not copy.
         """
         if self.in_other_process:
             _end_process(fault)

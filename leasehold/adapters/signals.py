@@ -1,9 +1,9 @@
 """Sets signal handlers that a forked child does not inherit.
 
 Our handlers drain the worker of this process or end a wait. A child created by `multiprocessing` or `os.fork` lacks the
-threads for that. With our handlers it would ignore `Process.terminate()`, and `with Pool()` would wait forever. With
-the wakeup descriptor of an event loop it would also pass its signals on to its parent. A child therefore gets the
-handlers that the program had before.
+threads that do this. If the child kept our handlers, it would ignore `Process.terminate()`, and `with Pool()` would
+wait forever. If it kept the wakeup descriptor of an event loop, it would also send its signals to its parent. A child
+therefore gets the handlers that the program had before.
 """
 
 import os
@@ -34,7 +34,7 @@ def restore_handler(number: int, handler: SignalHandler) -> None:
 
 
 def note_loop_handler(number: int) -> None:
-    """Note that an event loop handles this signal, which had its default action before."""
+    """Record that an event loop now handles this signal, so that a forked child restores the default action."""
     _previous_handlers.setdefault(number, signal.SIG_DFL)
 
 
@@ -57,7 +57,7 @@ def _unblock() -> None:
 
 def _restore_in_child() -> None:
     if _previous_handlers:
-        signal.set_wakeup_fd(-1)  # it belongs to an event loop and is shared with the parent
+        signal.set_wakeup_fd(-1)  # the descriptor belongs to the parent's event loop
     for number, handler in _previous_handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
     _previous_handlers.clear()

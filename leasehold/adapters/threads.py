@@ -59,8 +59,8 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
 def boottime() -> float:
     """Return the seconds of a clock that never goes back and, if the system has one, continues during suspension.
 
-    While this machine is suspended, other workers take the leases that expire. After a suspension, no records must
-    therefore be dispatched before a renewal has shown that the lease is still ours.
+    While this machine is suspended, its leases expire and other workers take them. After a suspension, a lease must
+    therefore be renewed successfully before its records are dispatched again.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 

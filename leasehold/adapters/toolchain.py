@@ -83,7 +83,10 @@ def java_home() -> Path:
 
 
 def _wrap_java(runtime: Path) -> Path:
-    """Return a Java home whose `java` runs the runtime's, but drops the argument for the missing module."""
+    """Return a Java home whose `java` is a wrapper.
+
+    It drops the argument that names a module that this runtime lacks.
+    """
 
     def write(folder: Path) -> None:
         java = folder / "bin" / "java"

@@ -1,8 +1,8 @@
 """Timeouts of calls to a service, and the waits between retries.
 
-This module does not depend on the client library of any service, and nothing in it sleeps. A shard that has to wait
-gives its thread back to the pool. The retry loops of the client libraries sleep inside the call, so a few failing
-shards would occupy every thread.
+Nothing in this module sleeps. A shard that has to wait returns its thread to the pool. The retry loops of client
+libraries sleep inside the call, so with them a few failing shards would occupy every thread. The module does not depend
+on any client library.
 
 Rule 1: A timeout limits how long a call waits for the next bytes of its response. Related calls (those for one shard,
 or for one stream) share an ascending list of timeouts. After a call has timed out, the next calls use the next longer
@@ -35,10 +35,11 @@ POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
 is not read until the first timeout has passed. If a response does not arrive within the last timeout, the next request
 asks for fewer records."""
 SUBSCRIPTION_TIMEOUTS = 15.0, 30.0
-"""How long to wait for the next event of a subscription, in seconds. The service sends a heartbeat about every 5 s."""
+"""How long to wait for the next event of a subscription, in seconds, shortest first. The service sends an event about
+every 5 s even if there are no records."""
 MAX_PENDING_CALLS = 30
-"""The maximum number of calls of one source that run in separate threads at the same time. Further calls have to be
-tried again later."""
+"""The maximum number of calls that one source runs in separate threads at the same time. Callers must retry further
+calls later."""
 PENDING_CHECK_SECONDS = 0.25
 """How often to check whether a pending call has finished."""
 
@@ -71,7 +72,7 @@ class TimedClients:
         self._make, self._lock = make, Lock()
         self._by_timeout: dict[float, Any] = {}
         self.timeouts, self.subscription_timeouts, self.clock = timeouts, subscription_timeouts, clock
-        # The thread is a daemon, so that a program can exit without waiting for a response that it no longer needs.
+        # Use a daemon thread, so that the program can exit without waiting for the response.
         self.start = start or (lambda work: spawn("leasehold-kinesis", work, _log_lost))
         self.pending_calls = Semaphore(MAX_PENDING_CALLS)
 
@@ -127,7 +128,7 @@ class CallTimeouts:
         self._quick_in_a_row: Counter[str] = Counter()
         self._pending: Future[Any] | None = None
         self.lengthened = False
-        """Whether the last call that timed out lengthened the timeout of the next one."""
+        """Whether the timeout was lengthened after the most recent call that timed out."""
 
     @property
     def step(self) -> int:
@@ -141,8 +142,8 @@ class CallTimeouts:
     def for_subscriptions(self) -> "CallTimeouts":
         """Return the timeouts for the events of a subscription.
 
-        Quick responses don't shorten these timeouts, because a subscription that starts quickly may still send events
-        slowly.
+        Quick responses don't shorten the timeouts of subscriptions, because a subscription that starts quickly may
+        still send events slowly.
         """
         return CallTimeouts(self._clients, self._clients.subscription_timeouts, quick_responses=math.inf)
 

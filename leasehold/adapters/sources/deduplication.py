@@ -19,9 +19,9 @@ W1. Before a row is sent, all rows of the same attempt that have lower numbers a
     to one parent may arrive before lower-numbered rows that wait for the other parent.
 W2. A batch starts only after every part of the previous batch is known to be completely written.
 
-A run of a query continues where the previous run ended, unless the user has restored an older checkpoint. Several runs
-of a query may be active at once, because the tasks of a stopped run continue for a while, and because a
-checkpointLocation can be copied.
+Each run of a query continues where the previous run ended, unless the user has restored an older Spark checkpoint.
+Several runs of a query may write at the same time: the tasks of a stopped run continue for a while, and a user can copy
+a checkpointLocation.
 
 For each run, a reader keeps the current batch and the highest row number of each part and edition (`SeenRows`).
 
@@ -66,7 +66,7 @@ log = escaped(logging.getLogger("leasehold.sources"))
 QUERIES, RUNS, PARTS, EDITIONS = 16, 4, 4096, 4
 """The maximum number of queries per shard, runs per query, parts per batch and editions per part in the state."""
 BATCHES = 16
-"""The number of batches by which a run may be behind another run of its query before it is forgotten."""
+"""If a run is more than this many batches behind another run of the same query, its state is dropped."""
 
 
 class Tag(NamedTuple):
@@ -95,8 +95,8 @@ _ROW = re.compile(rb"\d{1,15}")
 def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
     """Return the tags of an aggregate's records, in order.
 
-    A value that is only a row number has the context and span of the previous record's tag. A value that is not a tag
-    of a Spark sink becomes None. A record without a tag always counts as new.
+    If a value is only a row number, the context and span of the previous record's tag apply. A value that is not the
+    tag of a Spark sink becomes None. A record without a tag is never treated as a duplicate.
     """
     tags, previous = list[Tag | None](), None
     for value in values:
@@ -179,8 +179,8 @@ def _add_row(runs: _RunStates, tag: Tag, *, is_in_span: bool) -> None:
 class SeenRows:
     """The rows of each query that a shard's reader has read, kept separately for each piece of the hash key space.
 
-    It also counts the rows that are kept although they may be duplicates (R3). These are the rows of a new run up to
-    the highest batch of the other runs.
+    It also counts the rows that may be duplicates but cannot be dropped safely (R3). These are the rows of a new run up
+    to the highest batch of the other runs.
 
     Attributes:
         pieces: The last hash key of each piece, in ascending order, with the queries whose rows were read there.
@@ -212,10 +212,10 @@ class SeenRows:
         if runs and _is_duplicate(runs, tag):
             return True
         if runs and tag.run not in runs and (latest := max(run.batch for run in runs.values())) > tag.batch:
-            text = (
+            message = (
                 "query %s: run %d writes batch %d although another run was at %d: all its rows are kept, perhaps twice"
             )
-            log.warning(text, tag.query, tag.run, tag.batch, latest)
+            log.warning(message, tag.query, tag.run, tag.batch, latest)
             self._undecided_until = {**self._undecided_until, (tag.query, tag.run): latest}
         if self._undecided_until and tag.batch <= self._undecided_until.get((tag.query, tag.run), -1):
             self._possible_duplicates += 1
@@ -341,7 +341,7 @@ def inherited_token(parents: Sequence[Lease]) -> str:
     parent_states = [(lease.hash_range, SeenRows.of(lease.checkpoint)) for lease in parents if lease.ended]
     if not any(state for _, state in parent_states):
         return ""
-    # With the position TRIM_HORIZON, the state is valid from the beginning of the child shard.
+    # Use TRIM_HORIZON as the state's position, so that the state is valid for all records of the child shard.
     if len(parent_states) == 1:
         return SeenRows(parent_states[0][1].pieces, TRIM_HORIZON).token
     ranges: list[tuple[HashRange, SeenRows]] = sorted(
@@ -386,7 +386,7 @@ class Trail(NamedTuple):
         return Trail(self._state_before(row), self.new_rows[row:])
 
     def select(self, selected: Sequence[bool | None]) -> "Trail":
-        """Return the trail of the rows whose entry in `selected` is true."""
+        """Return a trail with only the rows whose entry in `selected` is true."""
         rows, pending = list[tuple[NewRow, ...]](), tuple[NewRow, ...]()
         for is_selected, new_rows in zip(selected, self.new_rows, strict=True):
             pending += new_rows

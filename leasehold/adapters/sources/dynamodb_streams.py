@@ -44,7 +44,7 @@ from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
-if TYPE_CHECKING:  # there are no stubs for DynamoDB Streams here, but those for Kinesis are similar
+if TYPE_CHECKING:  # use the type stubs of Kinesis, because those of DynamoDB Streams are not installed
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.dynamodb_streams"))
@@ -54,10 +54,11 @@ PAGE = 100
 NUMBER_DIGITS = 21, 40
 """The minimum and maximum number of digits in a sequence number."""
 EMPTY_AT_TIP = 3
-"""The number of consecutive empty responses after which a reader counts as being at the tip. A single empty response
-may also occur between two records."""
+"""After this many consecutive empty responses, we assume that a reader is at the tip of its shard. A single empty
+response is no proof, because the service may also send one between two records."""
 BEHIND_SECONDS = 2.0
-"""If the last record is older than this, there are probably more records to read. Record times are in whole seconds."""
+"""If the last record of a response is older than this, there are probably more records to read. The value is this large
+because record times are in whole seconds."""
 
 
 class StreamsClients(TimedClients):
@@ -146,7 +147,8 @@ class ChangePoller(Poller):
     def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
         new_records = records = tuple(map(record_of, response["Records"]))
         skip_through, since = self._skip_through, self._since
-        # Drop only leading records. Records are in order, so all those after the first one to keep are kept, too.
+        # Drop only leading records. Records are in order of time, so the first record to keep is followed only by
+        # records to keep.
         if skip_through is not None:
             new_records = tuple(dropwhile(lambda record: record.position.order <= skip_through, new_records))
         if since is not None:
@@ -159,9 +161,9 @@ class ChangePoller(Poller):
         behind_seconds = 0.0 if at_tip else None
         if records:
             # Compute the age of the last record by the service's clock, which the response contains.
-            now = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
+            server_time = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             arrived = records[-1].arrived
-            behind_seconds = None if now is None or arrived is None else max(0.0, now - arrived)
+            behind_seconds = None if server_time is None or arrived is None else max(0.0, server_time - arrived)
         has_more = behind_seconds is not None and behind_seconds > BEHIND_SECONDS
         batch = Batch(
             records=new_records,
@@ -191,7 +193,7 @@ def record_of(row: Mapping[str, Any]) -> Record:
     number, created = details["SequenceNumber"], details.get("ApproximateCreationDateTime")
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
         raise ValueError(f"a record has the invalid sequence number {number!r}")
-    # Check this here, so that code that reads the data later, such as Spark's columns, need not check again.
+    # Validate the data here, so that code that reads it later, such as the Spark columns, can rely on it.
     is_valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
     if not is_valid:
         raise ValueError(f"record {number} has an invalid eventName or userIdentity")

@@ -1,7 +1,7 @@
-"""Protocols for a source of records, and for the readers of its shards.
+"""Protocols that a source of records and the readers of its shards implement.
 
-A reader never waits. Each call does one bounded read, and returns how long to wait before the next call. The caller
-does the waiting: a thread pool, Spark, or the simulator.
+A reader never waits. Each call does one bounded read, and returns how long to wait before the next call. The caller (a
+thread pool, Spark, or the simulator) waits before it makes that call.
 
 `PassingSource` forwards every call to another source and is the base class of wrappers.
 """
@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # needs boto3, which is an extra
 class Record(NamedTuple):
     """A user record.
 
-    Records are named tuples because there may be a million of them per second, and no other type is as quick to create.
+    Records are named tuples because a source may create a million of them per second, and named tuples are the quickest
+    type to create.
 
     Attributes:
         data: The payload, de-aggregated.
@@ -107,8 +108,8 @@ class Rejections:
 
 
 SETTLE_SECONDS = 5.0
-"""For this long after a given time, records that arrived before it may still appear, because the servers' clocks
-differ."""
+"""How long to wait before we assume that all records that arrived before a given time have appeared. They may appear
+late, because the servers' clocks differ."""
 
 InColumns = Callable[[Sequence[Record]], Any]
 
@@ -242,7 +243,7 @@ class MultiStream(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A source that distinguishes its stream from an earlier one of the same name."""
+    """A source that can distinguish its stream from a deleted stream with the same name."""
 
     def incarnation(self) -> str:
         """Return `<stream>:<creation time in seconds since 1970>`, or "" if that is unknown.
@@ -274,7 +275,7 @@ class Sliceable(Protocol):
     """A source that can tell when all of a shard's records up to a given time have appeared."""
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """Return the last record of the shard, or None while records that arrived before `until` may still appear.
+        """Return the shard's last record once all records that arrived before `until` have appeared; until then, None.
 
         Args:
             lease: The lease of the shard.
@@ -320,7 +321,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Named(Protocol):
-    """A source of one stream, for which the leases do not contain the stream's name."""
+    """A source of one stream that provides the stream's name, which its leases do not contain."""
 
     @property
     def name(self) -> str:

@@ -23,7 +23,8 @@ from leasehold.errors import SourceError, SourceUnavailable, Trimmed
 from leasehold.stores.objects.event_hubs_layout import stream_of
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
-"""The environment variable that contains the connection string. If it is not set, the identity is used."""
+"""The environment variable that contains the connection string. If it is not set, we authenticate with the identity of
+this machine or user."""
 
 
 class AsyncCredential:
@@ -111,17 +112,17 @@ def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
     if not address:
         return None
     try:
-        parts = urlsplit(address if "://" in address else f"http://{address}")
-        default_port = _PROXY_PORTS[parts.scheme]
-        port = parts.port or default_port
+        proxy_url = urlsplit(address if "://" in address else f"http://{address}")
+        default_port = _PROXY_PORTS[proxy_url.scheme]
+        port = proxy_url.port or default_port
     except (ValueError, KeyError):
-        parts, port = None, 0
-    if parts is None or not parts.hostname:
+        proxy_url, port = None, 0
+    if proxy_url is None or not proxy_url.hostname:
         raise ValueError(f"{'eventhubs URL: proxy' if proxy else 'HTTPS_PROXY'}: write http://host:port")
     # The client joins host and port with a colon and passes the result to aiohttp, which needs a scheme.
-    settings: dict[str, Any] = {"proxy_hostname": f"{parts.scheme}://{parts.hostname}", "proxy_port": port}
-    if parts.username is not None:
-        settings |= {"username": unquote(parts.username), "password": unquote(parts.password or "")}
+    settings: dict[str, Any] = {"proxy_hostname": f"{proxy_url.scheme}://{proxy_url.hostname}", "proxy_port": port}
+    if proxy_url.username is not None:
+        settings |= {"username": unquote(proxy_url.username), "password": unquote(proxy_url.password or "")}
     return settings
 
 
@@ -164,14 +165,15 @@ def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = Fals
 
 
 _EXPIRED = "CBS Authentication Expired"
-"""The text of an error that the client raises without a request. Its token has expired, for example because the process
-was suspended or the clock was set."""
+"""The message of an error that the client raises, without sending a request, if its token has expired. This happens if
+the process was suspended or the clock was changed, for example."""
 
 
 class LinkTakenOver(SourceUnavailable):
     """Another reader took over the partition's link.
 
-    Either this worker has lost the lease, or the other reader does not own it.
+    Another reader closed our link. Either this worker has lost the lease, or the other reader connected without owning
+    it.
     """
 
 

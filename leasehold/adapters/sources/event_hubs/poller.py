@@ -5,8 +5,9 @@ Only one thread is needed for all partitions of a worker, and events are deliver
 interface would need at least two threads per partition, and would hold events back until the prefetch count is reached.
 The client's own load balancing and checkpoint stores are not used.
 
-On the loop, a `PartitionReceiver` puts the events of its link into a small inbox. A `PartitionReader` takes them from
-the inbox, drops events that were already processed, and reopens the link after faults.
+On the event loop, a `PartitionReceiver` puts the events of its AMQP link into a small inbox. In the worker's threads, a
+`PartitionReader` takes them from the inbox, drops events that were already processed, and reopens the link after
+faults.
 
 Owner levels. Opening a link closes all other links to the partition with a lower or equal owner level. One of them may
 belong to a worker that has taken the lease in the meantime. For example, workers of the Azure SDKs never have a higher
@@ -131,19 +132,20 @@ class BackgroundLoop:
             self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Cancel all tasks, wait a bounded time for them, and end the thread."""
+        """Cancel all tasks, wait for them up to a time limit, and end the thread."""
         if self._loop.is_closed():
             return
         self.call_soon(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
 
     def _on_error(self, fault: BaseException) -> None:
-        self._fault = fault  # each later call raises it, so that shards are released and the run ends
+        # Store the error, so that each later call raises it, the shards are released and the run ends.
+        self._fault = fault
 
     def _run(self) -> None:
         self._loop.run_forever()
-        # When its tasks are canceled for the first time, the client closes its links. The second time, it gives up
-        # links that hang.
+        # Cancel the client's tasks twice. After the first time it closes its links, and after the second it abandons
+        # those that hang.
         for _ in range(2):
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
@@ -209,7 +211,7 @@ class PartitionReceiver:
         self._background, self._access, self._partition, self._start = background, access, partition, start
         self._epoch, self._prefetch = epoch, prefetch
         self._inbox: deque[list[Record]] = deque()
-        # Each counter is written by one thread only, so neither needs a lock.
+        # Each of the two counters is written by a single thread, so they need no lock.
         self._received = self._taken = 0
         self._not_full: asyncio.Event | None = None
         self._receiving: asyncio.Task[None] | None = None
@@ -269,14 +271,14 @@ class PartitionReceiver:
         while self._not_full is not None and self._is_full:
             self._not_full.clear()
             self._is_waiting = True
-            if self._is_full:  # `take` may have emptied the inbox just before the flag was set
+            if self._is_full:  # check again, because `take` may have emptied the inbox just before the flag was set
                 await self._not_full.wait()
             self._is_waiting = False
 
     @property
     def _is_full(self) -> bool:
-        # After `close` the inbox is no longer emptied. If we still waited for that, the task of a broken link would
-        # never end.
+        # Do not wait for space in the inbox after `close`. The inbox is no longer emptied, so the task of a broken link
+        # would never end.
         return 2 * (self._received - self._taken) >= self._prefetch and not self._closed
 
     def _wake_if_waiting(self) -> None:
@@ -286,7 +288,8 @@ class PartitionReceiver:
 
     async def _on_error(self, _context: object, error: Exception) -> None:
         self._fault = error
-        # If not canceled, the client would wait half a minute, and then reopen the link at its original start.
+        # Cancel the client. Otherwise, it would wait half a minute and then reopen the link at the original starting
+        # position.
         if self._receiving is not None:
             self._receiving.cancel()
 
@@ -299,8 +302,8 @@ SILENT_SECONDS = 8.0
 reported."""
 
 PROBE_SECONDS = 5.0, 20.0
-"""If nothing arrives over a link for this long, the reader requests the number of the partition's last event. The first
-value applies after an event, and the second after a response that shows that the partition is idle."""
+"""If no event arrives over a link for this long, the reader requests the number of the partition's last event. The
+first value is used after an event arrived, and the second after such a response showed that the partition is idle."""
 
 LATE_SECONDS = 2.0
 """If the request for the partition's last event has no response within this time, a fault is reported."""
@@ -373,7 +376,7 @@ class PartitionReader:
         )
 
     def _batch(self, arrived_records: list[Record]) -> Batch:
-        # Only the first events can have been processed before, because sequence numbers increase.
+        # Check only the leading events. Sequence numbers increase, so no later event can have been processed before.
         records = tuple(dropwhile(lambda record: int(record.sequence_number) <= self._last_number, arrived_records))
         if records:
             # The sequence numbers of a partition have no gaps. If the next event has expired, the service continues
@@ -386,7 +389,7 @@ class PartitionReader:
                     missing_count,
                     self._last_number,
                 )
-            last = records[-1]
+            last_record = records[-1]
             # Drop duplicates written by Spark sinks, and add the state of deduplication to the tokens of the other
             # events.
             kept_records = list[Record]()
@@ -397,8 +400,11 @@ class PartitionReader:
                         record._replace(token=f"{record.token} {self._seen.token}") if self._seen else record
                     )
             records = tuple(kept_records)
-            token = f"{last.token} {self._seen.token}" if self._seen else last.token
-            self._last_number, self._position = int(last.sequence_number), evolve(last.position, token=token)
+            token = f"{last_record.token} {self._seen.token}" if self._seen else last_record.token
+            self._last_number, self._position = (
+                int(last_record.sequence_number),
+                evolve(last_record.position, token=token),
+            )
         self._pause = IDLE_SECONDS
         # The age of the last event read, by this machine's clock.
         arrived = arrived_records[-1].arrived
@@ -466,7 +472,7 @@ class PartitionReader:
         """Return the number of the last event that the link must deliver, or -1 if there is none or it is unknown."""
         async with self._access.client() as client:
             properties = await client.get_partition_properties(self._partition)
-        # If the reader starts at a time, we don't know which events to expect until the first one arrives.
+        # If the reader starts at a time, the number of the next event is unknown until the first event arrives.
         is_unknown = self._position.sequence == "AT_TIMESTAMP" or properties["is_empty"]
         return -1 if is_unknown else int(properties["last_enqueued_sequence_number"])
 
@@ -516,7 +522,11 @@ class EventHubsSource:
         return self.access.stream
 
     def reads(self, lease: Lease) -> bool:
-        """Return True. Raises SourceError for a lease of another hub or group, whose partitions have the same ids."""
+        """Return True.
+
+        Raises SourceError if the lease belongs to another hub or group, because its partition ids look the same as
+        ours.
+        """
         if lease.stream != self.stream:
             raise SourceError(_WRONG_STREAM.format(lease.key, lease.stream or "none", self.stream))
         return True
@@ -548,9 +558,9 @@ class EventHubsSource:
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        properties = self._properties(lease.shard)
+        properties = self._partition_properties(lease.shard)
         last_number = int(properties["last_enqueued_sequence_number"])
-        # For an empty partition, the current time must not be used, because clocks differ and events might be skipped.
+        # Do not use the current time for an empty partition. If this machine's clock is ahead, events would be skipped.
         return (
             at_timestamp(0)
             if last_number < 0
@@ -564,13 +574,13 @@ class EventHubsSource:
         """
         if time.time() < until + SETTLE_SECONDS:
             return None
-        properties = self._properties(lease.shard)
+        properties = self._partition_properties(lease.shard)
         if properties["is_empty"]:
             return Settled(TRIM_HORIZON)
         number, enqueued = properties["last_enqueued_sequence_number"], properties["last_enqueued_time_utc"]
         return Settled(Position(str(number)), enqueued.timestamp())
 
-    def _properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
+    def _partition_properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
         return self._call(lambda client: client.get_partition_properties(partition), partition)
 
     def _call(self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each request has its own result

@@ -40,12 +40,15 @@ class KinesisClients(TimedClients):
 
     @classmethod
     def of(cls, client: "KinesisClient | KinesisClients") -> "KinesisClients":
-        """Return the clients unchanged, or wrap a single client, which keeps its own timeout."""
+        """Return `KinesisClients` unchanged, and wrap a single boto3 client.
+
+        The wrapped client keeps its own timeout.
+        """
         if isinstance(client, KinesisClients):
             return client
         try:
             seconds = float(client.meta.config.read_timeout)  # type: ignore[attr-defined]  # the stubs know no option
-        except (AttributeError, TypeError):  # a stand-in for a client
+        except (AttributeError, TypeError):  # a test double without botocore's attributes
             seconds = POLL_TIMEOUTS[0]
         return cls(lambda _seconds: client, (seconds,), (seconds,))
 

@@ -180,7 +180,7 @@ class StreamConsumer:
             SourceError: If trying again cannot help.
         """
         if not self._is_resolved():
-            with self._lock:  # another caller may have resolved it during the wait for the lock
+            with self._lock:  # another thread may have found the ARN while this one waited for the lock
                 if not self._is_resolved() and self._clock() >= self._next_check:
                     self._next_check = self._clock() + DESCRIBE_SECONDS
                     with translate_errors(self._stream):
@@ -228,7 +228,7 @@ CONTENDED_SECONDS = 10.0
 worker notices this earlier."""
 
 INBOX_CHECK_SECONDS, INBOX_CHECK_SECONDS_MAX = 0.01, 0.1
-"""The shortest and the longest interval between two checks of the inbox, which need no request."""
+"""The shortest and the longest interval between two checks of the inbox. A check makes no request."""
 
 _SUBSCRIBE = "subscribe_to_shard"
 _TAKEN_OVER = (
@@ -306,7 +306,7 @@ class FanOut(Poller):
                 StartingPosition=start,
             )
             self._subscription = SubscriptionReceiver(lambda: subscribe()["EventStream"], self._clock)
-        # Read this before calling `take`. If the subscription has ended, every event is then already in the inbox.
+        # Read `ended` before calling `take`. If it is true, `take` then returns all remaining events.
         subscription_ended = self._subscription.ended
         event = self._subscription.take()
         if event is not None:
@@ -338,7 +338,10 @@ class FanOut(Poller):
             self._skip_through = Position(self._last_read, sys.maxsize).order  # rule 1
 
     def _end_subscription(self, subscription: SubscriptionReceiver) -> None:
-        """Leave an ended subscription. Raise SourceUnavailable or SourceError, unless it expired or timed out."""
+        """Discard a subscription that has ended.
+
+        Raise SourceUnavailable or SourceError if it ended because of a fault, rather than by expiring or timing out.
+        """
         self._drop_subscription(subscription)
         match subscription.fault:
             case None:

@@ -71,8 +71,8 @@ PERMANENT = frozenset(
         "ValidationException",
     }
 )
-"""Error codes that a repeated request would get again. Other rejections may be temporary, for example because of a
-proxy, a wrong clock, or new access keys."""
+"""Error codes of permanent rejections. All other rejections may be temporary. Their cause may be a proxy, a wrong clock
+or new access keys, for example."""
 SERVER_ERROR = 500
 
 
@@ -106,7 +106,7 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
 def translate_parse_errors(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     """Turn parse errors of an unexpected response (a proxy's page, say) into a retryable SourceUnavailable.
 
-    The caller must not count any part of such a response as read.
+    The caller must discard the whole response, and must not treat any of its records as read.
     """
     try:
         yield

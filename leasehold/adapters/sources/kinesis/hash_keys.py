@@ -24,9 +24,9 @@ def hash_of(partition_key: str) -> int:
 
 
 def hash_key_of(partition_key: str | None, hash_key: str | None) -> int:
-    """Return the hash key of a record, which is its explicit one if valid, and otherwise that of its partition key."""
-    value = parse_hash_key(hash_key) if hash_key is not None else None
-    return hash_of(partition_key or "") if value is None else value
+    """Return the explicit hash key if it is valid, and otherwise the hash key of the partition key."""
+    explicit_key = parse_hash_key(hash_key) if hash_key is not None else None
+    return hash_of(partition_key or "") if explicit_key is None else explicit_key
 
 
 def parse_hash_key(hash_key: str) -> int | None:

@@ -83,7 +83,10 @@ _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
 
 
 class DropCounter:
-    """Counts the dropped user records of a shard. Logs each reason when it first occurs, and the totals at the end."""
+    """Counts the user records of a shard that are dropped.
+
+    It logs each reason when it first occurs, and logs the totals when the reader is closed.
+    """
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
@@ -193,16 +196,16 @@ class Unpacker:
     def _unpack_whole(self, rows: RowColumns, index: int) -> None:
         user_records = deaggregate(rows.payloads[index])
         self.subs = max(len(user_records) + user_records.dropped, 1)
-        last = self.subs - 1
+        last_sub = self.subs - 1
         if self.skip_through is not None:
             # If a checkpoint is inside this aggregate, because an earlier reader returned user records, the whole
             # aggregate is returned again.
-            if (1, int(rows.numbers[index]), last) <= self.skip_through:
+            if (1, int(rows.numbers[index]), last_sub) <= self.skip_through:
                 return
             self.skip_through = None
         self._unpack_plain(rows, index, index + 1)
-        self._columns().subs[-1] = last
-        self.subs = last + 1
+        self._columns().subs[-1] = last_sub
+        self.subs = last_sub + 1
 
     def _unpack_aggregate(self, rows: RowColumns, index: int) -> None:
         data, number, arrived = rows.payloads[index], rows.numbers[index], rows.arrived[index]
@@ -215,23 +218,23 @@ class Unpacker:
             return
         user_records = deaggregate(data, rows.keys[index], None, self._hash_range, misplaced=self._misplaced)
         self._dropped.add(number, user_records)
-        first = 0
+        first_kept = 0
         if self.skip_through is not None:
             # The index of the first user record to keep. All records after it are kept, too.
             sequence = int(number)
-            first = bisect(user_records.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
-            self.skip_through = None if first < len(user_records) else self.skip_through
+            first_kept = bisect(user_records.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
+            self.skip_through = None if first_kept < len(user_records) else self.skip_through
         self.subs = len(user_records) + user_records.dropped
         if user_records.tags:
-            self._unpack_tagged(number, arrived, user_records, first)
+            self._unpack_tagged(number, arrived, user_records, first_kept)
             return
-        records, count = self._columns(), len(user_records) - first
+        records, count = self._columns(), len(user_records) - first_kept
         # Usually nothing is dropped, so don't copy the columns again.
-        records.payloads += user_records.payloads[first:] if first else user_records.payloads
+        records.payloads += user_records.payloads[first_kept:] if first_kept else user_records.payloads
         records.numbers += [number] * count
-        records.subs += user_records.subs[first:]
-        records.keys += user_records.keys[first:] if first else user_records.keys
-        records.hash_keys += user_records.hash_keys[first:] if first else user_records.hash_keys
+        records.subs += user_records.subs[first_kept:]
+        records.keys += user_records.keys[first_kept:] if first_kept else user_records.keys
+        records.hash_keys += user_records.hash_keys[first_kept:] if first_kept else user_records.hash_keys
         records.arrived += [arrived] * count
         records.aggregated += [user_records.aggregated] * count
         if isinstance(records, TokenedColumns):
@@ -370,7 +373,7 @@ class Poller:
         try:
             batch = self._read_batch()
         except ResponsePending:
-            # Return a fault, because an empty batch without one would mean that the service has responded.
+            # The batch must contain a fault. An empty batch without a fault would mean that the service has responded.
             return Batch((), None, None, PENDING_CHECK_SECONDS, fault=RESPONSE_IS_PENDING, answered=False)
         except SourceUnavailable as fault:
             is_lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
@@ -413,7 +416,7 @@ class Poller:
             raise
 
     def _reset_request(self) -> None:
-        """Prepare to repeat the last request. The iterator has already been restored, so nothing more is needed."""
+        """Do nothing. The iterator has already been restored, so the last request can be repeated."""
 
     def _request(self) -> "GetRecordsOutputTypeDef | None":
         with translate_errors(self._stream, self.service):
@@ -500,7 +503,8 @@ class Poller:
         return batch
 
     def _log_gap(self, first_number: str) -> None:
-        # If the record AT the checkpoint was trimmed, the service starts with a later one.
+        # If the record at the checkpoint was trimmed, an AT_SEQUENCE_NUMBER iterator starts with the next record that
+        # still exists.
         if self._last_read is None and self._start.numbered and int(first_number) > int(self._start.sequence):
             message = "shard %s: the record of its checkpoint, %s, was trimmed; reading continues at %s, %s"
             consequence = "and any records in between are lost"

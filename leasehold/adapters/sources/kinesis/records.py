@@ -351,7 +351,7 @@ _NUMBER_BITS, _NUMBER_VERSION = 186, 2
 
 
 def check_shard(shard: str, first_number: str | None, children: Iterable[Shard]) -> None:
-    """Check that a response is about this shard, as far as that can be checked.
+    """Check that a response belongs to this shard, if the response contains records or child shards.
 
     A sequence number contains the number of its shard (the Kinesis Client Library relies on this, too), and child
     shards name their parents. A response with neither records nor child shards cannot be checked.

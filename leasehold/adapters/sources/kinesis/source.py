@@ -78,7 +78,7 @@ class PolledStream:
 
     @property
     def stream(self) -> str:
-        """Always "", because the lease table is for this stream only and the leases do not contain its name."""
+        """The empty string, because all leases in the table belong to this stream and do not contain its name."""
         return ""
 
     def shards(self) -> tuple[Shard, ...]:
@@ -107,7 +107,7 @@ class PolledStream:
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
-        """Return the service's time, perhaps early but never late, because it rejects times in the future."""
+        """Estimate the service's time, never too late, because the service rejects start times in the future."""
         if self._epoch_offset is None:
             self.shards()
         return at_timestamp(int((self._clock() + (self._epoch_offset or 0.0)) * 1000))
@@ -174,8 +174,8 @@ class KinesisSource(PolledStream):
         # Whether partition keys determine the shard. If the service chooses the shard itself, no aggregate is
         # misplaced.
         self._partitioned_by_key: bool | None = None
-        # When a worker starts, all its shards need the stream's identity at once, but the whole account shares one
-        # quota.
+        # When a worker starts, all its shards need the stream's identity at the same time. Request it only once,
+        # because the whole account shares one quota.
         self._identity_due, self._identity_backoff = -math.inf, Backoff(*IDENTITY_RETRY_SECONDS)
 
     def identity(self) -> str:
@@ -237,7 +237,10 @@ class KinesisSource(PolledStream):
             return shards_from(rows)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """Return a result once the service's clock is `SETTLE_SECONDS` past `until`: a read at the tip is complete."""
+        """Return a result once the service's clock is `SETTLE_SECONDS` past `until`.
+
+        From then on, a read at the tip is complete.
+        """
         return Settled() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
 
     def open(self, lease: Lease, start: Position) -> Poller:
@@ -250,7 +253,8 @@ class KinesisSource(PolledStream):
         if self._partitioned_by_key is None:
             if self._clock() < self._identity_due:
                 raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary will be called again in a moment")
-            if self._identity_backoff.faults:  # after a fault, only one shard requests it, and the others wait
+            # After a fault, only one shard requests the identity, and the other shards wait.
+            if self._identity_backoff.faults:
                 self._identity_due = self._clock() + IDENTITY_RETRY_SECONDS[0]
             self.incarnation()
         return self.reader(

@@ -1,4 +1,4 @@
-"""Lets requests name a stream by its ARN, which is required for a stream of another account.
+"""Adds a stream's ARN to requests, which the service requires if the stream belongs to another account.
 
 Our code always passes `StreamName`, and a client that was created for an ARN adds `StreamARN` to its requests. Kinesis
 accepts both together. Local services that know only names still work.

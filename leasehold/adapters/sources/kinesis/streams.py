@@ -27,8 +27,9 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 class KinesisStreams:
     """Reads the streams of several sources. Streams can be added and removed while a worker is running.
 
-    A worker notices a change when it next lists the shards, which `Worker.hurry` brings forward. It ignores leases of
-    other streams in the table. Make each change in all workers of a fleet at about the same time.
+    A worker notices a change when it next lists the shards. To make that happen sooner, call `Worker.hurry`. Make each
+    change in all workers of a fleet at about the same time, because a worker ignores the leases of streams that it does
+    not have.
     """
 
     def __init__(self, sources: Iterable[KinesisSource]) -> None:
@@ -165,10 +166,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         SourceError: If no region is known.
         ValueError: If a name or an option is wrong.
     """
-    names = name.split(",")
-    if len(names) == 1:
+    stream_names = name.split(",")
+    if len(stream_names) == 1:
         return open_one(name, options, session=session)
-    if "" in names or len(set(names)) < len(names):
+    if "" in stream_names or len(set(stream_names)) < len(stream_names):
         raise ValueError(
             "source URL: the names of several streams must differ and be separated by commas: kinesis://a,b"
         )
@@ -176,4 +177,4 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         raise ValueError(
             "source URL: option 'consumer' must be a name for several streams, because an ARN belongs to one stream"
         )
-    return KinesisStreams(open_one(stream_name, options, session=session) for stream_name in names)
+    return KinesisStreams(open_one(stream_name, options, session=session) for stream_name in stream_names)

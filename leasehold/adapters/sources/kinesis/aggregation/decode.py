@@ -205,10 +205,11 @@ def _digest_matches(data: bytes) -> bool:
 
 
 def _select_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
-    """Return the rows before the first one at which the KCL would stop, without those outside the range."""
+    """Return the rows that precede the first row at which the KCL would stop and are inside the hash range."""
     rows, reason = len(message.payloads), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
-    tags = tags_of(message.tags)  # before any record is dropped, because a short tag refers to the previous one
+    # Expand the tags before any record is dropped, because a short tag refers to the previous record's tag.
+    tags = tags_of(message.tags)
     if rows < message.total:
         reason = Reason.BAD_INDEX
     elif not rows:
@@ -222,7 +223,10 @@ def _select_records(message: Message, hash_range: HashRange | None, misplaced: M
 
 
 def _provably_inside(message: Message, hash_range: HashRange) -> bool:
-    """Return whether the key tables show that no row is outside the range. This way, each key is hashed only once."""
+    """Return whether all keys in the key tables, and therefore all rows, are inside the range.
+
+    Each key is hashed only once.
+    """
     if any(_drop_reason("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
     all_have_hash_keys = message.hash_keys and None not in message.row_hash_keys
@@ -258,7 +262,7 @@ def _select_inside(
 
 
 def _drop_reason(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
-    value = parse_hash_key(hash_key) if hash_key is not None else hash_of(key or "")
-    if value is None:
+    hash_number = parse_hash_key(hash_key) if hash_key is not None else hash_of(key or "")
+    if hash_number is None:
         return Reason.BAD_HASH_KEY
-    return None if hash_range[0] <= value <= hash_range[1] else Reason.OUT_OF_RANGE
+    return None if hash_range[0] <= hash_number <= hash_range[1] else Reason.OUT_OF_RANGE

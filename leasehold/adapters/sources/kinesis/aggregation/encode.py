@@ -11,16 +11,16 @@ from leasehold.adapters.sources.kinesis.aggregation.wire import TAG_KEY
 _MAGIC: Final = b"\xf3\x89\x9a\xc2"
 _FRAME_BYTES: Final = 20  # bytes of magic and digest
 _OUTER_KEY: Final = "a"  # as the KPL writes it; the explicit hash key determines the shard
-_CONTINUATION_BIT: Final = 0x80  # set in every byte of a varint but the last
+_CONTINUATION_BIT: Final = 0x80  # the continuation bit, which is set in every byte of a varint except the last
 
 
 def _encode_varint(number: int) -> bytes:
-    parts = bytearray()
+    encoded = bytearray()
     while number >= _CONTINUATION_BIT:
-        parts.append(number & 0x7F | _CONTINUATION_BIT)
+        encoded.append(number & 0x7F | _CONTINUATION_BIT)
         number >>= 7
-    parts.append(number)
-    return bytes(parts)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 # Most lengths and indices are small, so their encodings are computed once.
@@ -102,8 +102,8 @@ class Aggregate:
         head = key + hash_key + b"\x1a" + _varint(len(data))
         tail = b""
         if context:
-            value = b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._span)
-            tail = b"\x0a" + _varint(len(TAG_KEY)) + TAG_KEY + b"\x12" + _varint(len(value)) + value
+            tag_value = b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._span)
+            tail = b"\x0a" + _varint(len(TAG_KEY)) + TAG_KEY + b"\x12" + _varint(len(tag_value)) + tag_value
             tail = b"\x22" + _varint(len(tail)) + tail
         head = b"\x1a" + _varint(len(head) + len(data) + len(tail)) + head
         body_size = self._body_size + len(key_entry) + len(hash_key_entry) + len(head) + len(data) + len(tail)
@@ -124,7 +124,7 @@ class Aggregate:
         if context:
             self._records.append(tail)
             self._tagged = True
-        self._context = context  # after a record without a tag, the next tag must be complete again
+        self._context = context  # after a record without a tag, the next tag must be a whole tag
         self._body_size = body_size
         self.count += 1
         return True

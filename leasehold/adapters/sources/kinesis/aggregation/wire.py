@@ -214,7 +214,7 @@ def _decode_utf8(raw: bytes) -> str:
 
 def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, int, int, int]:
     """Return both table indices and the spans of data and of our tag's value, with -1 for no hash key or no tag."""
-    key = hash_key = first = last = tag_first = tag_last = -1
+    key = hash_key = data_begin = data_end = tag_first = tag_last = -1
     while offset < end:
         tag, offset = _read_tag(body, offset)
         if tag == _KEY_INDEX:
@@ -224,8 +224,8 @@ def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, in
             hash_key, offset = _read_varint(body, offset)
             hash_key &= _LOW_32
         elif tag == _DATA:
-            first, last = _read_span(body, offset, end)
-            offset = last
+            data_begin, data_end = _read_span(body, offset, end)
+            offset = data_end
         elif tag == _TAG:
             begin, offset = _read_span(body, offset, end)
             value_first, value_last = _find_our_tag(body, begin, offset)
@@ -233,28 +233,28 @@ def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, in
                 tag_first, tag_last = value_first, value_last
         else:
             offset = _skip_field(body, offset, end, tag, _MAX_DEPTH - 1)
-    if offset > end or key < 0 or first < 0:  # a number ran past the end, or a required field is missing
+    if offset > end or key < 0 or data_begin < 0:  # a number ran past the end, or a required field is missing
         raise MalformedMessage
-    return key, hash_key, first, last, tag_first, tag_last
+    return key, hash_key, data_begin, data_end, tag_first, tag_last
 
 
 def _find_our_tag(body: bytes, offset: int, end: int) -> tuple[int, int]:
     """Return the span of a Tag's value if its key is ours, else -1. Java rejects a message with a malformed Tag."""
     has_key = is_our_key = False
-    first = last = -1
+    value_begin = value_end = -1
     while offset < end:
         tag, offset = _read_tag(body, offset)
         if tag == _TAG_KEY:
             begin, offset = _read_span(body, offset, end)
             has_key, is_our_key = True, body[begin:offset] == TAG_KEY
         elif tag == _TAG_VALUE:
-            first, offset = _read_span(body, offset, end)
-            last = offset
+            value_begin, offset = _read_span(body, offset, end)
+            value_end = offset
         else:
             offset = _skip_field(body, offset, end, tag, _MAX_DEPTH - 2)
     if offset > end or not has_key:
         raise MalformedMessage
-    return (first, last) if is_our_key else (-1, -1)
+    return (value_begin, value_end) if is_our_key else (-1, -1)
 
 
 def _skip_field(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
@@ -279,7 +279,7 @@ def _skip_field(body: bytes, offset: int, end: int, tag: int, depth: int) -> int
 
 def _skip_group(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
     """Return the end of a group. Open groups are kept in a list, because recursion might exhaust the stack."""
-    ends = [tag + 1]  # the tag that closes a group is one higher than the tag that opens it
+    ends = [tag + 1]  # the tag at the end of a group is one higher than the tag at its beginning
     while ends:
         if len(ends) > depth or offset >= end:
             raise MalformedMessage

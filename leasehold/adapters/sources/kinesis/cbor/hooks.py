@@ -20,8 +20,8 @@ such a request can be repeated without harm.
 Rule 5: A producer's records are sent again in JSON only if the whole request was rejected, so that none of them can
 have been written.
 
-If the service supports CBOR, the calls that read or write records can bypass boto3 entirely (`stores/aws_calls`).
-`read_directly` and `put_directly` replace methods of the client, so its callers need no change.
+If the service supports CBOR, calls that read or write records can bypass boto3 entirely (see `stores/aws_calls`). To do
+this, `read_directly` and `put_directly` replace methods of the client. Its callers are not affected.
 """
 
 import base64
@@ -269,7 +269,7 @@ def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  a
             begin += needed_bytes
         received = io.BytesIO()
         received.write(data[begin:])
-        if deadline is not None:  # a new deadline for each event, which counts only the time spent reading
+        if deadline is not None:  # start a new deadline for each event, so that only the time spent reading counts
             deadline.restart()
 
 
@@ -279,8 +279,8 @@ def _message_size(data: bytes, begin: int) -> int:
     if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
         return _PRELUDE_BYTES
     size = int.from_bytes(prelude[:4])
-    # Any other size means that the message is damaged. With size 0 we would never make progress, and with a huge size
-    # we would buffer everything.
+    # Any other size means that the message is damaged. With a size of 0 the caller would loop forever, and with a huge
+    # size it would buffer the whole stream.
     return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
 
 
@@ -449,7 +449,7 @@ class ProducerCborHooks(CborHooks):
         }
 
     def _withhold_rows(self, params: EventFields, context: EventFields, **_event: object) -> EventFields | None:
-        """Withhold the rows from boto3's serializer, which receives only the other parameters."""
+        """Remove the rows from the parameters, so that boto3's serializer does not encode them."""
         rows = params.get("Records")
         if not self._use_cbor or "ListShards" not in self._confirmed_operations or not isinstance(rows, PutRows):
             return None

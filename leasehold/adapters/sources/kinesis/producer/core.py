@@ -4,13 +4,14 @@ The inputs of `Core` are records, responses, listings of shards and the time. It
 of records. A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate (`Unit`)
 at the rate that the shard accepts (`TokenBucket`). Its result is set once the unit is known to be on the right shard.
 
-Rule 1: Each shard has at most one unit under way, and a rejected unit is sent again before anything newer.
+Rule 1: At most one unit per shard is in a request at any time. A rejected unit is sent again before newer records.
 
 Rule 2: If a unit was written to a different shard than intended, it counts as written only if all its records belong to
 that shard. If they do not, the KCL would drop the whole unit, so its records are sent again, in order, to the shards in
 the new map.
 
-Rule 3: While a unit of a closed shard is under way, nothing is sent to that shard's children.
+Rule 3: If a shard closes while one of its units is in a request, nothing is sent to its children until that request is
+complete.
 
 Together, these rules keep the records of each partition key in order. Only the records of a unit that timed out may be
 delivered twice.
@@ -60,7 +61,7 @@ class ShardMap:
 def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
     """Return the map of a complete listing, or None if the open shards do not cover the hash key space.
 
-    A listing may be incomplete during a split or a merge. A later one will be complete.
+    During a split or a merge a listing may be incomplete. The caller should then list the shards again later.
     """
     listing = tuple(shards)
     # While a shard is being split, the listing may contain both the shard, still open, and its children.
@@ -99,9 +100,9 @@ class Settings:
     epoch: int | None = None
 
 
-@define(eq=False)  # not frozen, because creating a frozen entry takes four times as long
+@define(eq=False)  # the class is not frozen, because creating a frozen entry takes four times as long
 class Entry:
-    """A user record that waits for its shard or is under way to it.
+    """A user record that is queued for its shard or contained in a request to it.
 
     Attributes:
         serial_number: The record's number among all records of this producer.
@@ -138,7 +139,7 @@ class Entry:
 
 @frozen(eq=False)
 class Unit:
-    """A Kinesis record. It is accepted or sent again as a whole.
+    """A Kinesis record with one or more user records. The service accepts or rejects it as a whole.
 
     Attributes:
         shard: The shard for which the unit is meant.
@@ -162,7 +163,10 @@ class Unit:
 
 @define
 class TokenBucket:
-    """A token bucket of bytes and records. A Kinesis record may overdraw it, and then the next one has to wait.
+    """A token bucket of bytes and records.
+
+    A Kinesis record may take more than the bucket contains, and then the next record waits until the bucket is positive
+    again.
 
     Attributes:
         share: The share of the shard's rate; 1.0 for all of it.
@@ -192,7 +196,7 @@ class TokenBucket:
 
 @define(eq=False)
 class ShardQueue:
-    """The records of a shard, oldest first, and at most one unit under way.
+    """The queued records of a shard, oldest first, and the unit in the current request, if any.
 
     Attributes:
         shard: The id of the shard.
@@ -284,14 +288,14 @@ class UnitRetryable:
 
 @frozen
 class UnitUnknown:
-    """There was no response for a unit, so it may have been written."""
+    """There was no response to the request with this unit, so the unit may have been written."""
 
     code: str
 
 
 @frozen(eq=False)
 class UnitRejected:
-    """A unit was rejected, and would be rejected again. Perhaps only some of its records are invalid."""
+    """A unit was permanently rejected. Possibly only some of its records are invalid."""
 
     error: Exception
 
@@ -317,7 +321,10 @@ class RecordsDelivered:
 
 @frozen(eq=False)
 class RecordsLate:
-    """The records were given up. If `unknown` is true, they may be in the stream nevertheless."""
+    """The records expired before they were known to be written.
+
+    If `unknown` is true, they may be in the stream anyway.
+    """
 
     entries: tuple[Entry, ...]
     unknown: bool
@@ -454,7 +461,7 @@ class Core:
         return not queued_before or queued_before < self._target <= shard_queue.queued_bytes
 
     def due(self) -> float:
-        """Return the time at which `request` will next have something to send, as far as is known."""
+        """Return the earliest time at which `request` may have something to send, given what is known now."""
         return min(map(self._shard_queue_due, self._shard_queues.values()), default=inf)
 
     def map_due(self) -> float:
@@ -495,7 +502,8 @@ class Core:
                 shard_queue.sent_at, shard_queue.written_to = None, (shard, sequence_number)
                 if shard != unit.shard:
                     self._request_map(now)
-                # A unit of one record is always on the shard of its hash key, even if our map has another shard for it.
+                # A unit of one record is always on the right shard, because the service chooses the shard by the hash
+                # key. Our map may be outdated.
                 is_on_right_shard = (
                     shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
                 )
@@ -605,7 +613,7 @@ class Core:
         return shard_queue
 
     def _set_target(self) -> None:
-        """Set the target size of aggregates to what a shard accepts during one round trip of a request."""
+        """Set the target size of aggregates to the number of bytes that a shard accepts during one round trip."""
         bytes_in_flight = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
         self._target = min(max(bytes_in_flight, self.settings.min_bytes), self.settings.record_bytes)
 

@@ -11,11 +11,12 @@ Rule 1: Every record that `put` accepted gets a result, unless the producer stop
 reason. So no caller waits for a thread that has ended. If an error concerns only some records, only these records fail.
 An error that concerns the whole stream, or an error in the pump, stops the producer.
 
-Rule 2: The threads are daemons. All of them are started together with the producer, because `_drain_at_exit` needs them
-when the interpreter is exiting and can no longer start threads. They keep the producer alive only while it has records.
+Rule 2: The threads are daemons, and all of them start together with the producer. They cannot be started later, because
+`_drain_at_exit` uses them when the interpreter is exiting and starts no more threads. The threads keep the producer
+alive only while it has records.
 
-Rule 3: A fork copies the producer without its threads, and perhaps with its lock held. So in another process, the copy
-raises an error before it uses the lock.
+Rule 3: A fork copies the producer without its threads, and its lock may be held at that moment. In a child process,
+every method therefore raises an error before it acquires the lock.
 """
 
 import logging
@@ -94,14 +95,14 @@ PUT_TIMEOUTS = 10.0, 20.0, 30.0
 """How long to wait for the next bytes of a response, in seconds. A request that times out is sent again, although it
 may have been carried out."""
 QUICK_RESPONSES = 20
-"""The number of consecutive quick responses after which the shortest timeout is used again. It is high, because a
+"""After this many consecutive quick responses, the shortest timeout is used again. The number is high because each
 request contains records for many shards."""
 
 EXIT_SECONDS = 10.0
 """How long a process waits at its exit until the producers that were not closed have sent their records."""
 
 _RECORD_ERRORS = frozenset({"InvalidArgumentException", "SerializationException", "ValidationException"})
-"""Errors which mean that the service rejects a record, and not the caller or the stream."""
+"""Error codes with which the service rejects individual records. Other codes concern the caller or the whole stream."""
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
@@ -141,7 +142,9 @@ def client_of(
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """Return a client that does not retry, because we would not notice if its own retries wrote a record twice.
+    """Return a client that does not retry requests.
+
+    A retry inside the client could write a record twice without our notice.
 
     Args:
         region: The region; None for the environment's.
@@ -271,7 +274,7 @@ class KinesisPutClient:
 
 
 _KEY_CHARACTERS = 256
-_LATE_SECONDS = 1.0  # how long after its expiry a record is given up at the latest
+_LATE_SECONDS = 1.0  # the longest delay between the expiry of a record and its failure
 _FIRST_MAP_TRIES, _FIRST_MAP_SECONDS = 60, 0.5
 
 
@@ -311,7 +314,10 @@ def _wrong_process_error() -> "ProducerError":
 
 @define(eq=False)
 class RecordFuture(Entry):
-    """The future of one record. It is also the queue entry, because one object halves the garbage collector's work."""
+    """The future of one record.
+
+    It is also the record's queue entry, because the garbage collector then has one object to track instead of two.
+    """
 
     _outcomes: Outcomes
     _result: UnitWritten | ProducerError | None = None
@@ -472,7 +478,7 @@ class Producer:
             now, serial_number = self._clock(), self._next_serial_number
             expires = now + self._settings.time_to_live_seconds
             arguments = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires
-            # Avoid keyword arguments, which would make the call take half as long again and are needed by few records.
+            # Avoid keyword arguments, which would make this call take 50 % longer. Few records need them.
             make_future = partial(RecordFuture, context=context, row=row) if context else RecordFuture
             future = make_future(*arguments, self._outcomes)
             self._next_serial_number = serial_number + 1
@@ -532,7 +538,7 @@ class Producer:
             self.close()
         except ProducerError:
             if exception_type is None:
-                raise  # the exception that ended the block takes precedence; the fault is logged
+                raise  # otherwise drop the error, which is already logged, and let the exception of the block propagate
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a producer cannot be sent to another process; open one in each")
