@@ -153,7 +153,7 @@ class Reader:
                 problems.append(str(problem))
         if self._turn is not None:
             self._turn.close()
-        assert problems == []
+        assert not problems, "\n".join(problems)
 
 
 @contextmanager
