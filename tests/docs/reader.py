@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
@@ -34,6 +34,8 @@ class Terminal:
     command: str
     process: "subprocess.Popen[str]"
     errors: Path
+    statuses: Collection[int] = (0,)
+    """The exit statuses that Ctrl-C may lead to."""
     _lines: "Queue[str]" = field(factory=Queue)
     _listening: Thread = field(init=False)
 
@@ -59,8 +61,8 @@ class Terminal:
         return text
 
     def end(self) -> None:
-        """Press Ctrl-C; the command must exit successfully."""
-        well = {0, 130, -signal.SIGINT} if "|" in self.command else {0}
+        """Press Ctrl-C; the command must exit with one of its statuses."""
+        well = {0, 130, -signal.SIGINT} if "|" in self.command else self.statuses
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGINT)
         try:

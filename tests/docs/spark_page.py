@@ -77,6 +77,7 @@ def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
 
     (user.folder / "supervised.py").write_text(program(SUPERVISED))
     supervised = user.starts("python supervised.py")
+    supervised.statuses = (-signal.SIGINT,)  # an ordinary program, which ends by KeyboardInterrupt
     until(lambda: len({shard for shard, *_ in rows(user.folder / "orders")}) == SHARDS, supervised)
     interrupt(supervised)
     assert committed(user.folder / "orders-checkpoint") > numbers[-1]

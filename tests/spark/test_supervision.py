@@ -22,7 +22,7 @@ class Query:
     status  as Spark reports it; a trigger that is active and never reports anything else stands still
     """
 
-    ends: Exception | None = None
+    ends: BaseException | None = None
     looks: int = 0
     does: int | None = None
     batch: int | None = None
@@ -151,6 +151,18 @@ def test_fault_of_a_disk_is_raised() -> None:
 def test_lasting_fault_is_raised() -> None:
     with pytest.raises(ValueError, match="no such column"):
         supervise(of(Query(ValueError("no such column"))), sleep=lambda _seconds: pytest.fail("it was started again"))
+
+
+def test_interrupt_stops_the_query_and_hides_the_errors_of_a_java_that_has_ended() -> None:
+    class Gone(Query):
+        def stop(self) -> None:
+            super().stop()
+            raise RuntimeError("An error occurred while calling o13.sc")
+
+    query = Gone(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        supervise(of(query), sleep=lambda _seconds: pytest.fail("it was started again"))
+    assert (query.stopped, interrupted.value.__suppress_context__) == (True, True)
 
 
 def test_stalled_trigger_is_stopped_and_restarted(caplog: pytest.LogCaptureFixture) -> None:

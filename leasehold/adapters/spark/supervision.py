@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -104,6 +105,7 @@ def supervise(
 
     Raises:
         Exception: Any other failure of the query.
+        KeyboardInterrupt: Ctrl-C was pressed. The query is stopped first.
     """
     backoff = Backoff(*WAIT_SECONDS)
     while not should_stop():
@@ -125,6 +127,14 @@ def supervise(
                     break
             else:
                 return
+        except KeyboardInterrupt as interrupt:
+            # Ctrl-C in a terminal also ends Java, so the query may be gone, and PySpark may already have failed to
+            # cancel its jobs. Show the user only the interrupt.
+            with suppress(Exception):
+                if query is not None:
+                    query.stop()
+            query = None
+            raise interrupt from None
         except Exception as fault:  # Spark's own, or Java's
             # Do not restart after an error in the query itself: it would happen again, and restarts would hide it.
             if (cause := restart_reason(fault)) is None:
