@@ -150,8 +150,8 @@ class LambdaFunction:
     """A handler that calls a Lambda function with the event of each batch.
 
     Attributes:
-        function: The function of (event, context).
-        settings: How to call it.
+        function: The Lambda function, which is called with an event and a context.
+        settings: The settings that the user wrote after the function's name.
         handler_seconds: The time limit of one call.
         clock: A monotonic clock, in seconds.
     """

@@ -76,7 +76,10 @@ other writes wait for that renewal.
 """
 
 Direction = Literal["to", "from", "closed", ""]
-"""The table to which leases move. "closed" means that all leases are in TO, and "" means that no lease moves."""
+"""Which of its two tables, FROM and TO, a swap moves leases to.
+
+"closed" means that the swap is over, with all leases in TO, and "" that no lease moves.
+"""
 
 _NAMES = ("from", "to")
 

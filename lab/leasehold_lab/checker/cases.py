@@ -43,7 +43,7 @@ The faults come from other libraries' rules. The checker must find each of them.
 
 
 def bounded() -> tuple[Case, ...]:
-    """Return a selection of cases of every kind. It takes a few seconds, and finds each kind of known fault."""
+    """Return some cases of every kind. Checking them takes a few seconds, and finds each kind of known fault."""
     return (
         *(_minimal_case(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
         *_fault_cases(4, 3),

@@ -190,7 +190,7 @@ def _reshape(world: World, reshape: Reshape) -> None:
         source.recreate(first_shards(world.scenario))
         return
     if not world.scenario.ranged:
-        # If shards have no hash ranges, each shard has one or two children.
+        # Shards without hash ranges cannot be split or merged in the usual way. Each one that ends gets new children.
         open_shards = [open_shard for open_shard in source.listed if open_shard.open]
         child_count = 2 if reshape.what == "merge" else 1
         for open_shard in open_shards if reshape.what == "double" else [open_shards[reshape.place % len(open_shards)]]:

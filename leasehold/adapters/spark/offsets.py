@@ -172,9 +172,9 @@ def advance(
 def resume_position(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
     """Return where to begin reading the shard of a lease that was acquired again.
 
-    The sink has all records up to the checkpoint, and all records up to the beginning of the previous range. If that
-    range was `delivered`, the sink has all records up to its end. So beginning at the latest of these positions skips
-    no record, even if the lease table was recreated.
+    The sink has all records before the checkpoint and before the previous range. If that range was `delivered`, the
+    sink has the records of the range, too. Therefore, no record is skipped if reading begins at the latest of these
+    positions, even if the lease table was recreated.
 
     Args:
         checkpoint: The lease's checkpoint.

@@ -130,7 +130,7 @@ class QueryRun:
                 )
             former = self._default_incarnation or current
         if current in {"", former}:
-            # Return the same object if possible, because a new one sorts its ranges, and there may be thousands.
+            # Return the same offset if possible, because creating one sorts its ranges, perhaps thousands of them.
             return offset if offset.incarnation == former else evolve(offset, incarnation=former)
         if not created_later(current, former):
             raise SourceError(

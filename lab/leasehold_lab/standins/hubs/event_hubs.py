@@ -13,8 +13,8 @@ an epoch per partition and consumer group), the timing of retention, TLS, role-b
 assignment of keys to partitions. Events are kept in memory.
 
 `python -m leasehold_lab.standins.hubs.event_hubs --hub flights=4 --port 0` prints `{"port": …}`, and serves until it is
-stopped. It needs the package python-qpid-proton. No extra of leasehold installs it, because it must be built with a C
-compiler, and nothing else needs it.
+stopped. It needs the package python-qpid-proton, which no extra of leasehold installs, because building that package
+requires a C compiler.
 
 If a hub has a port other than the default, the names of blobs differ between SDKs. Those for Python and Go include the
 port, and those for Java and JavaScript don't. If SDKs must share blobs, the stand-in can also listen on the default

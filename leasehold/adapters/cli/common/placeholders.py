@@ -57,7 +57,7 @@ class _PlaceholderFinder(MetaPathFinder, Loader):
 
 @contextmanager
 def placeholders(libraries: Collection[str]) -> Iterator[None]:
-    """Replace the libraries that are not installed by placeholders, for imports within the context."""
+    """Within the context, import a placeholder for each of these libraries that is not installed."""
     finder = _PlaceholderFinder(libraries)
     sys.meta_path.append(finder)
     try:

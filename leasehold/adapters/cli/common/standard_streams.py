@@ -44,7 +44,11 @@ codecs.register_error(ESCAPED, _ascii_error_handler(lambda sign: sign.encode("as
 
 
 class _Output(io.FileIO):
-    """Standard output that records why a write failed. `began` is true if it was open when the process started."""
+    """A stream on standard output that remembers the error with which a write failed.
+
+    Args:
+        began: Whether standard output was open when the process started.
+    """
 
     def __init__(self, *, began: bool) -> None:
         super().__init__(1, "w", closefd=False)

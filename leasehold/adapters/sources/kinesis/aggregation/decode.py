@@ -54,9 +54,9 @@ class Reason(StrEnum):
     BAD_MD5 = "bad-md5"  # returned unchanged: it starts like an aggregate, but the digest is wrong
     BAD_PROTO = "bad-proto"  # returned unchanged: the digest is right, but the message is malformed
     EMPTY = "empty"  # a message without user records
-    BAD_INDEX = "bad-index"  # kept up to a user record whose key index is not in the table
-    BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is not a number
-    OUT_OF_RANGE = "out-of-range"  # some user records are outside the shard's hash range; these or all are dropped
+    BAD_INDEX = "bad-index"  # keep the records before the first one whose key index is not in the table
+    BAD_HASH_KEY = "bad-hash-key"  # keep the records before the first one whose explicit hash key is not a number
+    OUT_OF_RANGE = "out-of-range"  # a record's hash key is not in the shard's range: drop that record, or all
 
 
 MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
