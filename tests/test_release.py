@@ -3,15 +3,20 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tarfile
+import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import boto3
 import pyspark
 import pytest
 from releasing import OURS, PYTHONS, ROOT, compiled, installed, plain, pythons
+
+from leasehold_lab.standins.services import dynalite, kinesis_local
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -138,6 +143,81 @@ def test_kinesis_worker_needs_no_plots_frames_or_spark(release: tuple[Path, Path
     result = command(commands, "leasehold", *words)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert "Kinesis cannot be reached for stream 'orders': Could not connect" in result.stderr
+
+
+HANDLER = """
+import pathlib
+import leasehold
+
+def handle(batch: leasehold.Delivery) -> None:
+    for record in batch.records:
+        if record.data == b"poison":
+            raise ValueError("it cannot be handled")
+        with pathlib.Path("handled").open("a") as handled:
+            print(record.data.decode(), file=handled)
+"""
+MENDED = """
+import leasehold
+
+def handle(batch: leasehold.Delivery) -> None:
+    print([record.data for record in batch.records])
+"""
+
+
+def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, Path], environment: Path) -> None:
+    """The services run in this environment. The other one has the wheel and its extras, and nothing of the lab."""
+    commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
+    folder = commands.parent
+    (folder / "app.py").write_text(HANDLER)
+    (folder / "mended.py").write_text(MENDED)
+    with kinesis_local() as kinesis, dynalite() as dynamodb:
+        source = f"kinesis://orders?region=eu-west-1&endpoint={kinesis.url}"
+        store = f"dynamodb://orders-app?region=eu-west-1&endpoint={dynamodb.url}"
+        access = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "eu-west-1"}
+        client = boto3.client("kinesis", endpoint_url=kinesis.url, **access)
+        client.create_stream(StreamName="orders", ShardCount=2)
+        client.get_waiter("stream_exists").wait(StreamName="orders", WaiterConfig={"Delay": 1, "MaxAttempts": 120})
+
+        def run(*words: str, stdin: str | None = None) -> str:
+            result = command(commands, "leasehold", *words, stdin=stdin)
+            assert result.returncode == 0, (words, result.stderr)
+            return result.stdout
+
+        written = json.loads(run("produce", source, "--json", stdin="one\ntwo\npoison\nthree\n"))
+        assert written["UserRecordsPut"] == 4
+        words = ("consume", source, "--store", store, "--handler", "app:handle", "--from", "TRIM_HORIZON")
+        options = ("--attempts", "1", "--dead-letter", "file://dead")
+        worker = subprocess.Popen(
+            [str(commands / "leasehold"), *words, *options],
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
+        )
+        try:
+            wait_for(lambda: handled(folder) == {b"one", b"two", b"three"} and len(list(folder.glob("dead/*"))) == 1)
+            leases = json.loads(run("leases", store, "--check", "--watch", "--json"))
+            assert (leases["status"], len(leases["leases"])) == ("OK", 2)
+            assert "shardId-000000000000" in run("explain", store, "--lease", "shardId-000000000000", "--for", "1s")
+            run("copy-leases", store, "file://backup.jsonl")
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(60) == 0
+        assert "poison" in run("replay", "file://dead", "--handler", "mended:handle")
+        assert list(folder.glob("dead/*")) == []
+        run("reset", store, "--to", "TRIM_HORIZON", "--dry-run")
+
+
+def handled(folder: Path) -> set[bytes]:
+    """Return what the handler has written."""
+    path = folder / "handled"
+    return set(path.read_bytes().splitlines()) if path.exists() else set()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def test_missing_extra_is_named_in_the_error(release: tuple[Path, Path], environment: Path) -> None:
