@@ -1,6 +1,7 @@
 """A supervised query is started again after errors that pass, with growing waits, and after no others."""
 
 import logging
+import signal
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -163,6 +164,27 @@ def test_interrupt_stops_the_query_and_hides_the_errors_of_a_java_that_has_ended
     with pytest.raises(KeyboardInterrupt) as interrupted:
         supervise(of(query), sleep=lambda _seconds: pytest.fail("it was started again"))
     assert (query.stopped, interrupted.value.__suppress_context__) == (True, True)
+
+
+def test_interrupt_is_raised_in_spite_of_the_handler_that_pyspark_has_set() -> None:
+    """PySpark's handler calls Java, which fails while the same thread waits for Java."""
+
+    class Interrupted(Query):
+        def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  Spark's name
+            signal.raise_signal(signal.SIGINT)
+            return super().awaitTermination(seconds)
+
+    def handler(_number: int, _frame: object) -> None:
+        raise RuntimeError("reentrant call")
+
+    handler.__module__ = "pyspark.core.context"
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            supervise(of(Interrupted()), sleep=lambda _seconds: pytest.fail("it was started again"))
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_stalled_trigger_is_stopped_and_restarted(caplog: pytest.LogCaptureFixture) -> None:

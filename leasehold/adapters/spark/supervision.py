@@ -7,9 +7,11 @@ checkpointLocation contains its progress, so the next start repeats at most one 
 
 import logging
 import re
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from threading import current_thread, main_thread
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -114,7 +116,7 @@ def supervise(
         try:
             query = factory()
             stall, first_batch = StallDetector(stall_seconds, clock), _last_batch(query)
-            while not query.awaitTermination(LOOK_SECONDS):
+            while not _await_termination(query):
                 if should_stop():
                     return
                 # A finished batch shows that the cause of earlier failures is gone, so reset the wait before the next
@@ -128,8 +130,7 @@ def supervise(
             else:
                 return
         except KeyboardInterrupt as interrupt:
-            # Ctrl-C in a terminal also ends Java, so the query may be gone, and PySpark may already have failed to
-            # cancel its jobs. Show the user only the interrupt.
+            # Ctrl-C in a terminal also ends Java, so the query may be gone. Show the user only the interrupt.
             with suppress(Exception):
                 if query is not None:
                     query.stop()
@@ -145,6 +146,20 @@ def supervise(
         wait = backoff.next()
         log.warning("the query ended, starting it again in %.0f s (%d in a row): %s", wait, backoff.faults, cause)
         sleep(wait)
+
+
+def _await_termination(query: StreamingQuery) -> bool:
+    """Wait a second for the end of the query; return whether it has ended. Ctrl-C raises KeyboardInterrupt."""
+    handler = signal.getsignal(signal.SIGINT)
+    of_pyspark = str(getattr(handler, "__module__", "")).startswith("pyspark.")
+    if not of_pyspark or current_thread() is not main_thread():
+        return query.awaitTermination(LOOK_SECONDS)
+    # PySpark's handler calls Java. While this thread waits for Java, that call fails, and hides the interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return query.awaitTermination(LOOK_SECONDS)
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _last_batch(query: StreamingQuery) -> int | None:
