@@ -153,11 +153,11 @@ def _await_termination(query: StreamingQuery) -> bool:
     handler = signal.getsignal(signal.SIGINT)
     of_pyspark = str(getattr(handler, "__module__", "")).startswith("pyspark.")
     if not of_pyspark or current_thread() is not main_thread():
-        return query.awaitTermination(LOOK_SECONDS)
+        return bool(query.awaitTermination(LOOK_SECONDS))
     # PySpark's handler calls Java. While this thread waits for Java, that call fails, and hides the interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return query.awaitTermination(LOOK_SECONDS)
+        return bool(query.awaitTermination(LOOK_SECONDS))
     finally:
         signal.signal(signal.SIGINT, handler)
 
