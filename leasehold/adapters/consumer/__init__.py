@@ -1,4 +1,4 @@
-"""Reads held leases (open, read, dispatch, checkpoint, leave) and runs each lease's steps when they are due.
+"""Reads the shards of held leases, and calls the step of each lease's reader when it is due.
 
 Every held lease has one `LeaseReader`. The runner calls its `step` whenever it is due. A step does one bounded piece of
 work, never waits for a handler, and returns when to call it next. A thousand leases therefore need only a bounded

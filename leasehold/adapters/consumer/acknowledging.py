@@ -30,7 +30,8 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.reading"))
 
 LOOK_SECONDS = 0.25
-"""How often to poll a consumer for room and acknowledgements if it does not wake its reader, in seconds."""
+"""How often, in seconds, to ask a consumer whether it has room and what it has acknowledged, if the consumer does not
+wake its reader."""
 
 
 def acknowledging_reader(
@@ -109,7 +110,7 @@ class AcknowledgingConsumer(BatchConsumer):
     # Each step
 
     def poll(self, now: float) -> Ready | Next:
-        """Record the position that the consumer has acknowledged, and return whether it can take more records."""
+        """Record the position that the consumer has acknowledged. Return whether the consumer can take more records."""
         holding, memory, consumer = self.holding, self._memory, self._consumer
         is_lost, is_leaving = holding.lost.is_set(), holding.releasing
         self._protect_batch()
@@ -126,8 +127,8 @@ class AcknowledgingConsumer(BatchConsumer):
         except Exception as error:  # noqa: BLE001  the consumer cannot continue after any exception
             return self._give_up("report what is done", error)
         if self._withdrawing and not is_leaving:
-            # The release of the lease was cancelled after the consumer was told to withdraw. The consumer may already
-            # have dropped its records (rule 3), so they are read again.
+            # If the release was cancelled after a call of `withdraw`, the consumer may already have dropped
+            # its records (rule 3), so they are read again.
             self._reread_unacknowledged()
             self._last_taken = None
         self._withdrawing = is_leaving

@@ -105,8 +105,8 @@ def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
         ValueError: The table contains other leases, or its rows have no room for the annotation.
         StoreError: The table cannot be read.
     """
-    # The rows of this store cannot hold the annotation. Without the annotation, a worker of another slice would not
-    # notice that the table belongs to this slice.
+    # If the rows of a store cannot hold the annotation, reject the store. Without the annotation, a worker of another
+    # slice would not notice that the table belongs to this slice.
     if not store.capabilities.counts_owners:
         raise ValueError(f"{kind}: the Azure SDKs' layout has no room for it; leave out eventhub= in the store's URL")
     listing = store.list()
