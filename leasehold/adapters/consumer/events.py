@@ -32,8 +32,8 @@ class PartialWrite:
 class WholeLines:
     """Writes whole lines to a file that may reject writes for a while, as a full disk does.
 
-    If only a part of a line was written, the rest is written before anything else. A line is therefore never broken,
-    and no part of it is repeated. Only one thread may use an instance at a time.
+    If only a part of a line was written, the rest is written before anything else. The output therefore never contains
+    a broken line or a repeated part of a line. Only one thread may use an instance at a time.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -61,8 +61,8 @@ class WholeLines:
         except Exception as error:  # noqa: BLE001  likewise; a part may be written
             failure = error
         finally:
-            # Keep the rest of a line that was partly written, in this call or an earlier one, and write it first the
-            # next time. Return only whole lines to the caller.
+            # Store the rest of a line that was partly written, in this call or an earlier one, so that the next call
+            # writes it first. Return only whole lines to the caller.
             is_cut = pending[written - 1 : written] != b"\n" if written else bool(self._line_rest)
             self._line_rest = pending[written : pending.find(b"\n", written) + 1] if is_cut else b""
         return None if failure is None else PartialWrite(pending[written + len(self._line_rest) :], failure)
@@ -114,15 +114,15 @@ class EventLines:
         return json.dumps(line) + "\n"
 
     def _write(self, lines: list[str], *, keep: bool = False) -> None:
-        """Write these lines. If `keep`, lines that could not be written are written with the next ones."""
+        """Write these lines. If `keep` is true, lines that cannot be written now are written before the next ones."""
         new_lines, partial = "".join(lines).encode(), None
         with self._lock:
             if not self._closed:
                 try:
                     partial = self._lines.write(self._pending + new_lines)
                     unwritten = b"" if partial is None else partial.unwritten
-                    # Keep the events of a shard, because they are reported only once. Records need not be kept, because
-                    # they are dispatched again.
+                    # Keep the events of a shard if they cannot be written, because they are reported only once. The
+                    # lines of records need not be kept, because the batch is dispatched again.
                     self._pending = unwritten if keep else unwritten[: max(0, len(unwritten) - len(new_lines))]
                 except BrokenPipeError:
                     self._closed = True

@@ -31,7 +31,8 @@ class HandlerExecutor(Protocol):
     """Calls handlers.
 
     Attributes:
-        stuck: Whether all threads are slow and no more may be started, so that nothing begins until a call returns.
+        stuck: Whether all threads run slow handlers and no more threads may be started, so that no other call begins
+            until one returns.
     """
 
     stuck: bool
@@ -75,7 +76,7 @@ class ThreadExecutor:
     Args:
         usual: How many threads may run at the same time, not counting slow ones.
         most: How many threads may exist, including slow ones.
-        failed: Called with an exception that ended a thread. Work is not supposed to raise any.
+        failed: Called with the exception if a thread ends because its work raised, which it never should.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class ThreadExecutor:
             try:
                 self._add_thread()
             except RuntimeError:
-                # If there is at least one thread, it will get to this work. Without a thread, the work would never
+                # If at least one thread exists, it will run this work later. If there is none, the work would never
                 # begin.
                 if not self._threads:
                     self._queue.remove(work)
@@ -121,7 +122,7 @@ class ThreadExecutor:
             if work in self._busy:
                 self._slow.add(work)
                 self.stuck = len(self._slow) >= self._most
-                # If a thread is idle, the slow handler delays no other work.
+                # If a thread is idle, no other work has to wait for the slow handler, so no new thread is needed.
                 if len(self._queue) > self._idle:
                     self._add_thread()
 
@@ -162,10 +163,11 @@ class ThreadExecutor:
                 if work in self._slow:
                     self._slow.discard(work)
                     self.stuck = len(self._slow) >= self._most
-                # If another thread was started while this one was slow, there may be too many now. Then this one ends.
+                # Another thread may have been started while this one was slow. If there are now too many threads, this
+                # one ends.
                 is_surplus = self._threads > self._usual + len(self._slow)
                 self._threads -= is_surplus
-            del work  # otherwise, its batch would stay in memory until the next work begins
+            del work  # otherwise, the batch would stay in memory until the next work begins
 
 
 def _log_thread_end(fault: BaseException) -> None:
@@ -173,7 +175,8 @@ def _log_thread_end(fault: BaseException) -> None:
 
 
 CLOSE_SECONDS = 5.0
-"""How long to wait for cancelled calls at the end. The loop's thread is a daemon and cannot keep the process alive."""
+"""How many seconds `close` waits for the calls that it has cancelled. The loop's thread is a daemon and cannot keep the
+process alive."""
 
 OnDone = Callable[[Exception | None], None]
 
@@ -195,7 +198,7 @@ class EventLoop:
         self._closing: asyncio.Event
 
     def spawn(self, awaitable: Awaitable[object], on_done: OnDone) -> Callable[[], None]:
-        """Await this, then call `on_done` on the loop with the fault or None, and return a function that cancels it.
+        """Start awaiting this, and return a function that cancels it. `on_done` is later called with the fault or None.
 
         Raises NotAwaited if no loop can be started now.
         """
@@ -215,8 +218,8 @@ class EventLoop:
                 raised = error
                 return as_fault(error)
             finally:
-                # If the handler has forked, end the copy here. Its loop must not continue, because it shares a pipe
-                # with the original loop and would take wake-ups from it.
+                # If the handler has forked, end the forked process here. Its copy of the event loop must not continue,
+                # because the two loops share a pipe, and the copy would consume wake-ups of the original loop.
                 self._origin.end_copy(raised)
 
         def begin() -> None:
@@ -247,7 +250,7 @@ class EventLoop:
     def _ensure_loop(self) -> AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                # Wait while holding the lock, so that two callers cannot each start a loop.
+                # Hold the lock while waiting for the loop to start. Otherwise, two callers could each start a loop.
                 started = SimpleQueue[AbstractEventLoop | BaseException]()
                 self._thread = spawn("leasehold-loop", lambda: self._serve(started.put), self._end)
                 loop = started.get()

@@ -1,7 +1,7 @@
 """Defines how a user's handler is checked, what it is called with, and its time limits and retries.
 
 A handler or dead letter may be async, or return any other awaitable, which is awaited on the worker's one event loop.
-A handler that runs longer than `slow_seconds` is logged and counted, and again each time that duration has doubled.
+A handler that runs longer than `slow_seconds` is logged and counted, and again each time its duration has doubled.
 After `handler_seconds`, its lease is released, as it is after the last attempt. `consumer/attempts.py` decides what to
 do after a fault.
 
@@ -12,8 +12,8 @@ do after a fault.
 `by_key` splits a batch by partition key and runs the keys concurrently. The records of one key stay in order.
 
 4. The batch is done when all of its keys are done.
-5. After a fault no further key begins. The batch fails once every running key has ended, so none is still running when
-   the batch is dispatched again.
+5. After a fault, no further keys are started. The batch fails once the handlers of all running keys have ended, so none
+   of them is still running when the batch is dispatched again.
 """
 
 import asyncio
@@ -517,7 +517,8 @@ class Handling:
         if self.max_age_seconds < math.inf and self.dead_letter is None:
             raise ValueError("max_age_seconds: old records go to the dead letter, and there is none: set `dead_letter`")
         if self.final_checkpoint is not None and self.max_records is not None:
-            # Otherwise the next part would be dispatched before the handler has checkpointed this one.
+            # If batches were split, the next part would be dispatched before the handler has checkpointed the previous
+            # one.
             raise ValueError("max_records: a handler that checkpoints by itself takes whole batches")
         if self.final_checkpoint is not None and self.linger_seconds:
             raise ValueError("linger_seconds: a handler that checkpoints by itself gathers records by itself, too")
@@ -574,7 +575,7 @@ def with_metrics(worker: Worker, handling: Handling, meter: Meter | None) -> Han
         finally:
             handling.dead_lettered(holding, error)
 
-    # Save a call per batch if the user has not set a callback, which is the usual case.
+    # If the user has not set a callback, which is the usual case, this saves a call per batch.
     has_default_measure = handling.measure is fields(Handling).measure.default
     return evolve(
         handling,

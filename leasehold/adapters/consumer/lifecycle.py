@@ -35,7 +35,7 @@ class ReadingWorker(Protocol):
     uniform: Callable[[float, float], float]
 
     def hurry(self) -> None:
-        """Read the table and list the shards at the worker's next turn."""
+        """Have the worker read the table and list the shards at its next turn."""
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
         """Return the leases of this lease's parents by key. Raises StoreError."""
@@ -55,7 +55,7 @@ class ReadingStart:
         self._latest: Position | None = None
 
     def find(self, parents: Mapping[str, Lease]) -> Position | None:
-        """Return the position at which to open a reader, or None if the lease was lost while it was pinned.
+        """Return the position at which to open a reader, or None if the lease was lost while that position was stored.
 
         Args:
             parents: The leases of the shard's parents. If the shard is read from its beginning, the position gets the
@@ -71,8 +71,8 @@ class ReadingStart:
         if lease.checkpoint == LATEST:
             if (position := pinned_latest(lease)) is not None:
                 return position
-            # Resolve LATEST only once. If a write of the position got no response, it may still have been applied, and
-            # another reader may start there.
+            # Resolve LATEST only once. If the write of the position got no response, it may have been applied, and
+            # another reader may start at that position.
             latest = self._latest = self._latest or self._source.latest(lease)
             if latest.numbered:
                 is_stored = holding.checkpoint(latest)  # the Azure SDKs' processors do not read our annotations
@@ -115,15 +115,16 @@ def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWork
     names = dict.fromkeys(name for child in children for name in (child.id, *child.parents))
     leases = {lease.key: lease for lease in store.get(names)} if names else {}
     if all_shards is None and any(name not in leases for child in children for name in child.parents):
-        # Another parent of a merge has no lease. A listing shows whether that shard is still to be read or no longer
-        # exists.
+        # If the other parent of a merge has no lease, list the shards to find out whether that parent is still to be
+        # read or no longer exists.
         all_shards = source.shards()
     ids = frozenset(shard.id for shard in all_shards or ())
     for create in children_to_create(parent, children, leases, ids, config):
         # If this process was paused, other workers may have finished the children and deleted their rows.
         if not holding.confirm():
             return False
-        # If the creation is rejected, another worker has already created the lease, which is just as good.
+        # If the store rejects the creation, another worker has already created the same lease, so nothing is left to
+        # do.
         outcome = store.write(CreateLease(create.lease))
         if isinstance(outcome, Done) and not holding.confirm():
             # Delete the lease, because the shard may be done already. If it is not, another worker's plan creates the

@@ -24,7 +24,8 @@ class MemoryBudget:
     Requests are served in order. A lease reader that waits for memory holds none, so two of them cannot wait for each
     other. If no memory is in use, the first request is granted whatever its size, so a batch that is larger than the
     whole budget can be held alone. If other readers need memory, batches that wait for another attempt of their handler
-    are dropped, beginning with the one that has the longest wait. Their lease readers read them again.
+    are dropped, beginning with the batch whose attempt is due last. Dropped batches are read again by their lease
+    readers.
 
     Args:
         most_bytes: The limit for batches that are read and not done yet, and for responses being read.
@@ -35,7 +36,7 @@ class MemoryBudget:
             `lock`.
         used: The sum of `taken`.
         waiting: The bytes that other shares have requested, in order.
-        idle: When each batch that may be dropped is needed again.
+        idle: The time at which each batch that may be dropped is needed again.
     """
 
     def __init__(self, most_bytes: float = math.inf, wake: Callable[[str], object] = lambda _key: None) -> None:
@@ -63,7 +64,7 @@ class MemoryBudget:
                 latest_due.drop()
                 self.set(latest_due, None)
             if self.taken and self.used + size > self.most:
-                break  # keep the order, so that a large request does not wait forever
+                break  # serve requests in order; otherwise a large one might wait forever
             del self.waiting[share]
             self.set(share, size)
             if share is not excluded:
@@ -125,8 +126,8 @@ class MemoryShare:
     def hold(self, batch: Batch) -> None:
         """Hold this batch, which was read."""
         size, budget = batch.size + RECORD_BYTES * batch.count, self._budget
-        # Decrease by half at most, so that one small response between large ones does not lead to a request that is
-        # too small.
+        # Decrease the next request by half at most. Otherwise, one small response between large ones would make the
+        # next request too small.
         self.expected_bytes = max(size, READING_FACTOR * batch.size, self.expected_bytes // 2, MIN_BYTES)
         self.batch = batch
         with budget.lock:
@@ -137,7 +138,7 @@ class MemoryShare:
             budget.wake(key)
 
     def idle(self, due: float) -> None:
-        """Allow the batch to be dropped until `protect` is called; it is not needed before `due`."""
+        """Allow the batch to be dropped until `protect` is called. The batch is not needed before `due`."""
         budget = self._budget
         with budget.lock:
             budget.idle[self] = due
@@ -146,7 +147,7 @@ class MemoryShare:
             budget.wake(key)
 
     def protect(self) -> Batch | None:
-        """Return the batch, if there is one, and protect it from being dropped."""
+        """Return the batch, or None, and protect it from being dropped."""
         budget = self._budget
         with budget.lock:
             budget.idle.pop(self, None)
@@ -154,7 +155,7 @@ class MemoryShare:
 
     def drop(self) -> None:
         """Drop the batch, because other lease readers need its memory. Called by the budget."""
-        self.dropped = True  # set first, so that a reader that finds no batch knows why
+        self.dropped = True  # must be set first, because a reader checks it when the batch is gone
         self.batch = None
 
     def clear(self) -> None:
