@@ -35,7 +35,8 @@ NOTE = "slice"
 
 LATE_SECONDS = 5.0
 """The margin for arrival times, which are not strictly in order within a shard. Reading begins this much before
-`since`. It ends at a record that arrived this much later than `until`, because no record of the slice follows it."""
+`since`. Reading ends at a record that arrived this much later than `until`, because no record of the slice follows such
+a record."""
 
 
 @frozen
@@ -98,7 +99,7 @@ def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
 
     Args:
         store: The lease table.
-        kind: The word for such a group in error messages.
+        kind: What to call such a group in error messages, for example "slice".
         note: The value of the annotation.
 
     Raises:
@@ -180,7 +181,7 @@ class SliceReader:
                 # over.
                 is_over = batch.end is None and batch.behind_seconds == 0
             else:
-                # If all records of this shard arrived before the slice, the slice is over before the first one is read.
+                # If the last record of this shard arrived before the slice begins, nothing has to be read.
                 is_before = arrived is not None and arrived * 1000 < self._cut.begin.sub
                 is_over = is_before or self._reached.order >= last_position.order
         return evolve(self._cut.cut_batch(batch), ended=is_over)
@@ -193,15 +194,16 @@ class SliceReader:
 log = escaped(logging.getLogger("leasehold.slices"))
 
 LOOK_SECONDS = 2.0
-"""How often to check whether the whole slice was read. Each check lists the lease table."""
+"""How many seconds to wait between two checks whether the whole slice was read. Each check reads the whole lease
+table."""
 
 
 @frozen
 class SliceVerdict:
-    """The outcome of reading a slice, with this worker's part in it.
+    """The outcome of reading a slice, and how much of the slice this worker has read.
 
     Attributes:
-        finished: Whether the whole slice was read, by any workers; False if this worker was stopped before that.
+        finished: Whether the whole slice was read, by this worker or others. False if this worker was stopped earlier.
         records: How many records this worker's handler has handled.
         letters: How many records this worker has dead-lettered.
         shards: How many shards this worker has read to their end.
@@ -257,7 +259,7 @@ def run_until(
 ) -> bool:
     """Run until `is_over`, which is called in a thread of its own, returns True.
 
-    Returns False if a signal ended the run before. Raises what `Runner.run` raises.
+    Returns False if a signal ended the run before `is_over` returned True. Raises what `Runner.run` raises.
     """
     stop_watching, is_finished = threading.Event(), threading.Event()
 
@@ -271,7 +273,7 @@ def run_until(
 
     def failed(fault: BaseException) -> None:
         faults.append(fault)
-        runner.stop()  # without this thread the run would not end when the slice is read
+        runner.stop()  # only this thread would have stopped the run when the slice is read
 
     faults: list[BaseException] = []
     watcher = spawn("leasehold-slice", watch, failed)
@@ -280,7 +282,7 @@ def run_until(
             runner.run()
     finally:
         stop_watching.set()
-    # Wait with a time limit, because the last check may hang if the store does not respond.
+    # Wait for the thread with a time limit, because its last check may hang if the store does not respond.
     watcher.join(drain_seconds)
     if faults:
         raise faults[0]
@@ -288,10 +290,10 @@ def run_until(
 
 
 def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
-    """Return whether all leases are finished and no shard needs another one, or False if that is unknown."""
+    """Return whether all leases are finished and no shard still needs a lease. If that is unknown, return False."""
     try:
         listing = worker.store.list()
-        # A malformed row may be an unfinished lease. In an empty table, the leases have yet to be created.
+        # A malformed row may be an unfinished lease. If the table is empty, the leases have not been created yet.
         if listing.malformed or not listing.leases or not all(map(finished, listing.leases)):
             return False
         shards = worker.source.shards()
@@ -304,7 +306,7 @@ def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: le
 
 
 class SliceCounter:
-    """Counts the records that are handled and dead-lettered. `handling` wraps the given one to count them."""
+    """Counts the records that are handled or dead-lettered. Its `handling` wraps the user's `Handling`."""
 
     def __init__(self, given: Handling) -> None:
         self.records = self.letters = self.shards = 0
@@ -319,8 +321,8 @@ class SliceCounter:
                     return cast("None", count(None, records, letters) if handler_result is None else handler_result)
 
                 return awaited()
-            # If the handler is a coroutine, its records are counted when it has finished. Any result other than None is
-            # an error of the handler.
+            # If the handler is a coroutine function, its records are counted above, when the coroutine has finished. A
+            # result other than None means that the handler has failed, so nothing is counted.
             if result is None:
                 with lock:  # handlers of several shards run at the same time
                     self.records += records

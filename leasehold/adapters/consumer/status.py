@@ -1,4 +1,4 @@
-"""Computes how far behind each lease is, and the status of a lease and of a group, as one word and one sentence.
+"""Computes the lag of each lease, and the status of a lease or group as one word and one sentence.
 
 `leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all use `status_of`. No thresholds have to
 be configured. As in LinkedIn's Burrow, a lease is judged by its progress over a window of time.
@@ -36,7 +36,7 @@ from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
 
 CONFIRM_SECONDS = 10.0
-"""The longest time to watch for a renewal before a lease counts as not renewed."""
+"""How many seconds to watch for a renewal, at most, before a lease is considered not renewed."""
 
 
 @frozen
@@ -62,7 +62,7 @@ class LeaseLag:
     at_least: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return values for `json.dumps`, without unknown ones and without `at_least` unless it is true."""
+        """Return the known values for `json.dumps`, with `at_least` only if it is true."""
         values = {name: value for name, value in asdict(self).items() if value not in {None, ""}}
         return values if self.at_least else {name: value for name, value in values.items() if name != "at_least"}
 
@@ -73,7 +73,7 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     Args:
         lease: The lease.
         now: The time in seconds since 1970.
-        limit: The number of seconds without a renewal after which an owner counts as dead.
+        limit: The number of seconds without a renewal after which an owner is considered dead.
     """
     progress = progress_of(lease)
     # An owner that is late by its own `lease_seconds` may be dead, so its last annotation may be out of date.
@@ -106,9 +106,9 @@ class FleetLag:
     """How far behind the whole application is.
 
     Attributes:
-        most: The seconds of the lease that is furthest behind; None if no lag is known.
-        total: The seconds of all leases together.
-        at_least: Whether `most` and `total` are lower bounds, because the lag of some lease is one.
+        most: The lag, in seconds, of the lease that is furthest behind; None if no lag is known.
+        total: The sum of the lags of all leases, in seconds.
+        at_least: Whether `most` and `total` are lower bounds, because the lag of at least one lease is a lower bound.
     """
 
     most: float | None
@@ -123,10 +123,10 @@ def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
 
 
 def lags_from_stream(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
-    """Return the lags, completed from the stream for rows without an annotation, such as those of Java workers.
+    """Return the lags, and compute missing ones from the stream (for rows of Java workers, for example).
 
-    If the stream numbers its events without gaps (Event Hubs), the events behind are counted. Otherwise one batch is
-    read at the checkpoint to see how far behind that is. Raises SourceError.
+    If the stream numbers its events without gaps (Event Hubs), the number of events after the checkpoint is computed.
+    For other streams, one batch is read at the checkpoint to find its lag. Raises SourceError.
     """
     completed = dict(lags)
     for lease in leases:
@@ -198,9 +198,9 @@ class LeaseWatch:
     """The observations of one lease over a window of time, for rows whose owners do not annotate their progress.
 
     Attributes:
-        samples: The time, position and lag at each look of the last `STEPS` steps.
-        former: When the last annotation of a former owner was written. If that worker takes the lease again, the
-            annotation does not describe the new ownership.
+        samples: The time, position and lag at each recent look at the table, over the last `STEPS` steps.
+        former: The time at which a former owner wrote its last annotation. If that worker takes the lease again, this
+            annotation says nothing about its new ownership.
     """
 
     samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
@@ -210,13 +210,13 @@ class LeaseWatch:
         """Return the window with one more look."""
         lag_amount = lag.seconds if lag.events is None else float(lag.events)
         samples = tuple(sample for sample in self.samples if looked_at - sample[0] <= STEPS * STEP_SECONDS)
-        # There may be many looks per second. Those that show nothing new share one sample, which limits the window's
-        # size.
+        # The table may be read many times per second. Reads that show nothing new share one sample, which limits the
+        # size of the window.
         is_same_sample = (
             len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and looked_at - samples[-2][0] < 1.0
         )
         progress = progress_of(lease)
-        # The annotation of a former owner stays outdated, even if that worker owns the lease again.
+        # Remember the annotation of a former owner. It remains outdated, even if that worker becomes the owner again.
         former = self.former if progress is None or progress.owner == lease.owner else progress.at
         return LeaseWatch(
             (*(samples[:-1] if is_same_sample else samples), (looked_at, lease.checkpoint.order, lag_amount)), former
@@ -249,7 +249,7 @@ class GroupWatch:
     at: float = math.inf
 
     def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
-        """Return the window with one more look, at this time of a monotonic clock."""
+        """Return the window with one more look at the table. The time is that of a monotonic clock."""
         lease_watches = {
             lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
             for lease in leases
@@ -323,24 +323,26 @@ def status_of(
         return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
     progress = progress_of(lease)
     limit_seconds = patience(lease_seconds if progress is None or progress.lease is None else progress.lease)
-    # The shard must not be read yet, so this is not a fault. Otherwise, every split would raise an alarm.
+    # If the parents are not done, the shard must not be read yet, so this is not a fault. Otherwise, every split would
+    # raise an alarm.
     if waits:
         return Status("OK", "its parents are not done: it is read after them")
-    # The least time for which the lease has not been renewed, according to our observation or its last annotation.
+    # The lease has not been renewed for at least this time, according to our observation or its last annotation.
     unrenewed_seconds = lease.idle if lease.idle < math.inf else 0.0
     if progress is not None and progress.owner == (lease.owner or progress.owner) and watched <= lease.idle + 1.0:
         unrenewed_seconds = max(
             unrenewed_seconds, now - progress.at
         )  # only if its version did not move while we watched
     is_recent = progress is not None and now - progress.at <= limit_seconds
-    # A fault takes precedence over a missing owner, because a worker that could not handle the lease leaves it to
-    # others for a while.
+    # Report a fault before a missing owner. If a worker could not handle the lease, it leaves the lease without an
+    # owner for a while, so the fault is the cause.
     if progress is not None and progress.resting(now, limit_seconds) and (lease.owner is None or not is_recent):
         released_by = (
             f"; {progress.owner} put it aside until {_format_utc(progress.aside or 0.0)}" if lease.owner is None else ""
         )
         return Status("STALLED", f"{_stalled_reason(progress, now)}{released_by}")
-    # A missing owner comes before the annotation's own status, which is outdated if no worker reads the lease.
+    # Check for a missing owner before using the status in the annotation, which is outdated if no worker reads the
+    # lease.
     if unrenewed_seconds > limit_seconds or (lease.owner is None and not is_recent):
         return _unowned_status(lease, progress, unrenewed_seconds, limit_seconds, watched)
     by_owner = progress is not None and progress.owner == lease.owner and progress.at != watch.former
@@ -350,16 +352,15 @@ def status_of(
     # are then judged by its own clock.
     status = _annotated_status(progress, max(now, progress.at) if is_recent else progress.at, limit_seconds)
     if status.word == "UNREAD" and by_owner and unrenewed_seconds > told_within(progress.lease or lease_seconds):
-        # The lease was not renewed, and the owner's annotation is overdue, too. The owner is therefore gone rather than
-        # idle.
+        # The lease was not renewed, and the owner's next annotation is overdue, too. So the owner is gone, and not
+        # merely idle.
         return _unowned_status(lease, progress, unrenewed_seconds, 0.0, watched)
     late_seconds = LATE * (progress.lease or lease_seconds)
     is_unrenewed = late_seconds <= lease.idle < math.inf or (
         unrenewed_seconds >= late_seconds and watched >= min(late_seconds, CONFIRM_SECONDS)
     )
     if status.ok and lease.owner is not None and is_unrenewed:
-        # The owner may be dead. Whether it is remains unknown until it renews the lease, or another worker takes the
-        # lease.
+        # The owner may be dead. This is not known until the owner renews the lease, or another worker takes it.
         return Status(
             "UNKNOWN",
             f"{lease.owner} owns it and has not renewed it for {unrenewed_seconds:.0f} s; "
@@ -378,14 +379,15 @@ def status_of(
 
 
 def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, watched: float) -> bool:
-    """Return whether an OK lease is known to have a living owner without a further look at the table.
+    """Return whether an OK lease is known to have a living owner, so that the table need not be read again.
 
-    Checkpoints renew a lease without a new annotation. So if the annotation is older than a renewal, a single look
-    cannot distinguish a busy owner from a dead one. A second look shows whether the row has changed.
+    A checkpoint renews a lease without writing a new annotation. If the annotation is older than the renewal interval,
+    a single read of the table therefore cannot distinguish a busy owner from a dead one. A second read shows whether
+    the row has changed.
 
     Args:
         lease: The lease.
-        status: Its status according to the looks so far.
+        status: The status of the lease according to the reads of the table so far.
         now: The time in seconds since 1970.
         lease_seconds: The setting of the owner, if the row does not contain it.
         watched: For how many seconds the table was watched.
@@ -394,7 +396,7 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
     if not status.ok or progress is None or lease.owner is None:
         return True
     renews_within = RENEWED * (progress.lease or lease_seconds)
-    # If the owner's clock is ahead of ours, the age of the annotation is not known.
+    # If the owner's clock is ahead of ours, the age of the annotation is unknown, so it is not considered recent.
     is_recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
     was_renewed = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
     return is_recent or was_renewed or watched >= min(LATE * (progress.lease or lease_seconds), CONFIRM_SECONDS)
@@ -403,7 +405,7 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
 def _unowned_status(
     lease: Lease, progress: Progress | None, unrenewed_seconds: float, limit_seconds: float, watched: float
 ) -> Status:
-    """Return the status of a lease that had no owner, or was not renewed, for `unrenewed_seconds` seconds."""
+    """Return the status of a lease that had no owner, or whose owner did not renew it, for this many seconds."""
     subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
     if unrenewed_seconds > limit_seconds:
         fault = f"; the last fault: {progress.cause}" if progress is not None and progress.cause else ""
@@ -425,7 +427,8 @@ def _annotated_status(progress: Progress, now: float, limit_seconds: float) -> S
             return Status("BEHIND", f"{_lag_text(progress)}, and falling further behind for two minutes")
         # `excused` is the owner's reason for not reading now, for example that the parents are not done.
         return Status("OK", progress.excused or _lag_text(progress))
-    # A hanging handler comes before a fault. If a handler never returns, it is the cause, whatever failed before.
+    # Report a hanging handler before a fault. If a handler never returns, it is the cause, even if something else
+    # failed earlier.
     if handler_began is not None and now - handler_began > limit_seconds:
         return Status(
             "HUNG", f"its handler has been at work for {now - handler_began:.0f} s, without an end or a checkpoint"
@@ -454,7 +457,7 @@ def _lag_text(progress: Progress) -> str:
 
 
 def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, limit_seconds: float) -> Status:
-    """Return the status of a lease without our annotation (another library's), according to what was observed."""
+    """Return the status of a lease without our annotation (of another library) from what we observed."""
     lag_amount = lag.seconds if lag.events is None else float(lag.events)
     lag_text = f"{lag.events} events behind" if lag.events is not None else f"{lag_amount or 0.0:.1f} s behind"
     # Check first whether the shard is at its tip. The position of such a shard does not move until more records arrive,
@@ -462,14 +465,14 @@ def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWa
     if lag_amount == 0:
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:
-        # The lease makes progress but does not keep up, which is not the same as a checkpoint that does not move.
+        # The lease makes progress but does not keep up, so it is BEHIND, not STALLED.
         return Status("BEHIND", f"{lag_text}, and falling further behind for two minutes")
     if lag_amount is not None and watch.unchanged_seconds > limit_seconds:
         return Status("STALLED", f"{lag_text}, and its checkpoint has not moved for {watch.unchanged_seconds:.0f} s")
     if watch.moved and watch.unchanged_seconds <= limit_seconds:
         return Status("OK", f"its checkpoint moves; {lag_text}" if lag_amount is not None else "its checkpoint moves")
     if watched <= 0:
-        # A single look shows where the checkpoint is, but not whether it moves.
+        # A single read of the table shows where the checkpoint is, but not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
     hint = "" if lag_amount is not None else "; use --source to check the stream for waiting records"
     return Status("UNKNOWN", f"its checkpoint has not moved in {watch.unchanged_seconds:.0f} s{hint}")
