@@ -50,10 +50,10 @@ def acknowledging_reader(
         worker: The worker that holds the lease.
         holding: The held lease.
         handling: The limits and callbacks.
-        open_consumer: Makes the consumer once reading begins.
+        open_consumer: Creates the consumer when reading begins.
         memory: The budget shared with the worker's other readers.
         dispatcher: Calls the user's callbacks.
-        wake: Makes the reader of the lease with this key take a step immediately.
+        wake: Has the reader of the lease with this key take a step immediately.
     """
     shard = HeldShard(worker, holding, "commits")
 
@@ -204,7 +204,7 @@ class AcknowledgingConsumer(BatchConsumer):
         return now if batch.ended else self._state.wait_for_next_read()
 
     def _give_up(self, action: str, error: Exception) -> GiveUp:
-        # Log only the exception's type, because the message of a user's exception may contain a record.
+        # Use only the exception's type in the reason, because the message of a user's exception may contain a record.
         reason = f"its consumer could not {action}: it raised {type(error).__name__}"
         log.warning("shard %s: %s", self.holding.key, reason, exc_info=error)
         self._failure = reason

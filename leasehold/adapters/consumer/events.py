@@ -18,7 +18,7 @@ from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
 from leasehold.adapters.worker.holding import Holding
 
 CLOSED_STATUS = 128 + signal.SIGPIPE
-"""The exit status of a program whose output pipe was closed by its reader."""
+"""The exit status of a program that ends because the reader of its output has closed the pipe."""
 
 
 @frozen

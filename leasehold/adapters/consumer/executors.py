@@ -44,7 +44,7 @@ class HandlerExecutor(Protocol):
         """Remove the work, and return False if it has begun."""
 
     def replace(self, work: Work) -> None:
-        """Start another thread for waiting work, because the given work is slow."""
+        """Start another thread for the work that waits, because the given work is slow."""
 
     def close(self) -> None:
         """Begin no more work."""
@@ -74,7 +74,7 @@ class ThreadExecutor:
     """Calls handlers in daemon threads, which are started when first needed and do not keep the process alive.
 
     Args:
-        usual: How many threads may run at the same time, not counting slow ones.
+        usual: How many threads may run at the same time, not counting threads with slow handlers.
         most: How many threads may exist, including slow ones.
         failed: Called with the exception if a thread ends because its work raised, which it never should.
     """
@@ -117,7 +117,7 @@ class ThreadExecutor:
             return True
 
     def replace(self, work: Work) -> None:
-        """Stop counting the thread of this work until the work returns, and start another thread if work waits."""
+        """Stop counting the thread of this work until the work returns. Start another thread if other work waits."""
         with self._changed, suppress(RuntimeError):  # if no thread can be started, use the existing ones
             if work in self._busy:
                 self._slow.add(work)

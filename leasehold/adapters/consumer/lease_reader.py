@@ -60,7 +60,7 @@ class LeaseReader:
         self._cooldown_seconds = cooldown_seconds
 
     def step(self, now: float) -> float:
-        """Do one bounded piece of work, and return when to call again, or infinity once nothing is left to do."""
+        """Do one bounded piece of work. Return when to call `step` again, or infinity if nothing is left to do."""
         try:
             due = self._poll_and_act(now)
         except (StoreError, SourceUnavailable) as fault:
@@ -77,7 +77,7 @@ class LeaseReader:
         return due
 
     def _poll_and_act(self, now: float) -> float:
-        """Poll the consumer and carry out one order, and return when to call again."""
+        """Poll the consumer and carry out one order. Return the time of the next step."""
         holding, ready = self.holding, self.consumer.poll(now)
         if not isinstance(ready, Ready):
             due = self._apply(ready, now)
@@ -133,7 +133,8 @@ class LeaseReader:
         """If the parents are done, open the shard at the start that the consumer chooses; otherwise wait."""
         lease = self.holding.lease
         parents = self._worker.parents(lease)
-        # L12: a key's earlier records are in the parent, so reading the child at the same time would break their order.
+        # A partition key's earlier records are in the parent shard, so reading the child before the parent is done
+        # would break their order (L12).
         if not readable(lease, parents):
             self.holding.progress.excused("its parents are not done", now)
             return now + self._state.parents_pending()
@@ -158,7 +159,7 @@ class LeaseReader:
         return self._apply(consumer.batch_read(batch, now), now)
 
     def _apply(self, next_: Next, now: float) -> float:
-        """Carry out what a method of the consumer returned, and return when to call again."""
+        """Carry out what a method of the consumer returned. Return the time of the next step."""
         match next_:
             case float() | int():
                 return next_

@@ -142,7 +142,7 @@ class LeaseReaders:
     def _replacement_for(self, holding: Holding, faults: int) -> Step | None:
         """Return a step that releases the lease if its reader's step has failed too often (rule 2); otherwise None.
 
-        If the lease is to be released anyway or is lost, one fault is enough.
+        If the lease is lost, or is to be released anyway, the step is replaced after a single fault.
         """
         if faults < MAX_FAULTS and not holding.releasing and not holding.lost.is_set():
             return None

@@ -80,7 +80,7 @@ class ReadingStart:
                 is_stored = all(holding.annotate(name, value) for name, value in latest_annotations(latest))
             return latest if is_stored else None
         if lease.checkpoint.sequence == "AT_TIMESTAMP" and not lease.checkpoint.sub:
-            # The KCL keeps the time of AT_TIMESTAMP in its settings, not in the row.
+            # The KCL has the time of AT_TIMESTAMP in its configuration, not in the lease row.
             if self._config.initial_position.sequence == "AT_TIMESTAMP":
                 return self._config.initial_position
             log.warning(
@@ -120,15 +120,16 @@ def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWork
         all_shards = source.shards()
     ids = frozenset(shard.id for shard in all_shards or ())
     for create in children_to_create(parent, children, leases, ids, config):
-        # If this process was paused, other workers may have finished the children and deleted their rows.
+        # If this process was paused, other workers may have finished the children and deleted their leases. Confirm the
+        # parent's lease, so that these leases are not created again.
         if not holding.confirm():
             return False
         # If the store rejects the creation, another worker has already created the same lease, so nothing is left to
         # do.
         outcome = store.write(CreateLease(create.lease))
         if isinstance(outcome, Done) and not holding.confirm():
-            # Delete the lease, because the shard may be done already. If it is not, another worker's plan creates the
-            # lease (L3).
+            # If the parent's lease was lost, delete the child's new lease, because the child may already be done. If
+            # the child is not done, another worker creates its lease again (L3).
             store.write(DeleteLease(outcome.lease))
             return False
     keys = tuple(child.id for child in children)

@@ -32,8 +32,8 @@ class MemoryBudget:
         wake: Called, from any thread, with the key of a lease reader that may read now.
 
     Attributes:
-        taken: The bytes of each admitted share. Only shares may use this and the following attributes, while holding
-            `lock`.
+        taken: The bytes of each admitted share. Only `MemoryShare` may use this attribute and the following ones, and
+            only while holding `lock`.
         used: The sum of `taken`.
         waiting: The bytes that other shares have requested, in order.
         idle: The time at which each batch that may be dropped is needed again.

@@ -102,7 +102,8 @@ class ConsumerPort(ABC):
         """Return the position at which to begin, or None if the lease was lost in the meantime.
 
         Args:
-            stored: Returns the start according to the lease, or None if the lease was lost. It may write.
+            stored: A function that returns the start position according to the lease, or None if the lease was lost. It
+                may write to the lease table.
         """
         return stored()
 

@@ -84,7 +84,7 @@ class Slice:
         return f"{self.since_ms}..{self.until_ms}"
 
     def store(self, store: Store) -> "SliceStore":
-        """Return the store, which must be empty or contain only leases of this slice; see `exclusive_table`."""
+        """Return a store that annotates new leases with this slice. The table must not contain any other leases."""
         return exclusive_table(store, "slice", self.note)
 
     def source(self, source: Source) -> "SliceSource":
@@ -95,7 +95,7 @@ class Slice:
 
 
 def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
-    """Return the store, which must be empty or contain only leases with this annotation.
+    """Return a store that adds this annotation to new leases. The table must not contain any other leases.
 
     Args:
         store: The lease table.
@@ -147,7 +147,7 @@ class SliceSource(PassingSource):
         self._bounded, self._cut = bounded, cut
 
     def open(self, lease: Lease, start: Position) -> "SliceReader":
-        """Open a reader just after `start`, or at the beginning of the slice if `start` is not a number.
+        """Open a reader just after `start`, or at the beginning of the slice if `start` is no sequence number.
 
         A child shard, whose lease starts at TRIM_HORIZON, is also read from the beginning of the slice.
         """
@@ -156,7 +156,7 @@ class SliceSource(PassingSource):
 
 
 class SliceReader:
-    """Reads one shard up to the end of the slice, which counts as the end of the shard."""
+    """Reads one shard up to the end of the slice, and treats the end of the slice as the end of the shard."""
 
     def __init__(self, reader: Reader, source: Sliceable, lease: Lease, cut: Slice, start: Position) -> None:
         self._reader, self._source, self._lease, self._cut = reader, source, lease, cut

@@ -3,7 +3,7 @@
 `leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all use `status_of`. No thresholds have to
 be configured. As in LinkedIn's Burrow, a lease is judged by its progress over a window of time.
 
-1. A status is OK only if a row of the table, or our own observation, shows that it is.
+1. A status is OK only if there is evidence for it, in a row of the table or in our own observations.
 2. If the status cannot be determined, it is UNKNOWN, which does not count as OK.
 3. Time limits follow from `lease_seconds` and from how often leases are read and annotated
    (`worker/progress.py:patience`).
@@ -195,7 +195,7 @@ class Status:
 
 @frozen
 class LeaseWatch:
-    """The observations of one lease over a window of time, for rows whose owners do not annotate their progress.
+    """The observations of one lease over a window of time, used if its owner does not annotate its progress.
 
     Attributes:
         samples: The time, position and lag at each recent look at the table, over the last `STEPS` steps.
@@ -277,7 +277,7 @@ def statuses_of(
         lags: Their lags, by key.
         now: The time in seconds since 1970.
         lease_seconds: The lease duration of owners whose rows do not contain it.
-        watch: What was observed of the table, if it was watched.
+        watch: The observations of the table, if it was watched.
     """
     rows = {lease.key: lease for lease in leases}
     watch = watch or GroupWatch()
@@ -313,9 +313,9 @@ def status_of(
         lease: The lease.
         lag: Its lag, from the row or from the stream.
         now: The time in seconds since 1970.
-        lease_seconds: The setting of the owner, if the row does not contain it.
+        lease_seconds: The owner's lease duration, if the row does not contain it.
         watched: For how many seconds the table was watched. `lease.idle` was measured during that time.
-        watch: What was observed of this lease.
+        watch: The observations of this lease.
         waits: Whether a parent is not done yet, so that the lease must not be read (L12).
         contradiction: The contradiction between table and stream that concerns this lease (L14), or "".
     """
@@ -389,7 +389,7 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
         lease: The lease.
         status: The status of the lease according to the reads of the table so far.
         now: The time in seconds since 1970.
-        lease_seconds: The setting of the owner, if the row does not contain it.
+        lease_seconds: The owner's lease duration, if the row does not contain it.
         watched: For how many seconds the table was watched.
     """
     progress = progress_of(lease)
