@@ -134,8 +134,8 @@ class AcknowledgingConsumer(BatchConsumer):
         self._withdrawing = is_leaving
         look_seconds = None  # poll only while something is awaited
         if is_leaving or memory.batch is not None or self._last_taken is not None:
-            wait = self._state.rests_until - now
-            look_seconds = min(LOOK_SECONDS, wait) if wait > 0 else LOOK_SECONDS
+            rest_seconds = self._state.rests_until - now
+            look_seconds = min(LOOK_SECONDS, rest_seconds) if rest_seconds > 0 else LOOK_SECONDS
         return Ready(
             free=not is_leaving,
             room=memory.batch is None and not is_leaving,
@@ -151,9 +151,9 @@ class AcknowledgingConsumer(BatchConsumer):
     def _acknowledge(self, position: Position | None, now: float) -> None:
         if position is None:
             return
-        before = self._cursor.acknowledged
+        previous_position = self._cursor.acknowledged
         self._state.checkpoint_moved(position)
-        if self._cursor.acknowledged.order > before.order:
+        if self._cursor.acknowledged.order > previous_position.order:
             self.holding.progress.progressed(now)
         if self._last_taken is not None and position.order >= self._last_taken.order:
             # Acknowledge everything up to `delivered`, which may be after the last record, because the source may have

@@ -120,21 +120,21 @@ class Attempts:
         """Return what to do after the failure of this piece."""
         self.failing, records, dead_letter = True, piece.records, self._handling.dead_letter
         if not self._failed_parts:
-            wait = self._backoff.next()
+            wait_seconds = self._backoff.next()
             sequence_range = f"{records[0].sequence_number} to {records[-1].sequence_number}"
-            attempt = f"records {sequence_range}, attempt {self._backoff.faults} of {self._handling.attempts}"
+            attempt_text = f"records {sequence_range}, attempt {self._backoff.faults} of {self._handling.attempts}"
             if isinstance(error, Unhandled):  # made from a return value, so its traceback is useless
-                why, trace = f"its handler failed on {attempt}: {error}", error.__cause__
+                why, trace = f"its handler failed on {attempt_text}: {error}", error.__cause__
             else:  # do not log the message, which may contain a record
-                why, trace = f"its handler raised {type(error).__name__} on {attempt}", error
+                why, trace = f"its handler raised {type(error).__name__} on {attempt_text}", error
             log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
             if self._holding.lease.checkpoint.order >= records[0].position.order:
                 # The handler checkpointed some of the records before it failed. The remaining records get the full
                 # number of attempts.
                 self._backoff.reset()
-                return TryAgain(wait)
+                return TryAgain(wait_seconds)
             if self._backoff.faults < self._handling.attempts:
-                return TryAgain(wait)
+                return TryAgain(wait_seconds)
             if dead_letter is None:
                 return NoMoreAttempts(why)
         if isinstance(error, NotAwaited):

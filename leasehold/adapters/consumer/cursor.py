@@ -271,9 +271,9 @@ class Cursor:
     def _check(self) -> None:
         delivered = self.delivered.order
         if not self.committed.order <= self.acknowledged.order <= delivered <= self.read.order:
-            names = "committed, acknowledged, delivered, read"
+            mark_names = "committed, acknowledged, delivered, read"
             marks = self.committed, self.acknowledged, self.delivered, self.read
-            raise ValueError(f"cursor: {names} must not fall in this order: {', '.join(map(str, marks))}")
+            raise ValueError(f"cursor: {mark_names} must not fall in this order: {', '.join(map(str, marks))}")
 
 
 class ShardPull:
@@ -307,14 +307,14 @@ class ShardPull:
         """
         try:
             batch = (self._reader or self.open()).read()
-            before, end = self.cursor.read, batch.end
+            previous_end, end = self.cursor.read, batch.end
             # Sequence numbers only increase (L14). A record with a lower number would be before the checkpoint, so the
             # next owner would skip it.
-            if end is not None and end.order < before.order and end.numbered and before.numbered:
+            if end is not None and end.order < previous_end.order and end.numbered and previous_end.numbered:
                 raise SourceError(  # noqa: TRY301  closes the reader, as the reader's own exceptions do
-                    f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream recreated? "
-                    "--if-recreated TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this one "
-                    "back"
+                    f"its sequence numbers fall, from {previous_end.sequence} to {end.sequence}: was the stream "
+                    "recreated? --if-recreated TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this "
+                    "one back"
                 )
             keep(batch)
         except BaseException:

@@ -225,10 +225,10 @@ class Dispatcher:
         return Running(handler_call.begun + min(max(slow, 2 * handler_call.warned_seconds), limit))
 
     def _withdraw(self, handler_call: HandlerCall) -> bool:
-        withdrawn = self._executor.withdraw(handler_call.work)
-        if withdrawn:
+        is_withdrawn = self._executor.withdraw(handler_call.work)
+        if is_withdrawn:
             del self._running[handler_call.holding.key]
-        return withdrawn
+        return is_withdrawn
 
     def notify(self, name: str, callback: Callable[..., object], *arguments: object) -> None:
         """Call a user's callback; log its faults once."""

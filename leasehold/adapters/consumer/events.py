@@ -90,7 +90,7 @@ class EventLines:
 
     def handle(self, delivery: Delivery) -> None:
         """Write a line for each record of the batch."""
-        fence = {} if delivery.epoch is None else {"epoch": delivery.epoch}
+        epoch_field = {} if delivery.epoch is None else {"epoch": delivery.epoch}
         lines = []
         for record in delivery.records:
             fields = {
@@ -100,7 +100,7 @@ class EventLines:
                 # Never write the data itself, because more people can read the log than the stream.
                 "sha1": hashlib.sha1(record.data, usedforsecurity=False).hexdigest(),
             }
-            lines.append(self._line("record", delivery.stream, delivery.shard, **fields, **fence))
+            lines.append(self._line("record", delivery.stream, delivery.shard, **fields, **epoch_field))
         self._write(lines)
 
     @property
@@ -115,12 +115,12 @@ class EventLines:
 
     def _write(self, lines: list[str], *, keep: bool = False) -> None:
         """Write these lines. If `keep` is true, lines that cannot be written now are written before the next ones."""
-        new_lines, partial = "".join(lines).encode(), None
+        new_lines, partial_write = "".join(lines).encode(), None
         with self._lock:
             if not self._closed:
                 try:
-                    partial = self._lines.write(self._pending + new_lines)
-                    unwritten = b"" if partial is None else partial.unwritten
+                    partial_write = self._lines.write(self._pending + new_lines)
+                    unwritten = b"" if partial_write is None else partial_write.unwritten
                     # Keep the events of a shard if they cannot be written, because they are reported only once. The
                     # lines of records need not be kept, because the batch is dispatched again.
                     self._pending = unwritten if keep else unwritten[: max(0, len(unwritten) - len(new_lines))]
@@ -133,8 +133,8 @@ class EventLines:
                         os.close(null_device)
         if self._closed:
             raise SystemExit(CLOSED_STATUS)
-        if partial is not None and not keep:
-            raise partial.error  # the batch fails, and is dispatched again
+        if partial_write is not None and not keep:
+            raise partial_write.error  # the batch fails, and is dispatched again
 
 
 FIELDS = ("lease", "rule", "outcome")

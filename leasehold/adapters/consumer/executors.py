@@ -134,10 +134,10 @@ class ThreadExecutor:
 
     def _add_thread(self) -> None:
         if self._threads < min(self._most, self._usual + len(self._slow)):
-            spawn(f"leasehold-handle-{self._threads}", self._serve, self._failed)
+            spawn(f"leasehold-handle-{self._threads}", self._run_queued_work, self._failed)
             self._threads += 1
 
-    def _serve(self) -> None:
+    def _run_queued_work(self) -> None:
         is_surplus = False
         while not is_surplus:
             with self._changed:
@@ -211,16 +211,16 @@ class EventLoop:
         tasks = list[Task[Exception | None]]()
 
         async def await_fault() -> Exception | None:
-            raised: BaseException | None = None
+            handler_error: BaseException | None = None
             try:
                 return fault_in_result(await awaitable)
             except BaseException as error:  # noqa: BLE001  any exception fails the batch but must not end the loop
-                raised = error
+                handler_error = error
                 return as_fault(error)
             finally:
                 # If the handler has forked, end the forked process here. Its copy of the event loop must not continue,
                 # because the two loops share a pipe, and the copy would consume wake-ups of the original loop.
-                self._origin.end_copy(raised)
+                self._origin.end_copy(handler_error)
 
         def begin() -> None:
             task = loop.create_task(await_fault())
@@ -251,15 +251,15 @@ class EventLoop:
         with self._lock:
             if self._loop is None:
                 # Hold the lock while waiting for the loop to start. Otherwise, two callers could each start a loop.
-                started = SimpleQueue[AbstractEventLoop | BaseException]()
-                self._thread = spawn("leasehold-loop", lambda: self._serve(started.put), self._end)
-                loop = started.get()
+                startup_result = SimpleQueue[AbstractEventLoop | BaseException]()
+                self._thread = spawn("leasehold-loop", lambda: self._run_loop(startup_result.put), self._end)
+                loop = startup_result.get()
                 if isinstance(loop, BaseException):
                     raise loop
                 self._loop = loop
             return self._loop
 
-    def _serve(self, report: Callable[[AbstractEventLoop | BaseException], None]) -> None:
+    def _run_loop(self, report: Callable[[AbstractEventLoop | BaseException], None]) -> None:
         async def wait_for_close() -> None:
             await self._closing.wait()
 

@@ -229,9 +229,9 @@ class HandlerConsumer(BatchConsumer):
         self._window.close()  # retries do not wait for more records
         handling = self._handling
         if handling.dead_letter is not None and handling.max_age_seconds < math.inf:
-            age = self._wall() - (piece.records[0].arrived or math.inf)
-            if age > handling.max_age_seconds:
-                error = TooOld(f"it arrived {age:.0f} s ago, and {handling.max_age_seconds:g} s is the limit")
+            age_seconds = self._wall() - (piece.records[0].arrived or math.inf)
+            if age_seconds > handling.max_age_seconds:
+                error = TooOld(f"it arrived {age_seconds:.0f} s ago, and {handling.max_age_seconds:g} s is the limit")
                 return self._to_dead_letter(handling.dead_letter, first_for_dead_letter(piece), batch, error, now)
 
         def call() -> object:
@@ -266,7 +266,7 @@ class HandlerConsumer(BatchConsumer):
     def _check_call(self, handler_call: HandlerCall, purpose: CallPurpose, now: float) -> Next:
         outcome = self._dispatcher.check(handler_call, now)
         if isinstance(outcome, Running):
-            return self._store_earlier(outcome.due, now)
+            return self._checkpoint_earlier(outcome.due, now)
         self._call = None  # otherwise this batch stays in memory alongside the next one
         match outcome:
             case CallEnded(fault):
@@ -318,7 +318,7 @@ class HandlerConsumer(BatchConsumer):
             return now
         return self._state.wait_for_next_read()
 
-    def _store_earlier(self, due: float, now: float) -> float:
+    def _checkpoint_earlier(self, due: float, now: float) -> float:
         """While the handler runs, checkpoint earlier batches if that is due. Return the time of the next step.
 
         Args:
@@ -345,10 +345,10 @@ class HandlerConsumer(BatchConsumer):
             self._state.consumer_failed(piece.records[-1].position)
             self._reread_unacknowledged()
         if isinstance(error, Ending | Withdrawn):
-            return self._let_lease_go(error, now)
+            return self._relinquish(error, now)
         # Report only the exception's type, because the message of a user's exception may contain a record.
-        attempt = f" (attempt {piece.attempts} of {self._handling.attempts})" if not piece.in_parts else ""
-        self.holding.progress.failed(f"its handler raised {type(error).__name__}{attempt}", now)
+        attempt_text = f" (attempt {piece.attempts} of {self._handling.attempts})" if not piece.in_parts else ""
+        self.holding.progress.failed(f"its handler raised {type(error).__name__}{attempt_text}", now)
         match self._attempts.after_failure(piece, error):
             case TryAgain(seconds):
                 # Measure the wait from now, not from the start of this step, because an inline handler may have run for
@@ -365,7 +365,7 @@ class HandlerConsumer(BatchConsumer):
         self, piece: Delivery, batch: Batch, error: Exception, fault: Exception | None, now: float
     ) -> Next:
         if isinstance(fault, Ending | Withdrawn):
-            return self._let_lease_go(fault, now)
+            return self._relinquish(fault, now)
         record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
         if fault is not None:  # neither handler nor dead letter accepted the record, so it must not be skipped
             # For exceptions other than DeadLetterError, report only the type, because the message may contain a record.
@@ -425,15 +425,15 @@ class HandlerConsumer(BatchConsumer):
 
     # Ending
 
-    def _let_lease_go(self, error: Ending | Withdrawn, now: float) -> Next:
+    def _relinquish(self, error: Ending | Withdrawn, now: float) -> Next:
         """Release the lease, or give it to its next owner if it has one."""
         return now if isinstance(error, Withdrawn) and self.holding.releasing else Relinquish()
 
     def leave(self, happening: Happening) -> None:
         """Close the shard's reader, free the memory and notify the observer."""
-        is_late = happening == "lease-lost" and self._handling.late_checkpoints
+        may_store_late = happening == "lease-lost" and self._handling.late_checkpoints
         store_error: StoreError | None = None
-        if is_late and (position := self._cursor.unstored) is not None:
+        if may_store_late and (position := self._cursor.unstored) is not None:
             try:
                 # A late checkpoint cannot harm the new owner, because the checkpoint only moves forward. It saves the
                 # owner after that from handling the same records again.

@@ -617,10 +617,10 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
 
     async def handle(delivery: Delivery) -> None:
         # Groups are ordered by their first records.
-        keyed = dict[str | None, list[Record]]()
+        records_by_key = dict[str | None, list[Record]]()
         for record in delivery.records:
-            keyed.setdefault(record.partition_key, []).append(record)
-        groups, faults = iter(keyed.values()), list[BaseException]()
+            records_by_key.setdefault(record.partition_key, []).append(record)
+        groups, faults = iter(records_by_key.values()), list[BaseException]()
 
         async def work() -> None:
             """Handle one key after another until there are no more or one has failed."""

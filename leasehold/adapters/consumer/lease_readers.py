@@ -81,10 +81,14 @@ class LeaseReaders:
         self._scheduler, self.taking = worker.scheduler, True
         self.schedule = Schedule(readers, self._scheduler, failed)
         self.memory = MemoryBudget(memory_bytes, self.schedule.wake)
-        limit = handling.most_calls
+        max_calls = handling.most_calls
         self.dispatcher = Dispatcher(
             executor
-            or (ThreadExecutor(readers, failed=failed) if limit is None else ThreadExecutor(limit, limit, failed)),
+            or (
+                ThreadExecutor(readers, failed=failed)
+                if max_calls is None
+                else ThreadExecutor(max_calls, max_calls, failed)
+            ),
             wake=self.schedule.wake,
             end=end,
             fatal=self._scheduler.fatal,

@@ -112,14 +112,14 @@ def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWork
     if not children:
         all_shards = source.shards()
         children = tuple(shard for shard in all_shards if parent.key in shard.parents)
-    names = dict.fromkeys(name for child in children for name in (child.id, *child.parents))
-    leases = {lease.key: lease for lease in store.get(names)} if names else {}
-    if all_shards is None and any(name not in leases for child in children for name in child.parents):
+    lease_keys = dict.fromkeys(key for child in children for key in (child.id, *child.parents))
+    leases = {lease.key: lease for lease in store.get(lease_keys)} if lease_keys else {}
+    if all_shards is None and any(key not in leases for child in children for key in child.parents):
         # If the other parent of a merge has no lease, list the shards to find out whether that parent is still to be
         # read or no longer exists.
         all_shards = source.shards()
-    ids = frozenset(shard.id for shard in all_shards or ())
-    for create in children_to_create(parent, children, leases, ids, config):
+    listed_ids = frozenset(shard.id for shard in all_shards or ())
+    for create in children_to_create(parent, children, leases, listed_ids, config):
         # If this process was paused, other workers may have finished the children and deleted their leases. Confirm the
         # parent's lease, so that these leases are not created again.
         if not holding.confirm():
@@ -132,5 +132,7 @@ def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWork
             # the child is not done, another worker creates its lease again (L3).
             store.write(DeleteLease(outcome.lease))
             return False
-    keys = tuple(child.id for child in children)
-    return holding.checkpoint(Position("SHARD_END", token=token), children=keys, keep_owner=config.rules.counts_ended)
+    child_keys = tuple(child.id for child in children)
+    return holding.checkpoint(
+        Position("SHARD_END", token=token), children=child_keys, keep_owner=config.rules.counts_ended
+    )

@@ -55,7 +55,7 @@ class MemoryBudget:
 
         Returns the keys of the lease readers to wake once the lock is released, except that of `excluded`.
         """
-        admitted: list[str] = []
+        keys_to_wake: list[str] = []
         while self.waiting:
             share, size = next(iter(self.waiting.items()))
             while self.idle and self.taken and self.used + size > self.most:
@@ -68,8 +68,8 @@ class MemoryBudget:
             del self.waiting[share]
             self.set(share, size)
             if share is not excluded:
-                admitted.append(share.key)
-        return admitted
+                keys_to_wake.append(share.key)
+        return keys_to_wake
 
     def set(self, share: "MemoryShare", size: int | None) -> None:
         """Set the bytes of a share, or None if it leaves."""
@@ -105,9 +105,9 @@ class MemoryShare:
         with budget.lock:
             if self not in budget.taken:  # queue even a small request after earlier ones
                 budget.waiting.setdefault(self, size)
-            admitted = budget.admit(excluded=self)
+            keys_to_wake = budget.admit(excluded=self)
             is_granted = self in budget.taken
-        for key in admitted:  # outside the lock, because a woken reader may call `request` immediately
+        for key in keys_to_wake:  # outside the lock, because a woken reader may call `request` immediately
             budget.wake(key)
         return is_granted
 
@@ -133,8 +133,8 @@ class MemoryShare:
         with budget.lock:
             # Count the batch even if it is larger than requested, because it is already in memory.
             budget.set(self, size)
-            admitted = budget.admit() if budget.waiting else []
-        for key in admitted:
+            keys_to_wake = budget.admit() if budget.waiting else []
+        for key in keys_to_wake:
             budget.wake(key)
 
     def idle(self, due: float) -> None:
@@ -142,8 +142,8 @@ class MemoryShare:
         budget = self._budget
         with budget.lock:
             budget.idle[self] = due
-            admitted = budget.admit()
-        for key in admitted:
+            keys_to_wake = budget.admit()
+        for key in keys_to_wake:
             budget.wake(key)
 
     def protect(self) -> Batch | None:
@@ -164,6 +164,6 @@ class MemoryShare:
         with budget.lock:
             budget.waiting.pop(self, None)
             budget.set(self, None)
-            admitted = budget.admit() if budget.waiting else []
-        for key in admitted:
+            keys_to_wake = budget.admit() if budget.waiting else []
+        for key in keys_to_wake:
             budget.wake(key)

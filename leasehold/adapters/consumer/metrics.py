@@ -110,11 +110,11 @@ class WorkerMetrics:
 
     def lease_status(self) -> Iterable[Observation]:
         """Return the status of each lease that this worker holds, as a number."""
-        held = {holding.key: holding.lease for holding in self._worker.holdings if not holding.lease.ended}
+        held_leases = {holding.key: holding.lease for holding in self._worker.holdings if not holding.lease.ended}
         return [
-            Observation(status.number, self._labels(held[key]))
+            Observation(status.number, self._labels(held_leases[key]))
             for key, status in self._statuses().items()
-            if key in held
+            if key in held_leases
         ]
 
     def contradictions(self) -> Iterable[Observation]:
@@ -140,10 +140,10 @@ class WorkerMetrics:
     def lease_lag_is_lower_bound(self) -> Iterable[Observation]:
         """Return, for each held lease, 1 if its `millis_behind_latest` is a lower bound, otherwise 0."""
         now, wall = self._worker.clock(), time.time()
-        held = [(holding.lease, holding.progress.progress(now, wall)) for holding in self._worker.holdings]
+        held_progress = [(holding.lease, holding.progress.progress(now, wall)) for holding in self._worker.holdings]
         return [
             Observation(int(progress.unheard(wall, held=True)), self._labels(lease))
-            for lease, progress in held
+            for lease, progress in held_progress
             if progress.behind is not None
         ]
 
@@ -226,11 +226,11 @@ class _Instruments:
         self.workers: WeakSet[WorkerMetrics] = WeakSet()
         self.bytes = meter.create_counter("bytes", "By", "Payload read, an aggregate's own bytes included.")
         self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")
-        meaning = "How often a handler was said to be at work for too long: once for each doubling."
-        self.slow_handlers = meter.create_counter("slow_handlers", "{warning}", meaning)
+        description = "How often a handler was said to be at work for too long: once for each doubling."
+        self.slow_handlers = meter.create_counter("slow_handlers", "{warning}", description)
         self.dead_letters = meter.create_counter("dead_letters", "{record}", "Records that went to the dead letter.")
-        meaning = "How often a lease came to this worker from another one."
-        self.owner_switches = meter.create_counter("owner_switches", "{move}", meaning)
+        description = "How often a lease came to this worker from another one."
+        self.owner_switches = meter.create_counter("owner_switches", "{move}", description)
         gauges: tuple[tuple[Callable[[WorkerMetrics], Iterable[Observation]], str, str], ...] = (
             (WorkerMetrics.total_leases, "{lease}", "Leases that are not finished."),
             (WorkerMetrics.total_shards, "{shard}", "Open shards, as last listed."),
@@ -250,14 +250,14 @@ class _Instruments:
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
             (WorkerMetrics.lease_lag_is_lower_bound, "1", "1 if the lease's lag is a lower bound."),
         )
-        for gauge, unit, meaning in gauges:
+        for gauge, unit, description in gauges:
             # Bind the gauge as a default value, so that each callback does not use the last gauge of the loop.
             def observe(
                 _options: CallbackOptions, gauge: Callable[[WorkerMetrics], Iterable[Observation]] = gauge
             ) -> Iterable[Observation]:
                 return [observation for worker in tuple(self.workers) for observation in gauge(worker)]
 
-            meter.create_observable_gauge(gauge.__name__, [observe], unit, meaning)
+            meter.create_observable_gauge(gauge.__name__, [observe], unit, description)
 
 
 _instruments_by_meter: WeakKeyDictionary[Meter, _Instruments] = WeakKeyDictionary()

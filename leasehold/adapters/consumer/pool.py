@@ -89,28 +89,28 @@ class Pool:
 
         Once all calls have ended, the first error is raised.
         """
-        work = list(items)
-        if len(work) <= 1:
-            return [function(item) for item in work]
+        arguments = list(items)
+        if len(arguments) <= 1:
+            return [function(item) for item in arguments]
         results: dict[int, R] = {}
         faults: list[BaseException] = []
-        wakeup, pending = Signal(self._scheduler), [*range(len(work))]
+        wakeup, pending = Signal(self._scheduler), [*range(len(arguments))]
 
         def apply(index: int) -> None:
             try:
-                results[index] = function(work[index])
+                results[index] = function(arguments[index])
             except BaseException as fault:  # noqa: BLE001  raised again in the caller of `map`
                 faults.append(fault)
             pending.pop()
             if not pending:
                 wakeup.set()
 
-        for index in range(len(work)):
+        for index in range(len(arguments)):
             self.submit(partial(apply, index))
         wakeup.wait()
         if faults:
             raise faults[0]
-        return [results[index] for index in range(len(work))]
+        return [results[index] for index in range(len(arguments))]
 
     def begin(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
         """Begin to apply the function to each item, but do not wait, because a request may stall until its timeout."""

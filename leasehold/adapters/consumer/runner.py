@@ -154,8 +154,8 @@ class Runner:
                 break
         (end,) = self._end_reasons.get()
         # Use one deadline for all of the following waits, so that their durations don't add up.
-        until = self._scheduler.clock() + self._drain_seconds
-        is_drained = self._drain(tasks, until)
+        deadline = self._scheduler.clock() + self._drain_seconds
+        is_drained = self._drain(tasks, deadline)
         # Renewals continue until now, so that leases with slow batches are not lost while the worker drains.
         self._renewing = False
         # The renewing task may be waiting for its next renewal, so wake it to let it end.
@@ -170,10 +170,10 @@ class Runner:
             log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
         elif not is_drained:
             log.error("not everything ended within %g s", self._drain_seconds)
-        closed = [part.close(until) for part in (self._lease_readers.schedule, self._actors, self._renewers)]
+        closed_in_time = [part.close(deadline) for part in (self._lease_readers.schedule, self._actors, self._renewers)]
         # Close the dispatcher last, because a step that is still running may check how its handler ended.
         self._lease_readers.dispatcher.close()
-        if is_drained and not all(closed):
+        if is_drained and not all(closed_in_time):
             log.warning("everything is released; a request of this worker is still waiting for its response")
         if end is not None:
             raise end
@@ -267,23 +267,23 @@ class Runner:
         self._end_reasons.put((error,))
         self._scheduler.unforeseen("the worker ends", fault)
 
-    def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
+    def _drain(self, tasks: dict[str, Queue], deadline: float) -> bool:
         """Finish the running batches and release the leases. Return whether that was done in time."""
         # First prevent further turns, by waking the task that waits for the next turn. Then release all held leases
         # while the last turn ends.
-        calls_end = min(until, self._scheduler.clock() + CALL_SECONDS)
+        calls_deadline = min(deadline, self._scheduler.clock() + CALL_SECONDS)
         self._lease_readers.taking = False
         self._turn_sooner.set()
         self._lease_readers.release_all()
-        turn_ended = "turn" not in tasks or tasks["turn"].get(calls_end) is not None
+        turn_ended = "turn" not in tasks or tasks["turn"].get(calls_deadline) is not None
         if not turn_ended and not self.worker.discovery.calling:
-            turn_ended = tasks["turn"].get(until) is not None
+            turn_ended = tasks["turn"].get(deadline) is not None
         # `close` withdraws this worker's requests for leases. Call it in a separate task, because the store might not
         # respond. It need not wait for a turn that is waiting for the stream, because such a turn requests no leases
         # now, nor after the worker was closed.
         try:
             is_closed = (turn_ended or self.worker.discovery.calling) and self._task("close", self.worker.close).get(
-                until
+                deadline
             ) is not None
         except RuntimeError:
             # If no thread is left, close the worker in this task, although a store that does not respond then delays
@@ -294,11 +294,11 @@ class Runner:
         # leases can be taken.
         self._lease_readers.release_all()
         schedule = self._lease_readers.schedule
-        if not schedule.drain(calls_end):
-            leave = partial(self.worker.leave_stuck, self._scheduler.clock(), 0.0, self._actors.map)
+        if not schedule.drain(calls_deadline):
+            leave_stuck_leases = partial(self.worker.leave_stuck, self._scheduler.clock(), 0.0, self._actors.map)
             with suppress(RuntimeError):  # no thread is left; those leases expire
-                self._task("leave", leave).get(until)
-        return schedule.drain(until) and is_closed
+                self._task("leave", leave_stuck_leases).get(deadline)
+        return schedule.drain(deadline) and is_closed
 
 
 # In a process of its own

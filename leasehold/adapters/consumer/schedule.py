@@ -138,18 +138,18 @@ class Schedule:
 
     def drain(self, until: float = math.inf) -> bool:
         """Wait until only abandoned steps are left. Return False if other steps are left at this time."""
-        drained = self._scheduler.queue()
-        self._messages.put(DrainRequested(drained))
-        return drained.get(until) is not None
+        drain_ended = self._scheduler.queue()
+        self._messages.put(DrainRequested(drain_ended))
+        return drain_ended.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
         """Stop calling steps. Return False if the running ones do not end in time."""
         self._closed = True
         self._messages.put(Closed())
-        ended = self._over.get(until) is not None
+        dispatch_ended = self._over.get(until) is not None
         if self._abandoned:
             until = min(until, self._scheduler.clock())
-        return self._pool.close(until) and ended  # its tasks must end, even if that is later
+        return self._pool.close(until) and dispatch_ended  # its tasks must end, even if that is later
 
     def _dispatch(self) -> None:
         heap, clock, not_before = self._heap, self._scheduler.clock, -math.inf

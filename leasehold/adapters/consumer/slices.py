@@ -117,8 +117,8 @@ def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
         # Reject the leases of another slice. Otherwise, this slice would mistake finished leases of the other slice for
         # its own, and read nothing.
         if lease.annotation(NOTE) != note:
-            owner = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
-            raise ValueError(f"{kind}: its table holds leases {owner} ({lease.key}); give it a table of its own")
+            other_group = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
+            raise ValueError(f"{kind}: its table holds leases {other_group} ({lease.key}); give it a table of its own")
     return SliceStore(store, note)
 
 
@@ -182,8 +182,8 @@ class SliceReader:
                 is_over = batch.end is None and batch.behind_seconds == 0
             else:
                 # If the last record of this shard arrived before the slice begins, nothing has to be read.
-                is_before = arrived is not None and arrived * 1000 < self._cut.begin.sub
-                is_over = is_before or self._reached.order >= last_position.order
+                ends_before_slice = arrived is not None and arrived * 1000 < self._cut.begin.sub
+                is_over = ends_before_slice or self._reached.order >= last_position.order
         return evolve(self._cut.cut_batch(batch), ended=is_over)
 
     def close(self) -> None:
@@ -242,12 +242,12 @@ def run_slice(
 
     Raises what `run` raises.
     """
-    count = SliceCounter(handling if isinstance(handling, Handling) else Handling(handling))
+    counter = SliceCounter(handling if isinstance(handling, Handling) else Handling(handling))
     limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes, "readers": readers}
-    runner = Runner(worker, count.handling, meter=meter, executor=executor, **limits)
+    runner = Runner(worker, counter.handling, meter=meter, executor=executor, **limits)
     begun(runner)
     finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=look_seconds)
-    return SliceVerdict(finished, count.records, count.letters, count.shards)
+    return SliceVerdict(finished, counter.records, counter.letters, counter.shards)
 
 
 def run_until(

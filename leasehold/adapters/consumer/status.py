@@ -77,22 +77,27 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     """
     progress = progress_of(lease)
     # An owner that is late by its own `lease_seconds` may be dead, so its last annotation may be out of date.
-    held = (
+    is_held = (
         lease.owner is not None and lease.idle <= limit and not (progress is not None and progress.overdue(lease.idle))
     )
     if progress is None:
         return LeaseLag()
-    by_owner, limit_seconds = progress.owner == lease.owner, patience(progress.lease or limit)
-    if held and not by_owner and now - progress.at > limit_seconds and not progress.resting(now, limit_seconds):
+    written_by_owner, limit_seconds = progress.owner == lease.owner, patience(progress.lease or limit)
+    if (
+        is_held
+        and not written_by_owner
+        and now - progress.at > limit_seconds
+        and not progress.resting(now, limit_seconds)
+    ):
         return LeaseLag(moves=progress.moves + 1)  # another library reads the lease now, and writes no annotations
-    seconds = progress.lag(now, held=held and by_owner)
+    seconds = progress.lag(now, held=is_held and written_by_owner)
     return LeaseLag(
         seconds=None if seconds is None else round(seconds, 3),
-        end=progress.end and held and by_owner and now - (progress.done or now) <= limit_seconds,
+        end=progress.end and is_held and written_by_owner and now - (progress.done or now) <= limit_seconds,
         age=None if progress.arrived is None else round(max(0.0, progress.at - progress.arrived), 3),
-        host=progress.host if by_owner else "",
-        moves=progress.moves + (lease.owner is not None and not by_owner),
-        at_least=progress.unheard(now, held=held and by_owner),
+        host=progress.host if written_by_owner else "",
+        moves=progress.moves + (lease.owner is not None and not written_by_owner),
+        at_least=progress.unheard(now, held=is_held and written_by_owner),
     )
 
 
@@ -118,8 +123,10 @@ class FleetLag:
 
 def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
     """Combine the lags of all leases."""
-    seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
-    return FleetLag(max(seconds, default=None), round(sum(seconds), 3), any(lag.at_least for lag in lags.values()))
+    known_lags = [lag.seconds for lag in lags.values() if lag.seconds is not None]
+    return FleetLag(
+        max(known_lags, default=None), round(sum(known_lags), 3), any(lag.at_least for lag in lags.values())
+    )
 
 
 def lags_from_stream(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
@@ -337,21 +344,25 @@ def status_of(
     # Report a fault before a missing owner. If a worker could not handle the lease, it leaves the lease without an
     # owner for a while, so the fault is the cause.
     if progress is not None and progress.resting(now, limit_seconds) and (lease.owner is None or not is_recent):
-        released_by = (
+        exclusion_text = (
             f"; {progress.owner} put it aside until {_format_utc(progress.aside or 0.0)}" if lease.owner is None else ""
         )
-        return Status("STALLED", f"{_stalled_reason(progress, now)}{released_by}")
+        return Status("STALLED", f"{_stalled_reason(progress, now)}{exclusion_text}")
     # Check for a missing owner before using the status in the annotation, which is outdated if no worker reads the
     # lease.
     if unrenewed_seconds > limit_seconds or (lease.owner is None and not is_recent):
         return _unowned_status(lease, progress, unrenewed_seconds, limit_seconds, watched)
-    by_owner = progress is not None and progress.owner == lease.owner and progress.at != watch.former
-    if progress is None or not (is_recent or by_owner):
+    written_by_owner = progress is not None and progress.owner == lease.owner and progress.at != watch.former
+    if progress is None or not (is_recent or written_by_owner):
         return _observed_status(lease, lag, watched, watch, limit_seconds)
     # If the lease was renewed while we watched, yet its annotation is old, the owner's clock is behind ours. Its times
     # are then judged by its own clock.
     status = _annotated_status(progress, max(now, progress.at) if is_recent else progress.at, limit_seconds)
-    if status.word == "UNREAD" and by_owner and unrenewed_seconds > told_within(progress.lease or lease_seconds):
+    if (
+        status.word == "UNREAD"
+        and written_by_owner
+        and unrenewed_seconds > told_within(progress.lease or lease_seconds)
+    ):
         # The lease was not renewed, and the owner's next annotation is overdue, too. So the owner is gone, and not
         # merely idle.
         return _unowned_status(lease, progress, unrenewed_seconds, 0.0, watched)
@@ -366,9 +377,9 @@ def status_of(
             f"{lease.owner} owns it and has not renewed it for {unrenewed_seconds:.0f} s; "
             f"a living owner does within {late_seconds:.0f} s",
         )
-    if status.ok and by_owner and progress.overdue(lease.idle):
+    if status.ok and written_by_owner and progress.overdue(lease.idle):
         return Status("OK", f"{status.says} {now - progress.at:.0f} s ago; {lease.owner} should have renewed it since")
-    if not status.ok or by_owner:
+    if not status.ok or written_by_owner:
         return status
     return Status(
         "OK",
@@ -491,8 +502,8 @@ def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
         return Status("UNKNOWN", "the table has no leases")
     # One shard that is not read is a fault of the group, no matter how many others are read.
     worst = max(statuses.values(), key=lambda candidate: candidate.number)
-    keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
+    worst_keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
     if worst.ok:
-        return Status("OK", f"{len(keys)} leases are read, and do not fall behind")
-    share = f"{len(keys)} of {len(statuses)} leases"
-    return evolve(worst, says=f"{share}, {keys[0]} first: {statuses[keys[0]].says}")
+        return Status("OK", f"{len(worst_keys)} leases are read, and do not fall behind")
+    share_text = f"{len(worst_keys)} of {len(statuses)} leases"
+    return evolve(worst, says=f"{share_text}, {worst_keys[0]} first: {statuses[worst_keys[0]].says}")

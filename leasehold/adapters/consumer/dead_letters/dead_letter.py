@@ -67,7 +67,7 @@ class DeadLetterEntry:
         of table and stream are unknown, for example in emulators or after a stream was recreated.
         """
         record = self.record
-        digest = hashlib.sha256(json.dumps(self._of_record()).encode()).hexdigest()[:32]
+        digest = hashlib.sha256(json.dumps(self._record_fields()).encode()).hexdigest()[:32]
         # The name must be valid for files and objects, so other characters are replaced. If this makes two shard ids
         # equal, the digest still distinguishes the names.
         shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
@@ -76,7 +76,7 @@ class DeadLetterEntry:
     @property
     def line(self) -> bytes:
         """The dead letter as a line of JSON."""
-        fields = self._of_record() | {
+        fields = self._record_fields() | {
             "error": self.error,
             "text": self.text,
             "attempts": self.attempts,
@@ -86,7 +86,7 @@ class DeadLetterEntry:
         }
         return json.dumps(fields).encode() + b"\n"
 
-    def _of_record(self) -> dict[str, str | int | None]:
+    def _record_fields(self) -> dict[str, str | int | None]:
         """Return the fields that are the same each time the record is dead-lettered."""
         record = self.record
         return {
@@ -185,7 +185,7 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         arrived=None if arrived is None else arrived / 1000,
         token=_field(document, "offset", str, ""),
     )
-    strings = {
+    text_fields = {
         name: _field(document, name, str, "") for name in ("table", "source", "stream", "error", "text", "worker")
     }
     return DeadLetterEntry(
@@ -195,7 +195,7 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         attempts=_field(document, "attempts", int, 0),
         alone=_field(document, "alone", int, 0),
         time_ms=_field(document, "time_ms", int, 0),
-        **strings,
+        **text_fields,
     )
 
 
