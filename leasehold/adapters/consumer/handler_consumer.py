@@ -8,15 +8,15 @@ a child process. Only the `Handling` and the dispatcher's executor distinguish t
 it has ended. When the handler ends, `_advance` acknowledges the batch, or `_after_failure` decides what to do next. All
 other decisions are made by `ReaderState`, which tracks positions, waits and faults.
 
-1. At most one batch is held. A slow handler therefore slows only its own shard, and memory is limited. With
+1. At most one batch is in memory. A slow handler therefore delays only its own shard, and memory is limited. With
    `linger_seconds`, several reads may be combined into one batch (`consumer/batch_window.py`).
-2. Nothing here sleeps or waits for a handler.
+2. No method of this module sleeps or waits for a handler.
 3. Records are dispatched only while the lease is held and, by our own clock, has not expired. A record that is too old
    (`max_age_seconds`) is dispatched to the dead letter, never dropped.
 4. If a batch is dropped to free memory, its records are read again from `acknowledged`. If a batch fails, they are
    delivered again from there. So no record is skipped.
-5. If the connection to the source was open to other processes for longer than a renewal interval, the batch is
-   dispatched only after a renewal has confirmed that the lease is still ours.
+5. If another process could have been connected to the source for longer than a renewal interval, the batch is
+   dispatched only after a renewal has confirmed that this worker still holds the lease.
 6. If a handler checkpoints by itself, only the records up to the lease's checkpoint are done, even after the handler
    has returned. After a fault, its shard is read again from the checkpoint. Before the lease is released, the handler
    is called for a final checkpoint.

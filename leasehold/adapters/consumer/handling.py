@@ -73,8 +73,8 @@ def accepts(*names: str) -> Callable[[Any, Any, Any], None]:
                     f"{field.name}: a generator does nothing when it is called; write a plain or async function"
                 )
         try:
-            # A decorator may change the arguments, so check the signature of the decorated function, not that of the
-            # wrapped one.
+            # A decorator may change the arguments, so check the signature of the function that the decorator returned,
+            # not that of the function it wraps.
             signature = inspect.signature(value, follow_wrapped=False)
         except (TypeError, ValueError):
             return  # some built-in functions have no signature

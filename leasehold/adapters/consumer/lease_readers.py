@@ -105,7 +105,7 @@ class LeaseReaders:
                 # Still create a lease reader, whose first step releases the lease.
                 holding.ask_release()
             if self._wall is not None and self._worker.store.capabilities.free_annotations:
-                # In other stores, an annotation costs a write of its own, which looks like a renewal to other workers
+                # Skip this if an annotation costs a write of its own, which other workers would take for a renewal
                 # (C14).
                 holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
             if self._open_reading is not None:

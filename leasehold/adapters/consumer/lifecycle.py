@@ -1,10 +1,10 @@
 """Begins and ends the reading of a shard, for every kind of reader.
 
-A crash between two of these writes loses nothing. If a lease starts at LATEST, the position is stored before the first
-read. Otherwise, records that arrive before the first checkpoint would be skipped. At the end of a shard, the children's
-leases are created first, and only then is SHARD_END written (L3). After a crash in between, the end of the parent is
-read once more, and the children exist already. Java workers rely on the same order, because they create children's
-leases at no other time.
+No record is lost if the process crashes between two of the following writes. If a lease starts at LATEST, the current
+position is stored before the first read. Otherwise, records that arrive before the first checkpoint would be skipped.
+At the end of a shard, the children's leases are created first, and only then is SHARD_END written (L3). After a crash
+in between, the end of the parent is read once more, and the children exist already. Java workers rely on the same
+order, because they create children's leases at no other time.
 """
 
 import logging
@@ -58,8 +58,8 @@ class ReadingStart:
         """Return the position at which to open a reader, or None if the lease was lost while that position was stored.
 
         Args:
-            parents: The leases of the shard's parents. If the shard is read from its beginning, the position gets the
-                token of the parents, by which rows of a Spark sink are recognized if they are written again.
+            parents: The leases of the shard's parents. If the shard is read from its beginning, the position contains
+                the token of the parents, by which rows that a Spark sink has written twice are recognized.
 
         Raises:
             OutcomeUnknown: The store does not respond; nothing has been read yet.
@@ -95,8 +95,8 @@ def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWork
 
     Args:
         holding: The lease of the shard.
-        children: The children, if the last read named them; otherwise the shards are listed. If a child is not listed
-            yet, the plan creates its lease later.
+        children: The child shards, if the last read named them. If there are none, the shards are listed. The lease of
+            a child that is not listed yet is created later by a worker's plan.
         worker: The worker.
         token: The token to store with SHARD_END, with which the children start.
 
