@@ -1,4 +1,4 @@
-"""Reads held leases (open, read, dispatch, checkpoint, leave) and runs each lease's steps when they are due.
+"""Reads the shards of held leases, and calls the step of each lease's reader when it is due.
 
 Every held lease has one `LeaseReader`. The runner calls its `step` whenever it is due. A step does one bounded piece of
 work, never waits for a handler, and returns when to call it next. A thousand leases therefore need only a bounded
@@ -8,16 +8,17 @@ The order of events in the life of a lease reader
 -------------------------------------------------
 1. Wait for the parents. A child shard is opened only when its parents are finished (L12), otherwise records of one
    partition key would be handled out of order.
-2. Pin the start. LATEST is stored as a position or a time before the first read. Otherwise a crash before the first
-   checkpoint would skip the records that arrive until the next owner starts.
-3. Open a reader of the source after the checkpoint, or after the last position handled here if that is further.
-4. Ask the memory budget, then read once. The batch stays in memory until it is done. A lease reader that waits for
-   memory holds none, so two of them cannot wait for each other.
+2. Store the start. If the lease starts at LATEST, the current position or time is stored before the first read.
+   Otherwise, a crash before the first checkpoint would skip the records that arrive until the next owner starts.
+3. Open a reader of the source just after the checkpoint, or after the last position that this worker has handled, if
+   that is later.
+4. Request memory from the memory budget, then read once. The batch stays in memory until it is done. A lease reader
+   that waits for memory holds none, so two of them cannot wait for each other.
 5. Dispatch the batch. The lease must be neither lost nor expired. This is checked at the start of the step, after the
    read, which may have taken long, and in the handler's thread just before the call, because the batch may have waited
    for that thread.
-6. While the handler runs, a step only checks on it. No second batch of the shard is read or dispatched.
-7. When the handler ends with None, the batch is done. Only then does the end of the batch count as handled, and the
+6. While the handler runs, a step only checks whether it has ended. No second batch of the shard is read or dispatched.
+7. When the handler ends with None, the batch is done. The handled position then moves to the end of the batch, and the
    memory is freed.
 8. Write the checkpoint, at most once per `checkpoint_seconds`. If the lease is about to be handed off, the position is
    written together with the hand-off instead.
@@ -27,8 +28,8 @@ The order of events in the life of a lease reader
    and each dead-lettered record counts as handled immediately, so the lease can be released between two of them.
 10. When the last batch of a shard is done, create the children's leases, then write SHARD_END (L3). After a crash
     between the two, the end of the shard is read once more, and the children exist already.
-11. Leave. A lease to be handed off is given or released only between two batches, together with the handled position.
-    A lost lease is left without a checkpoint unless late checkpoints are enabled.
+11. Leave. A lease is handed off or released only between two batches, and the handled position is written with it. A
+    lost lease is left without a checkpoint unless late checkpoints are enabled.
 
 What happens after a fault
 --------------------------
@@ -39,8 +40,8 @@ What happens after a fault
 - If other lease readers need the memory of a batch that waits for its next attempt, the batch is dropped. It is read
   again by a reader that is opened after the handled position.
 - If a handler hangs, its lease is released after `handler_seconds`. The call may still be running, so no other call for
-  this lease begins in this process. Another worker may handle the same records at the same time; the fencing number
-  tells the two apart.
+  this lease begins in this process. Another worker may handle the same records at the same time. The two workers have
+  different fencing numbers.
 - If a step raises an unexpected exception, it is repeated a few times. Then the lease is released (`LeaseReaders`),
   because a lease that is held but not read would stall unnoticed.
 - If the lease is lost while a handler runs, the handler continues. This worker no longer checkpoints its records as the
@@ -51,6 +52,6 @@ Why nothing is skipped
 The handled position advances only over batches whose handler or dead letter ended with None. These batches follow one
 another without gaps, beginning at the position at which the reader was opened. Every checkpoint is such a position, or
 one that the handler checkpointed by itself within its batch. Every reader is opened at a stored position, or after
-batches that are handled or still held. A record is therefore skipped only if a handler declared it done. A record after
-the last checkpoint may be handled twice.
+batches that are handled or still in memory. A record is therefore skipped only if a handler has declared it done. A
+record after the last checkpoint may be handled twice.
 """

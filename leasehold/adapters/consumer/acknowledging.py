@@ -30,7 +30,8 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.reading"))
 
 LOOK_SECONDS = 0.25
-"""How often to poll a consumer for room and acknowledgements if it does not wake its reader, in seconds."""
+"""How often, in seconds, to ask a consumer whether it has room and what it has acknowledged, if the consumer does not
+wake its reader."""
 
 
 def acknowledging_reader(
@@ -49,10 +50,10 @@ def acknowledging_reader(
         worker: The worker that holds the lease.
         holding: The held lease.
         handling: The limits and callbacks.
-        open_consumer: Makes the consumer once reading begins.
+        open_consumer: Creates the consumer when reading begins.
         memory: The budget shared with the worker's other readers.
         dispatcher: Calls the user's callbacks.
-        wake: Makes the reader of the lease with this key take a step immediately.
+        wake: Has the reader of the lease with this key take a step immediately.
     """
     shard = HeldShard(worker, holding, "commits")
 
@@ -109,7 +110,7 @@ class AcknowledgingConsumer(BatchConsumer):
     # Each step
 
     def poll(self, now: float) -> Ready | Next:
-        """Record the position that the consumer has acknowledged, and return whether it can take more records."""
+        """Record the position that the consumer has acknowledged. Return whether the consumer can take more records."""
         holding, memory, consumer = self.holding, self._memory, self._consumer
         is_lost, is_leaving = holding.lost.is_set(), holding.releasing
         self._protect_batch()
@@ -126,15 +127,15 @@ class AcknowledgingConsumer(BatchConsumer):
         except Exception as error:  # noqa: BLE001  the consumer cannot continue after any exception
             return self._give_up("report what is done", error)
         if self._withdrawing and not is_leaving:
-            # The release of the lease was cancelled after the consumer was told to withdraw. The consumer may already
-            # have dropped its records (rule 3), so they are read again.
+            # If the release was cancelled after a call of `withdraw`, the consumer may already have dropped
+            # its records (rule 3), so they are read again.
             self._reread_unacknowledged()
             self._last_taken = None
         self._withdrawing = is_leaving
         look_seconds = None  # poll only while something is awaited
         if is_leaving or memory.batch is not None or self._last_taken is not None:
-            wait = self._state.rests_until - now
-            look_seconds = min(LOOK_SECONDS, wait) if wait > 0 else LOOK_SECONDS
+            rest_seconds = self._state.rests_until - now
+            look_seconds = min(LOOK_SECONDS, rest_seconds) if rest_seconds > 0 else LOOK_SECONDS
         return Ready(
             free=not is_leaving,
             room=memory.batch is None and not is_leaving,
@@ -150,9 +151,9 @@ class AcknowledgingConsumer(BatchConsumer):
     def _acknowledge(self, position: Position | None, now: float) -> None:
         if position is None:
             return
-        before = self._cursor.acknowledged
+        previous_position = self._cursor.acknowledged
         self._state.checkpoint_moved(position)
-        if self._cursor.acknowledged.order > before.order:
+        if self._cursor.acknowledged.order > previous_position.order:
             self.holding.progress.progressed(now)
         if self._last_taken is not None and position.order >= self._last_taken.order:
             # Acknowledge everything up to `delivered`, which may be after the last record, because the source may have
@@ -203,7 +204,7 @@ class AcknowledgingConsumer(BatchConsumer):
         return now if batch.ended else self._state.wait_for_next_read()
 
     def _give_up(self, action: str, error: Exception) -> GiveUp:
-        # Log only the exception's type, because the message of a user's exception may contain a record.
+        # Use only the exception's type in the reason, because the message of a user's exception may contain a record.
         reason = f"its consumer could not {action}: it raised {type(error).__name__}"
         log.warning("shard %s: %s", self.holding.key, reason, exc_info=error)
         self._failure = reason

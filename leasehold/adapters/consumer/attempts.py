@@ -2,13 +2,15 @@
 
 If a handler raises, or returns anything but None, its batch is dispatched again after a growing wait, without the
 records that the handler has already checkpointed. The remaining records count as a new batch, with the full number of
-attempts. After the last attempt, the shard stops on this worker with a log line, and its lease is released, because
-another worker's connections or disk may work. This worker does not take the lease again for `cooldown_seconds`.
+attempts. After the last attempt, this worker logs the failure, stops reading the shard and releases its lease, because
+the handler may succeed on another worker, whose connections or disk may work. This worker does not take the lease again
+for `cooldown_seconds`.
 
-Nothing is skipped unless a `dead_letter` is set. Then the batch is dispatched in halves, in order and without waits,
-down to the records that fail on their own. Each of these is passed to the dead letter with its error, as a batch of one
-record. The shard continues after the record only if that call ends with None. If the worker itself caused the failure
-(`NotAwaited`), no record goes to the dead letter.
+No record is skipped unless a `dead_letter` is set. If it is set, a batch that failed every attempt is split into
+halves, which are dispatched in order and without waits. A half that fails is split again, until the records that fail
+on their own are found. Each of these is passed to the dead letter with its error, as a batch of one record. The shard
+continues after the record only if that call ends with None. If the worker itself caused the failure (`NotAwaited`), no
+record goes to the dead letter.
 """
 
 import logging
@@ -31,7 +33,7 @@ PositionKey = tuple[int, int, int]
 
 @frozen
 class TryAgain:
-    """Dispatch the failed records, or some of them, again after this many seconds."""
+    """Dispatch some or all of the failed records again after this many seconds."""
 
     seconds: float
 
@@ -59,7 +61,7 @@ class FailedPart:
 
     Attributes:
         end: The position of the last record, as a value that can be compared.
-        attempts: How often the records have been dispatched.
+        attempts: How many times the records have been dispatched.
     """
 
     end: PositionKey
@@ -69,26 +71,26 @@ class FailedPart:
 class Attempts:
     """Chooses which records of one lease are dispatched next after a fault.
 
-    The parts that are still to be searched are stored as positions, not as records. The batch may be dropped to free
-    memory, and it may end elsewhere when it is read again.
+    The parts of a failed batch that are still to be searched are stored as positions, not as records, because the batch
+    may be dropped to free memory. When it is read again, it may end at another position.
 
     Attributes:
-        failing: Whether a batch has failed or was done in part since the last complete batch. If False, batches are
-            dispatched as they were read.
+        failing: Whether a batch has failed, or only a part of one was handled, since the last batch that was handled
+            completely. If False, batches are dispatched as they were read.
     """
 
     def __init__(self, handling: Handling, holding: Holding, uniform: Callable[[float, float], float]) -> None:
         self._handling, self._holding = handling, holding
         self._backoff = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
-        self._failed_parts: list[FailedPart] = []  # each a part of the previous one; the last is dispatched next
+        self._failed_parts: list[FailedPart] = []  # each within the previous one; the last is dispatched next
         self._done_to: PositionKey | None = None
         self.failing = False
 
     def next_piece(self, batch: Batch) -> Delivery:
-        """Return the records to dispatch now, or none if the handler has checkpointed them all."""
+        """Return the records to dispatch now, or an empty piece if the handler has checkpointed all of the batch."""
         remaining = self.remaining(batch)
         while self._failed_parts and remaining and remaining[0].position.order > self._failed_parts[-1].end:
-            # All records of this part are done. Continue with the larger part that contains it.
+            # All records of the innermost part are done. Continue with the larger part that contains it.
             self._failed_parts.pop()
             if not self._failed_parts:
                 self._backoff.reset()
@@ -118,21 +120,21 @@ class Attempts:
         """Return what to do after the failure of this piece."""
         self.failing, records, dead_letter = True, piece.records, self._handling.dead_letter
         if not self._failed_parts:
-            wait = self._backoff.next()
+            wait_seconds = self._backoff.next()
             sequence_range = f"{records[0].sequence_number} to {records[-1].sequence_number}"
-            attempt = f"records {sequence_range}, attempt {self._backoff.faults} of {self._handling.attempts}"
+            attempt_text = f"records {sequence_range}, attempt {self._backoff.faults} of {self._handling.attempts}"
             if isinstance(error, Unhandled):  # made from a return value, so its traceback is useless
-                why, trace = f"its handler failed on {attempt}: {error}", error.__cause__
-            else:  # not the message, which may contain a record, or fail to format
-                why, trace = f"its handler raised {type(error).__name__} on {attempt}", error
+                why, trace = f"its handler failed on {attempt_text}: {error}", error.__cause__
+            else:  # do not log the message, which may contain a record
+                why, trace = f"its handler raised {type(error).__name__} on {attempt_text}", error
             log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
             if self._holding.lease.checkpoint.order >= records[0].position.order:
                 # The handler checkpointed some of the records before it failed. The remaining records get the full
                 # number of attempts.
                 self._backoff.reset()
-                return TryAgain(wait)
+                return TryAgain(wait_seconds)
             if self._backoff.faults < self._handling.attempts:
-                return TryAgain(wait)
+                return TryAgain(wait_seconds)
             if dead_letter is None:
                 return NoMoreAttempts(why)
         if isinstance(error, NotAwaited):
@@ -147,14 +149,14 @@ class Attempts:
         return TryAgain(0.0)
 
     def record_progress(self, end: Position) -> None:
-        """Note that the records up to this position, which are a part of the batch, were handled or dead-lettered."""
+        """Record that the batch was handled or dead-lettered up to this position, which is not its end."""
         self._done_to, self.failing = end.order, True
         if not self._failed_parts:  # each part of a divided batch has its own attempts
             self._backoff.reset()
 
     def record_done(self, batch: Batch) -> None:
-        """Note that the whole batch is handled or dead-lettered."""
-        if batch.records:  # an empty batch may come before a dropped one is read again
+        """Record that the whole batch was handled or dead-lettered."""
+        if batch.records:  # before a dropped batch is read again, an empty one may be read
             self._done_to = None
             self._backoff.reset()
             self.failing = bool(self._failed_parts)

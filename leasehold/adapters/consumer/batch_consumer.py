@@ -1,7 +1,8 @@
 """Holds one batch of a held shard in memory, for consumers that take batches.
 
 This module contains what `HandlerConsumer` and `AcknowledgingConsumer` have in common: holding the batch in memory,
-writing the checkpoint and leaving the shard. They differ in how they pass on a batch and how it is acknowledged.
+writing the checkpoint and leaving the shard. The two classes differ in how they pass a batch on and in how the batch is
+acknowledged.
 """
 
 import logging
@@ -18,7 +19,7 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.reading"))
 
 MEMORY_SECONDS = 1.0
-"""How long to wait before requesting memory again if nothing wakes the reader sooner."""
+"""How many seconds a reader waits before it requests memory again, unless it is woken sooner."""
 
 
 class BatchConsumer(ConsumerPort):
@@ -36,9 +37,10 @@ class BatchConsumer(ConsumerPort):
         self.holding, self._worker, self._state, self._cursor = shard.holding, shard.worker, shard.state, shard.cursor
 
     def start_at(self, start: Position, now: float) -> None:  # noqa: ARG002  the first read is a step of its own
-        # The row keeps LATEST until a record is done. `start` is the position to which LATEST was resolved (L5).
+        # Until a record is done, the lease row contains LATEST. `start` is the position to which LATEST was resolved
+        # (L5).
         self._cursor.pinned_at(start)
-        # Open the shard before notifying the observer, because reading has not begun if this fails.
+        # Open the shard before notifying the observer. If opening fails, reading has not begun.
         self._open()
         self._state.reading_begun()
         self._dispatcher.notify("observer", self._handling.observer, "initialize", self.holding)
@@ -51,16 +53,16 @@ class BatchConsumer(ConsumerPort):
     def admit(self, now: float) -> float | None:
         if self._memory.request():
             return None
-        # Report a fault, because the shard falls behind while it waits for memory. The wait says nothing about the
-        # throughput of the stream, so the measurement is paused.
+        # Report a fault, because the shard falls behind while its reader waits for memory. The throughput measurement
+        # is paused, so that this wait is not counted as slowness of the stream.
         self.holding.progress.failed("batches of other shards use all the memory for batches", now)
         self.holding.progress.not_awaited()
         self.holding.throughput.rest(now)
         return now + MEMORY_SECONDS
 
     def keep(self, batch: Batch) -> None:
-        # Hold the batch before the cursor advances. Otherwise, a batch that could not be held would never be read
-        # again.
+        # Hold the batch before the cursor advances. Otherwise, if holding the batch fails, its records would be
+        # skipped.
         self._memory.hold(join_batches(self._memory.batch, batch))
         self._cursor.batch_read(batch.reached, batch.children)
 
@@ -68,7 +70,7 @@ class BatchConsumer(ConsumerPort):
         self._memory.clear()  # otherwise, these bytes would stay reserved forever
 
     def _record_read(self, batch: Batch, held_batch: Batch, now: float, wait_reason: str = "") -> bool:
-        """Note what was read, and return False if the worker has released the lease in the meantime.
+        """Record what was read. Return False if the worker has released the lease in the meantime.
 
         Args:
             batch: The batch that was read.
@@ -89,7 +91,7 @@ class BatchConsumer(ConsumerPort):
     # The batch in memory
 
     def _protect_batch(self) -> bool:
-        """Keep the batch from being dropped during this step, and return whether it was dropped before."""
+        """Keep the batch from being dropped during this step. Return whether it had already been dropped."""
         memory = self._memory
         if memory.batch is not None:
             memory.protect()
@@ -106,7 +108,7 @@ class BatchConsumer(ConsumerPort):
             self._state.lease_confirmed()
 
     def _reread_unacknowledged(self) -> None:
-        """Drop the batch from memory, and read all records that were not acknowledged again."""
+        """Drop the batch from memory, so that all unacknowledged records are read again."""
         self._memory.clear()
         self._cursor.consumer_gone()
         self._shard.pull.drop()
@@ -118,7 +120,8 @@ class BatchConsumer(ConsumerPort):
         if not self.holding.checkpoint(position, unless_releasing=True):
             return False
         self._state.checkpoint_stored(
-            # If the lease is to be released, nothing was written, because the release will write the position.
+            # If the lease is to be released, no checkpoint was written here, because the release will write the
+            # position.
             None if self.holding.releasing else position,
             now,
             self._handling.checkpoint_seconds,

@@ -1,8 +1,8 @@
-"""Decides how long the records of one shard wait for more before they are dispatched (`linger_seconds`).
+"""Decides how long records of one shard wait for further records before they are dispatched (`linger_seconds`).
 
-1. The window opens when the first record is held. It closes after `linger_seconds`, when the batch is full, at the end
-   of the shard, or when other shards need the memory.
-2. Once a batch has been dispatched, its records never wait for more again, not even before a retry.
+1. The window opens when the first record is in memory. It closes after `linger_seconds`, or sooner if the batch is
+   full, the shard ends, or other shards need the memory.
+2. Once a batch has been dispatched, it does not wait for further records before a retry.
 3. Waiting records are neither delivered nor acknowledged. If the lease moves or the worker stops, the records are left
    to the next owner, so a hand-off does not wait for the window.
 """
@@ -22,7 +22,7 @@ class BatchWindow:
     """The window of one shard.
 
     Args:
-        seconds: How long the first record of a batch waits for more; 0 for no wait.
+        seconds: How long the first record of a batch waits for further records; 0 for no wait.
         max_records: The number of records in a full batch; None if only the size counts.
     """
 
@@ -36,10 +36,10 @@ class BatchWindow:
         return f"its records wait up to {self._seconds:g} s for more (linger_seconds)"
 
     def closing_time(self, batch: Batch | None, count: Callable[[Batch], int], now: float) -> float:
-        """Open the window if necessary, and return when it closes, or minus infinity if records must not wait.
+        """Open the window if necessary. Return the time when it closes, or minus infinity if the records must not wait.
 
         Args:
-            batch: The batch that is held, if there is one.
+            batch: The batch in memory, or None.
             count: Returns how many records of the batch are not done.
             now: The time by the worker's clock.
         """
@@ -60,7 +60,7 @@ class BatchWindow:
 
 
 def join_batches(earlier: Batch | None, later: Batch) -> Batch:
-    """Return one batch with the records of both. Everything else about the shard is taken from the later batch."""
+    """Return one batch with the records of both. All other attributes are those of the later batch."""
     if earlier is None:
         return later
     records = (*earlier.records, *later.records) if later.records else earlier.records

@@ -1,16 +1,16 @@
 """Tracks how far one shard is read, delivered, acknowledged and stored, and decides what its reader does next.
 
-Everything that reads a shard (a worker, Spark ahead of its batches, an executor, the replay of a batch, a task of a
-slice) gets its next order from a cursor and reports the result to it. The cursor does no I/O, reads no clock and starts
-no thread. `ShardPull`, at the end of this file, is the only code that opens and reads a source's reader as a cursor
-orders.
+All code that reads a shard (a worker, Spark's prefetching, a Spark executor, the replay of a batch, a task of a slice)
+gets its next order from a cursor and reports the result to the cursor. The cursor does no I/O, reads no clock and
+starts no thread. `ShardPull`, at the end of this file, is the only code that carries out a cursor's orders to open and
+read a source's reader.
 
 There are four marks, each a position of the shard, and one invariant:
 
     committed <= acknowledged <= delivered <= read
 
-    read          The end of the batches that were read completely. A read that raises does not move it, however far its
-                  reader went.
+    read          The end of the batches that were read completely. A read that raises an exception does not move this
+                  mark, even if the source's reader has advanced.
     delivered     The end of the records that a consumer was given.
     acknowledged  The end of the records that the consumer has finished with. A plain handler acknowledges by returning,
                   Spark by committing, and a self-checkpointing handler by its checkpoint. No other position is
@@ -20,7 +20,7 @@ There are four marks, each a position of the shard, and one invariant:
 `storable` is the position that a write may store. It is `acknowledged`, except at the end of the shard, whose children
 need leases first.
 
-Each event moves some of the marks. Each row of this table is named after the method for the event.
+Each event moves some of the marks. The rows of this table are named after the methods that report the events.
 
     event                       committed       acknowledged    delivered       read            the reader
     begun_at(start)             <= start        <= start        start           start
@@ -33,10 +33,11 @@ Each event moves some of the marks. Each row of this table is named after the me
     consumer_gone                                               acknowledged
     checkpoint_stored(to)       to
 
-After `reading_failed` the next reader is opened at `read`. All records before `read` are held or delivered, while the
-reader that raised may have skipped records that it never returned. After `rows_dropped` the next reader is opened at
-`delivered`, because the rows after it are no longer in memory. If the consumer fails or is replaced, `consumer_gone`
-has the records after `acknowledged` delivered again. `rows_dropped` must follow if the rows were not kept.
+After `reading_failed` the next reader is opened at `read`, because all records before `read` are in memory or
+delivered. The reader that raised the exception is not used again, because it may have skipped records that it never
+returned. After `rows_dropped` the next reader is opened at `delivered`, because the rows after it are no longer in
+memory. If the consumer fails or is replaced, `consumer_gone` causes the records after `acknowledged` to be delivered
+again. If these records are no longer in memory, `rows_dropped` must follow.
 
 `order` returns what to do next, by the first line that applies:
 
@@ -90,7 +91,7 @@ class StoreCheckpoint:
 
 @frozen
 class EndShard:
-    """Create leases for the child shards that the source has named, then write SHARD_END (L3)."""
+    """Create leases for these child shards, which the source has named, and then write SHARD_END (L3)."""
 
     children: tuple[Shard, ...]
 
@@ -141,23 +142,23 @@ class Cursor:
 
     @property
     def unstored(self) -> Position | None:
-        """The acknowledged position that is to be stored, or None. The end of the shard does not count."""
+        """The acknowledged position that is to be stored, or None. The end of the shard is never returned."""
         return self.storable if self.storable.order > self.committed.order else None
 
     # Events
 
     def begun_at(self, start: Position) -> None:
-        """Begin at the consumer's own position, the tip for LATEST or the end of its previous run."""
+        """Begin at the consumer's own position: the tip if it starts at LATEST, or the end of its previous run."""
         if self.acknowledged.order > start.order:
-            # The consumer is behind the lease's checkpoint, such as a query that restarts from an older state. It needs
-            # all records since that state.
+            # If the consumer is behind the lease's checkpoint, for example a query that restarts from an older state,
+            # it needs all records since that state.
             self.acknowledged = self.committed = self.storable = start
-        # The records between `acknowledged` and `start` were delivered to the consumer's previous run, but have yet to
-        # be acknowledged.
+        # The records between `acknowledged` and `start` were delivered in the consumer's previous run, but are not
+        # acknowledged yet.
         self.delivered = self.read = start
 
     def pinned_at(self, start: Position) -> None:
-        """Begin at the position to which the lease's LATEST or time was resolved. No earlier record is delivered."""
+        """Begin at the position to which the lease's LATEST or its start time was resolved; deliver nothing earlier."""
         # The lease keeps LATEST or the time until a record is done, and both lead to the same position after a crash.
         # If reading resumes in this process, it resumes at `start`, because LATEST would then mean a later record.
         self.acknowledged = self.delivered = self.read = start
@@ -167,17 +168,18 @@ class Cursor:
         self.reader_open = True
 
     def batch_read(self, to: Position | None, children: tuple[Shard, ...] = ()) -> None:
-        """Note that a batch was read completely and is held. It ends at `to`, which is None if nothing was read."""
-        # If the positions are equal, use the new one, because an empty batch may contain the source's own token.
+        """Record that a batch, which ends at `to`, was read and is in memory. If nothing was read, `to` is None."""
+        # If the positions are equal, store the new one, because the position of an empty batch may contain a
+        # token of the source.
         if to is not None and to.order >= self.read.order:
             self.read = to
         self.children = children
         self._check()
 
     def reading_failed(self) -> None:
-        """Note that a read raised an exception, or that the rows it returned could not be kept in memory."""
-        # Leave `read` unchanged, because the earlier batches are still held. The source's reader may have skipped
-        # records when it raised, so it is not used again.
+        """Record that a read raised an exception, or that the rows it returned could not be kept in memory."""
+        # Leave `read` unchanged, because the earlier batches are still in memory. Close the source's reader, because it
+        # may have skipped records before it raised the exception.
         self.reader_open = False
 
     def rows_dropped(self) -> None:
@@ -193,27 +195,27 @@ class Cursor:
         self._check()
 
     def consumer_acknowledged(self, to: Position) -> None:
-        """Note that the consumer has finished with everything up to `to`; an earlier position changes nothing.
+        """Record that the consumer has finished with everything up to `to`.
 
-        Raises ValueError if `to` is after `delivered`.
+        A position before `acknowledged` is ignored. Raises ValueError if `to` is after `delivered`.
         """
         if to.order > self.delivered.order:
             raise ValueError(f"cursor: {to} is acknowledged, and only what lies before {self.delivered} was delivered")
-        # An earlier position is valid, because a handler may checkpoint early records late, and Spark may commit a
-        # batch again.
+        # A position before `acknowledged` is not an error: a handler may checkpoint records out of order, and Spark may
+        # commit a batch a second time.
         if to.order > self.acknowledged.order:
             self.acknowledged = to
-            # Only `EndShard` stores SHARD_END, after the children's leases. Until then, a release stores a sequence
-            # number.
+            # Only `EndShard` stores SHARD_END, after it has created the children's leases. Until then, a release stores
+            # a sequence number.
             self.storable = self.storable if to.ended else to
 
     def consumer_gone(self) -> None:
         """Note that the consumer failed or ended, so the records that it did not acknowledge are delivered again."""
-        # `read` does not move, because the rows may still be held. If they are not, `rows_dropped` follows.
+        # Leave `read` unchanged, because the rows may still be in memory. If they are not, `rows_dropped` follows.
         self.delivered = self.acknowledged
 
     def checkpoint_stored(self, to: Position) -> None:
-        """Note that the lease's checkpoint is at `to` or later. Raises ValueError if `to` is after `acknowledged`."""
+        """Record that the lease's checkpoint is at least `to`. Raises ValueError if `to` is after `acknowledged`."""
         if to.order > self.committed.order:
             self.committed = to
         self._check()
@@ -240,26 +242,25 @@ class Cursor:
             free: Whether the consumer can take a batch now.
             room: Whether more may be read.
         """
-        # A lost lease comes first, because another worker owns it by now, and any write by this one would be rejected.
+        # Check for a lost lease first, because another worker owns it, and any write by this worker would be rejected.
         if lost:
             return LeaveShard()
-        # Read no more, wait until the delivered records are handled, and then release the lease. If the lease were
+        # Stop reading, wait until the delivered records are handled, and then release the lease. If the lease were
         # released first, the next owner would handle the same records at the same time.
         if leaving:
             return AwaitEvent() if self.has_unacknowledged else ReleaseAt(self.storable)
-        # The end of the shard comes before a checkpoint, which SHARD_END replaces. SHARD_END is written after the
-        # children's leases.
+        # Check for the end of the shard before storing a checkpoint, because SHARD_END replaces the checkpoint.
         if self.acknowledged.ended:
             return EndShard(self.children)
         # Store a checkpoint before delivering more rows. Otherwise, a consumer that is busy for a long time would delay
         # the checkpoint of rows that are already done.
         if write and (unstored := self.unstored) is not None:
             return StoreCheckpoint(unstored)
-        # An expired lease comes after a checkpoint, because a checkpoint first renews the lease, and is rejected if
-        # another worker has taken the lease.
+        # Check for an expired lease only after storing a checkpoint. A checkpoint is safe, because it first renews the
+        # lease, and is rejected if another worker has taken the lease.
         if expired:
             return AwaitEvent()
-        # Deliver held rows before reading more, which limits memory and keeps the rows in order.
+        # Deliver the rows in memory before reading more. This limits the use of memory and keeps the rows in order.
         read = self.read.order
         if free and read > self.delivered.order:
             return DeliverRows()
@@ -270,9 +271,9 @@ class Cursor:
     def _check(self) -> None:
         delivered = self.delivered.order
         if not self.committed.order <= self.acknowledged.order <= delivered <= self.read.order:
-            names = "committed, acknowledged, delivered, read"
+            mark_names = "committed, acknowledged, delivered, read"
             marks = self.committed, self.acknowledged, self.delivered, self.read
-            raise ValueError(f"cursor: {names} must not fall in this order: {', '.join(map(str, marks))}")
+            raise ValueError(f"cursor: {mark_names} must not fall in this order: {', '.join(map(str, marks))}")
 
 
 class ShardPull:
@@ -297,8 +298,8 @@ class ShardPull:
     def read(self, keep: Callable[[Batch], None]) -> Batch:
         """Read once, and pass the batch to `keep`.
 
-        If the source or `keep` raises, the reader is closed and the exception propagates. That reader may have skipped
-        records that it did not return, so the next one is opened after the records that are held.
+        If the source or `keep` raises, the reader is closed and the exception propagates. The closed reader may have
+        skipped records that it did not return, so the next reader is opened just after the records in memory.
 
         Args:
             keep: Stores the rows for the consumer and updates the cursor (`batch_read`). If the consumer has a thread
@@ -306,14 +307,14 @@ class ShardPull:
         """
         try:
             batch = (self._reader or self.open()).read()
-            before, end = self.cursor.read, batch.end
-            # Sequence numbers only rise (L14). A lower one would be before the checkpoint, so the next owner would skip
-            # its record.
-            if end is not None and end.order < before.order and end.numbered and before.numbered:
+            previous_end, end = self.cursor.read, batch.end
+            # Sequence numbers only increase (L14). A record with a lower number would be before the checkpoint, so the
+            # next owner would skip it.
+            if end is not None and end.order < previous_end.order and end.numbered and previous_end.numbered:
                 raise SourceError(  # noqa: TRY301  closes the reader, as the reader's own exceptions do
-                    f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream recreated? "
-                    "--if-recreated TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this one "
-                    "back"
+                    f"its sequence numbers fall, from {previous_end.sequence} to {end.sequence}: was the stream "
+                    "recreated? --if-recreated TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this "
+                    "one back"
                 )
             keep(batch)
         except BaseException:
@@ -322,20 +323,20 @@ class ShardPull:
         return batch
 
     def drop(self) -> None:
-        """Read the rows after `delivered` again, because they are no longer in memory.
+        """Close the reader, so that the rows after `delivered` are read again. They are no longer in memory.
 
         Raises what closing the reader raises.
         """
         try:
             self.close()
         finally:
-            # Drop the rows even if closing failed, because they are no longer in memory and that reader is not used
-            # again.
+            # Mark the rows as dropped even if closing failed, because they are no longer in memory and the failed
+            # reader is not used again.
             self.cursor.rows_dropped()
 
     def close(self) -> None:
         """Close the reader, if one is open; the next read opens another one."""
-        # Forget the reader before closing it, so that it is not read again if closing fails.
+        # Clear `_reader` before closing the reader. Otherwise, the reader would be used again if closing fails.
         reader, self._reader = self._reader, None
         self.cursor.reading_failed()
         if reader is not None:

@@ -34,7 +34,7 @@ Call = Callable[[], object]
 
 @frozen
 class Running:
-    """The call waits for a thread or is running. Check it again at `due`, or when woken."""
+    """The call waits for a thread or is running. Check it again at the time `due` or when woken."""
 
     due: float
 
@@ -48,12 +48,12 @@ class CallEnded:
 
 @frozen
 class NotBegun:
-    """The lease had expired when a thread became free, so no handler was called. A renewal will show who owns it."""
+    """The lease had expired when a thread became free, so no handler was called. A renewal will show its owner."""
 
 
 @frozen
 class LeaseLost:
-    """The lease is lost, and its handler has not begun or is no longer waited for."""
+    """The lease is lost. Its handler has not begun, or the lease reader has stopped waiting for it."""
 
 
 @frozen
@@ -125,7 +125,7 @@ class Dispatcher:
         self._logged_names: set[str] = set()
 
     def begin(self, handler_call: HandlerCall) -> GivenUp | None:
-        """Make this call once a thread is free, and return None, or the reason why it cannot be made."""
+        """Queue this call until a thread is free, and return None. If that fails, return the reason."""
         handler_call.work, key = partial(self._work, handler_call), handler_call.holding.key
         with self._lock:
             # A call that was given up keeps its key until it ends, because its thread cannot be stopped. A second
@@ -145,7 +145,7 @@ class Dispatcher:
     def _work(self, handler_call: HandlerCall) -> None:
         holding = handler_call.holding
         handler_call.begun = handler_call.clock()
-        # The batch may have waited for this thread so long that another worker owns the lease, or might own it.
+        # If the batch has waited long for this thread, another worker may own the lease by now.
         if holding.lost.is_set():
             self._finish_call(handler_call, LeaseLost())
             return
@@ -194,28 +194,29 @@ class Dispatcher:
         holding, handling = handler_call.holding, handler_call.handling
         slow, limit = handling.slow_seconds, handling.handler_seconds
         if handler_call.begun is None:
-            # The executor may begin the call late or never, because a program that iterates over batches decides when
-            # to take the next one.
+            # The executor may begin the call late or never. For example, a program that iterates over batches takes the
+            # next batch only when it wants to.
             is_lost = holding.lost.is_set()
             if (is_lost or (holding.releasing and not handler_call.last)) and self._withdraw(handler_call):
                 return LeaseLost() if is_lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
-            # Perhaps no thread ever becomes free here, but another worker may have one.
+            # If all threads hang, none may ever become free, but another worker may have a free thread.
             if self._executor.stuck and self._withdraw(handler_call):
                 return GivenUp("no thread is free for its records: all threads hang in handlers")
             return Running(now + min(slow, limit))
         seconds = now - handler_call.begun
-        # Log each time the duration has doubled. A single line could be overlooked, and a line per check would fill the
-        # log.
+        # Log a slow handler each time its duration has doubled. A single line could be overlooked, and a line per check
+        # would fill the log.
         if seconds >= max(slow, 2 * handler_call.warned_seconds):
             handler_call.warned_seconds = seconds
             self._executor.replace(handler_call.work)  # other calls wait for its thread
             handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
             self.notify("slow", handling.slow, holding, seconds)
-        # Even if the lease is lost, wait a while for the call to end, because the checkpoint may still move
+        # If the lease is lost, let the call run for up to `slow_seconds`, because its checkpoint may still be written
         # (`late_checkpoints`), and because this worker cannot read the shard again until the call has ended.
         is_lost = holding.lost.is_set()
         if seconds >= limit or (seconds >= slow and is_lost):
-            # Stop waiting for the call. It is cancelled if it is awaited; a thread cannot be cancelled.
+            # Stop waiting for the call. An awaited call is cancelled; a call in a thread cannot be cancelled, and keeps
+            # running.
             handler_call.given_up = True
             handler_call.cancel()
             if is_lost:
@@ -224,10 +225,10 @@ class Dispatcher:
         return Running(handler_call.begun + min(max(slow, 2 * handler_call.warned_seconds), limit))
 
     def _withdraw(self, handler_call: HandlerCall) -> bool:
-        withdrawn = self._executor.withdraw(handler_call.work)
-        if withdrawn:
+        is_withdrawn = self._executor.withdraw(handler_call.work)
+        if is_withdrawn:
             del self._running[handler_call.holding.key]
-        return withdrawn
+        return is_withdrawn
 
     def notify(self, name: str, callback: Callable[..., object], *arguments: object) -> None:
         """Call a user's callback; log its faults once."""

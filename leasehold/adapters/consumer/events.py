@@ -18,7 +18,7 @@ from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
 from leasehold.adapters.worker.holding import Holding
 
 CLOSED_STATUS = 128 + signal.SIGPIPE
-"""The exit status of a program whose output pipe was closed by its reader."""
+"""The exit status of a program that ends because the reader of its output has closed the pipe."""
 
 
 @frozen
@@ -32,8 +32,8 @@ class PartialWrite:
 class WholeLines:
     """Writes whole lines to a file that may reject writes for a while, as a full disk does.
 
-    If only a part of a line was written, the rest is written before anything else. A line is therefore never broken,
-    and no part of it is repeated. Only one thread may use an instance at a time.
+    If only a part of a line was written, the rest is written before anything else. The output therefore never contains
+    a broken line or a repeated part of a line. Only one thread may use an instance at a time.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -61,8 +61,8 @@ class WholeLines:
         except Exception as error:  # noqa: BLE001  likewise; a part may be written
             failure = error
         finally:
-            # Keep the rest of a line that was partly written, in this call or an earlier one, and write it first the
-            # next time. Return only whole lines to the caller.
+            # Store the rest of a line that was partly written, in this call or an earlier one, so that the next call
+            # writes it first. Return only whole lines to the caller.
             is_cut = pending[written - 1 : written] != b"\n" if written else bool(self._line_rest)
             self._line_rest = pending[written : pending.find(b"\n", written) + 1] if is_cut else b""
         return None if failure is None else PartialWrite(pending[written + len(self._line_rest) :], failure)
@@ -90,7 +90,7 @@ class EventLines:
 
     def handle(self, delivery: Delivery) -> None:
         """Write a line for each record of the batch."""
-        fence = {} if delivery.epoch is None else {"epoch": delivery.epoch}
+        epoch_field = {} if delivery.epoch is None else {"epoch": delivery.epoch}
         lines = []
         for record in delivery.records:
             fields = {
@@ -100,7 +100,7 @@ class EventLines:
                 # Never write the data itself, because more people can read the log than the stream.
                 "sha1": hashlib.sha1(record.data, usedforsecurity=False).hexdigest(),
             }
-            lines.append(self._line("record", delivery.stream, delivery.shard, **fields, **fence))
+            lines.append(self._line("record", delivery.stream, delivery.shard, **fields, **epoch_field))
         self._write(lines)
 
     @property
@@ -114,15 +114,15 @@ class EventLines:
         return json.dumps(line) + "\n"
 
     def _write(self, lines: list[str], *, keep: bool = False) -> None:
-        """Write these lines. If `keep`, lines that could not be written are written with the next ones."""
-        new_lines, partial = "".join(lines).encode(), None
+        """Write these lines. If `keep` is true, lines that cannot be written now are written before the next ones."""
+        new_lines, partial_write = "".join(lines).encode(), None
         with self._lock:
             if not self._closed:
                 try:
-                    partial = self._lines.write(self._pending + new_lines)
-                    unwritten = b"" if partial is None else partial.unwritten
-                    # Keep the events of a shard, because they are reported only once. Records need not be kept, because
-                    # they are dispatched again.
+                    partial_write = self._lines.write(self._pending + new_lines)
+                    unwritten = b"" if partial_write is None else partial_write.unwritten
+                    # Keep the events of a shard if they cannot be written, because they are reported only once. The
+                    # lines of records need not be kept, because the batch is dispatched again.
                     self._pending = unwritten if keep else unwritten[: max(0, len(unwritten) - len(new_lines))]
                 except BrokenPipeError:
                     self._closed = True
@@ -133,8 +133,8 @@ class EventLines:
                         os.close(null_device)
         if self._closed:
             raise SystemExit(CLOSED_STATUS)
-        if partial is not None and not keep:
-            raise partial.error  # the batch fails, and is dispatched again
+        if partial_write is not None and not keep:
+            raise partial_write.error  # the batch fails, and is dispatched again
 
 
 FIELDS = ("lease", "rule", "outcome")

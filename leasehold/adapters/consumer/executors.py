@@ -31,7 +31,8 @@ class HandlerExecutor(Protocol):
     """Calls handlers.
 
     Attributes:
-        stuck: Whether all threads are slow and no more may be started, so that nothing begins until a call returns.
+        stuck: Whether all threads run slow handlers and no more threads may be started, so that no other call begins
+            until one returns.
     """
 
     stuck: bool
@@ -43,7 +44,7 @@ class HandlerExecutor(Protocol):
         """Remove the work, and return False if it has begun."""
 
     def replace(self, work: Work) -> None:
-        """Start another thread for waiting work, because the given work is slow."""
+        """Start another thread for the work that waits, because the given work is slow."""
 
     def close(self) -> None:
         """Begin no more work."""
@@ -73,9 +74,9 @@ class ThreadExecutor:
     """Calls handlers in daemon threads, which are started when first needed and do not keep the process alive.
 
     Args:
-        usual: How many threads may run at the same time, not counting slow ones.
+        usual: How many threads may run at the same time, not counting threads with slow handlers.
         most: How many threads may exist, including slow ones.
-        failed: Called with an exception that ended a thread. Work is not supposed to raise any.
+        failed: Called with the exception if a thread ends because its work raised, which it never should.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class ThreadExecutor:
             try:
                 self._add_thread()
             except RuntimeError:
-                # If there is at least one thread, it will get to this work. Without a thread, the work would never
+                # If at least one thread exists, it will run this work later. If there is none, the work would never
                 # begin.
                 if not self._threads:
                     self._queue.remove(work)
@@ -116,12 +117,12 @@ class ThreadExecutor:
             return True
 
     def replace(self, work: Work) -> None:
-        """Stop counting the thread of this work until the work returns, and start another thread if work waits."""
+        """Stop counting the thread of this work until the work returns. Start another thread if other work waits."""
         with self._changed, suppress(RuntimeError):  # if no thread can be started, use the existing ones
             if work in self._busy:
                 self._slow.add(work)
                 self.stuck = len(self._slow) >= self._most
-                # If a thread is idle, the slow handler delays no other work.
+                # If a thread is idle, no other work has to wait for the slow handler, so no new thread is needed.
                 if len(self._queue) > self._idle:
                     self._add_thread()
 
@@ -133,10 +134,10 @@ class ThreadExecutor:
 
     def _add_thread(self) -> None:
         if self._threads < min(self._most, self._usual + len(self._slow)):
-            spawn(f"leasehold-handle-{self._threads}", self._serve, self._failed)
+            spawn(f"leasehold-handle-{self._threads}", self._run_queued_work, self._failed)
             self._threads += 1
 
-    def _serve(self) -> None:
+    def _run_queued_work(self) -> None:
         is_surplus = False
         while not is_surplus:
             with self._changed:
@@ -162,10 +163,11 @@ class ThreadExecutor:
                 if work in self._slow:
                     self._slow.discard(work)
                     self.stuck = len(self._slow) >= self._most
-                # If another thread was started while this one was slow, there may be too many now. Then this one ends.
+                # Another thread may have been started while this one was slow. If there are now too many threads, this
+                # one ends.
                 is_surplus = self._threads > self._usual + len(self._slow)
                 self._threads -= is_surplus
-            del work  # otherwise, its batch would stay in memory until the next work begins
+            del work  # otherwise, the batch would stay in memory until the next work begins
 
 
 def _log_thread_end(fault: BaseException) -> None:
@@ -173,7 +175,8 @@ def _log_thread_end(fault: BaseException) -> None:
 
 
 CLOSE_SECONDS = 5.0
-"""How long to wait for cancelled calls at the end. The loop's thread is a daemon and cannot keep the process alive."""
+"""How many seconds `close` waits for the calls that it has cancelled. The loop's thread is a daemon and cannot keep the
+process alive."""
 
 OnDone = Callable[[Exception | None], None]
 
@@ -195,7 +198,7 @@ class EventLoop:
         self._closing: asyncio.Event
 
     def spawn(self, awaitable: Awaitable[object], on_done: OnDone) -> Callable[[], None]:
-        """Await this, then call `on_done` on the loop with the fault or None, and return a function that cancels it.
+        """Start awaiting this, and return a function that cancels it. `on_done` is later called with the fault or None.
 
         Raises NotAwaited if no loop can be started now.
         """
@@ -208,16 +211,16 @@ class EventLoop:
         tasks = list[Task[Exception | None]]()
 
         async def await_fault() -> Exception | None:
-            raised: BaseException | None = None
+            handler_error: BaseException | None = None
             try:
                 return fault_in_result(await awaitable)
             except BaseException as error:  # noqa: BLE001  any exception fails the batch but must not end the loop
-                raised = error
+                handler_error = error
                 return as_fault(error)
             finally:
-                # If the handler has forked, end the copy here. Its loop must not continue, because it shares a pipe
-                # with the original loop and would take wake-ups from it.
-                self._origin.end_copy(raised)
+                # If the handler has forked, end the forked process here. Its copy of the event loop must not continue,
+                # because the two loops share a pipe, and the copy would consume wake-ups of the original loop.
+                self._origin.end_copy(handler_error)
 
         def begin() -> None:
             task = loop.create_task(await_fault())
@@ -247,16 +250,16 @@ class EventLoop:
     def _ensure_loop(self) -> AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                # Wait while holding the lock, so that two callers cannot each start a loop.
-                started = SimpleQueue[AbstractEventLoop | BaseException]()
-                self._thread = spawn("leasehold-loop", lambda: self._serve(started.put), self._end)
-                loop = started.get()
+                # Hold the lock while waiting for the loop to start. Otherwise, two callers could each start a loop.
+                startup_result = SimpleQueue[AbstractEventLoop | BaseException]()
+                self._thread = spawn("leasehold-loop", lambda: self._run_loop(startup_result.put), self._end)
+                loop = startup_result.get()
                 if isinstance(loop, BaseException):
                     raise loop
                 self._loop = loop
             return self._loop
 
-    def _serve(self, report: Callable[[AbstractEventLoop | BaseException], None]) -> None:
+    def _run_loop(self, report: Callable[[AbstractEventLoop | BaseException], None]) -> None:
         async def wait_for_close() -> None:
             await self._closing.wait()
 

@@ -16,7 +16,7 @@ GROUP = "opentelemetry_metrics_exporter"
 """The entry points under which OpenTelemetry's exporters register."""
 
 EXPORT_MS = 10_000
-"""How often to export, because OpenTelemetry's default of 60 seconds is too long for leases."""
+"""How often to export metrics. OpenTelemetry's default of 60 seconds is too long for leases."""
 
 
 class Meter(Protocol):

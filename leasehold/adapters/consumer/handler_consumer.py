@@ -4,19 +4,19 @@
 function on the event loop, the iterator of `leasehold.read`, and a handler that checkpoints by itself, such as that of
 a child process. Only the `Handling` and the dispatcher's executor distinguish these kinds of handlers.
 
-`batch_read` and `offer` dispatch a batch through `Dispatcher.begin`. While the handler runs, `poll` only checks on it.
-When the handler ends, `_advance` acknowledges the batch, or `_after_failure` decides what to do next. All other
-decisions are made by the reader's state, which tracks positions, waits and faults.
+`batch_read` and `offer` dispatch a batch through `Dispatcher.begin`. While the handler runs, `poll` only checks whether
+it has ended. When the handler ends, `_advance` acknowledges the batch, or `_after_failure` decides what to do next. All
+other decisions are made by `ReaderState`, which tracks positions, waits and faults.
 
-1. At most one batch is held. A slow handler therefore slows only its own shard, and memory is limited. With
+1. At most one batch is in memory. A slow handler therefore delays only its own shard, and memory is limited. With
    `linger_seconds`, several reads may be combined into one batch (`consumer/batch_window.py`).
-2. Nothing here sleeps or waits for a handler.
+2. No method of this module sleeps or waits for a handler.
 3. Records are dispatched only while the lease is held and, by our own clock, has not expired. A record that is too old
    (`max_age_seconds`) is dispatched to the dead letter, never dropped.
 4. If a batch is dropped to free memory, its records are read again from `acknowledged`. If a batch fails, they are
    delivered again from there. So no record is skipped.
-5. If the connection to the source was open to other processes for longer than a renewal interval, the batch is
-   dispatched only after a renewal has confirmed that the lease is still ours.
+5. If another process could have been connected to the source for longer than a renewal interval, the batch is
+   dispatched only after a renewal has confirmed that this worker still holds the lease.
 6. If a handler checkpoints by itself, only the records up to the lease's checkpoint are done, even after the handler
    has returned. After a fault, its shard is read again from the checkpoint. Before the lease is released, the handler
    is called for a final checkpoint.
@@ -174,13 +174,13 @@ class HandlerConsumer(BatchConsumer):
         return WAITING if self._linger_deadline(now) > now else READY
 
     def _linger_deadline(self, now: float) -> float:
-        """Return the time until which the held records wait for more. If they do not wait, that time is in the past."""
+        """Return the time until which records wait for more, which is in the past if they do not wait."""
         return self._window.closing_time(self._memory.batch, lambda batch: len(self._attempts.remaining(batch)), now)
 
     def step_ended(self, until: float) -> None:
         """Allow the batch to be dropped until the next step."""
         if self._call is None and self._memory.batch is not None:
-            # A batch that only waits for its next attempt may be dropped if other shards need the memory.
+            # Between steps no handler is using the batch, so it may be dropped if other shards need the memory.
             self._memory.idle(until)
 
     # Reading
@@ -213,12 +213,12 @@ class HandlerConsumer(BatchConsumer):
     def _deliver(self, batch: Batch, now: float) -> Next:
         """Dispatch the rest of the batch, or the part of it that is to be tried next."""
         holding = self.holding
-        self._confirm_lease()  # rule 5; if the lease turns out to be lost, `Dispatcher` calls no handler
+        self._confirm_lease()  # rule 5; if the lease is lost, `Dispatcher` does not call the handler
         if not batch.records:
             return self._advance(batch, now)
         limit = self._handling.max_records
         if self._attempts.failing or (limit is not None and len(batch.records) > limit):
-            # With a dead letter, a failing batch is searched in parts, so that a bad record does not block the others.
+            # If a `dead_letter` is set, a failing batch is dispatched in parts, to find the records that fail.
             piece = self._attempts.next_piece(batch)
             if not piece.records:
                 return self._advance(batch, now)
@@ -229,9 +229,9 @@ class HandlerConsumer(BatchConsumer):
         self._window.close()  # retries do not wait for more records
         handling = self._handling
         if handling.dead_letter is not None and handling.max_age_seconds < math.inf:
-            age = self._wall() - (piece.records[0].arrived or math.inf)
-            if age > handling.max_age_seconds:
-                error = TooOld(f"it arrived {age:.0f} s ago, and {handling.max_age_seconds:g} s is the limit")
+            age_seconds = self._wall() - (piece.records[0].arrived or math.inf)
+            if age_seconds > handling.max_age_seconds:
+                error = TooOld(f"it arrived {age_seconds:.0f} s ago, and {handling.max_age_seconds:g} s is the limit")
                 return self._to_dead_letter(handling.dead_letter, first_for_dead_letter(piece), batch, error, now)
 
         def call() -> object:
@@ -258,7 +258,7 @@ class HandlerConsumer(BatchConsumer):
         is_final = isinstance(purpose, FinalCheckpointCall)
         handler_call = HandlerCall(self.holding, self._handling, self._worker.clock, call, is_final)
         if (given_up := self._dispatcher.begin(handler_call)) is not None:
-            self._state.final_requested = True  # asking for a final checkpoint would be rejected for the same reason
+            self._state.final_requested = True  # a call for the final checkpoint would fail, too
             return GiveUp(given_up.why)
         self._call = handler_call, purpose
         return self._check_call(handler_call, purpose, now)
@@ -266,8 +266,8 @@ class HandlerConsumer(BatchConsumer):
     def _check_call(self, handler_call: HandlerCall, purpose: CallPurpose, now: float) -> Next:
         outcome = self._dispatcher.check(handler_call, now)
         if isinstance(outcome, Running):
-            return self._store_earlier(outcome.due, now)
-        self._call = None  # first, so that this batch does not stay in memory alongside the next one
+            return self._checkpoint_earlier(outcome.due, now)
+        self._call = None  # otherwise this batch stays in memory alongside the next one
         match outcome:
             case CallEnded(fault):
                 if fault is not None or not isinstance(purpose, BatchCall):  # otherwise `_advance` records it
@@ -294,7 +294,7 @@ class HandlerConsumer(BatchConsumer):
                 assert_never(never_called)
 
     def _advance(self, batch: Batch, now: float, piece: Delivery | None = None) -> Next:
-        """Continue after this piece, which the handler or dead letter has finished with; by default the whole batch."""
+        """Record that the handler or dead letter has finished with this piece (by default the whole batch)."""
         if not self._state.piece_done(batch, None if piece is None else piece.read_to) and piece is not None:
             self._attempts.record_progress(piece.read_to)
             if not self._attempts.searching:
@@ -307,30 +307,32 @@ class HandlerConsumer(BatchConsumer):
         self._memory.clear()
         self._window.renew()
         if self._attempts.failing and self._state.past_failures:
-            # A batch that never failed must not reset the attempts of one that did.
+            # After a failure, batches that never failed may be read again first. These must not reset the attempts of
+            # the failed batch.
             self._attempts.record_done(batch)
         if not self._store_if_due(now):
             return Leave("lease-lost")
-        # The end of a shard and a hand-off do not wait for the next read, so the next step is due immediately.
+        # At the end of a shard and before a release, the next step does not read, so it need not wait for the next read
+        # to be due.
         if batch.ended or self.holding.releasing:
             return now
         return self._state.wait_for_next_read()
 
-    def _store_earlier(self, due: float, now: float) -> float:
-        """Store what is done, if a checkpoint is due, while a later batch is at work, and return when to step again.
+    def _checkpoint_earlier(self, due: float, now: float) -> float:
+        """While the handler runs, checkpoint earlier batches if that is due. Return the time of the next step.
 
         Args:
             due: When to check the call again.
             now: The time by the worker's clock.
         """
-        # A handler may run for minutes. If this worker dies meanwhile, only the batch at work should be repeated. A
-        # handler that checkpoints by itself may be doing so at this moment.
+        # A handler may run for minutes. If this worker dies meanwhile, only the current batch should be repeated. Skip
+        # this for self-checkpointing handlers, which may be writing a checkpoint at this moment.
         if self._state.kind == "returns" and self._store_if_due(now) and self._cursor.unstored is not None:
             return min(due, self._state.checkpoint_due)
         return due
 
     def _store_if_due(self, now: float) -> bool:
-        """Store the acknowledged position if a checkpoint is due, and return False if the lease is lost."""
+        """Store the acknowledged position if a checkpoint is due. Return False if the lease is lost."""
         if self.holding.lost.is_set():
             return False
         position = self._state.due_checkpoint(now)
@@ -343,14 +345,14 @@ class HandlerConsumer(BatchConsumer):
             self._state.consumer_failed(piece.records[-1].position)
             self._reread_unacknowledged()
         if isinstance(error, Ending | Withdrawn):
-            return self._let_lease_go(error, now)
+            return self._relinquish(error, now)
         # Report only the exception's type, because the message of a user's exception may contain a record.
-        attempt = f" (attempt {piece.attempts} of {self._handling.attempts})" if not piece.in_parts else ""
-        self.holding.progress.failed(f"its handler raised {type(error).__name__}{attempt}", now)
+        attempt_text = f" (attempt {piece.attempts} of {self._handling.attempts})" if not piece.in_parts else ""
+        self.holding.progress.failed(f"its handler raised {type(error).__name__}{attempt_text}", now)
         match self._attempts.after_failure(piece, error):
             case TryAgain(seconds):
-                # Measure the wait from now, not from the start of this step, because the handler may have taken long to
-                # fail.
+                # Measure the wait from now, not from the start of this step, because an inline handler may have run for
+                # a long time before it failed.
                 return self._state.rest(self._worker.clock() + seconds)
             case NoMoreAttempts(why):
                 return GiveUp(why)
@@ -363,10 +365,10 @@ class HandlerConsumer(BatchConsumer):
         self, piece: Delivery, batch: Batch, error: Exception, fault: Exception | None, now: float
     ) -> Next:
         if isinstance(fault, Ending | Withdrawn):
-            return self._let_lease_go(fault, now)
+            return self._relinquish(fault, now)
         record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
         if fault is not None:  # neither handler nor dead letter accepted the record, so it must not be skipped
-            # For other exceptions, report only the type, because the message may contain a record.
+            # For exceptions other than DeadLetterError, report only the type, because the message may contain a record.
             why = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
             self.holding.progress.dead_letter_failed(f"the dead letter did not accept the record: {why}", now)
             return GiveUp(f"neither its handler nor the dead letter accepted {record}: {said(fault)}")
@@ -386,7 +388,7 @@ class HandlerConsumer(BatchConsumer):
             self._worker,
             self._handling.final_checkpoint,
         )
-        # Renew an expired lease before the handler checkpoints, because another worker may have taken it by now.
+        # If the lease has expired, another worker may have taken it, so renew the lease before the handler checkpoints.
         if holding.expired:
             holding.renew()
 
@@ -405,8 +407,8 @@ class HandlerConsumer(BatchConsumer):
             return Leave("shard-ended")
         state.checkpoint_moved(holding.lease.checkpoint)
         if ended or fault is not None:
-            # Read again even if the lease is to be released. If the next owner withdraws its request, the handler has
-            # to start from the checkpoint.
+            # Read the unacknowledged records again even if the lease is to be released, because the next owner may
+            # withdraw its request. In that case, the handler must continue from the checkpoint.
             self._reread_unacknowledged()
         if not ended or isinstance(fault, Ending | Withdrawn):
             state.final_requested = not ended
@@ -423,18 +425,18 @@ class HandlerConsumer(BatchConsumer):
 
     # Ending
 
-    def _let_lease_go(self, error: Ending | Withdrawn, now: float) -> Next:
+    def _relinquish(self, error: Ending | Withdrawn, now: float) -> Next:
         """Release the lease, or give it to its next owner if it has one."""
         return now if isinstance(error, Withdrawn) and self.holding.releasing else Relinquish()
 
     def leave(self, happening: Happening) -> None:
         """Close the shard's reader, free the memory and notify the observer."""
-        is_late = happening == "lease-lost" and self._handling.late_checkpoints
+        may_store_late = happening == "lease-lost" and self._handling.late_checkpoints
         store_error: StoreError | None = None
-        if is_late and (position := self._cursor.unstored) is not None:
+        if may_store_late and (position := self._cursor.unstored) is not None:
             try:
-                # This cannot harm the new owner, because the checkpoint only moves forward. It spares a later owner the
-                # records that were already handled here.
+                # A late checkpoint cannot harm the new owner, because the checkpoint only moves forward. It saves the
+                # owner after that from handling the same records again.
                 self.holding.checkpoint_late(position)
             except StoreError as fault:
                 store_error = fault

@@ -1,19 +1,19 @@
 """Defines how a user's handler is checked, what it is called with, and its time limits and retries.
 
 A handler or dead letter may be async, or return any other awaitable, which is awaited on the worker's one event loop.
-A handler that runs longer than `slow_seconds` is logged and counted, and again each time that duration has doubled.
+A handler that runs longer than `slow_seconds` is logged and counted, and again each time its duration has doubled.
 After `handler_seconds`, its lease is released, as it is after the last attempt. `consumer/attempts.py` decides what to
 do after a fault.
 
 1. A batch is done when its handler has returned None, or an awaitable that ended with None.
 2. Any other result fails the batch, so a checkpoint never covers a record that the handler has not finished with.
-3. A user's callable is checked once, when it is passed in. Its result is checked after each call.
+3. The signature of a user's callable is checked once, when it is passed in. The result is checked after each call.
 
 `by_key` splits a batch by partition key and runs the keys concurrently. The records of one key stay in order.
 
 4. The batch is done when all of its keys are done.
-5. After a fault no further key begins. The batch fails once every running key has ended, so none is still running when
-   the batch is dispatched again.
+5. After a fault, no further keys are started. The batch fails once the handlers of all running keys have ended, so none
+   of them is still running when the batch is dispatched again.
 """
 
 import asyncio
@@ -73,7 +73,8 @@ def accepts(*names: str) -> Callable[[Any, Any, Any], None]:
                     f"{field.name}: a generator does nothing when it is called; write a plain or async function"
                 )
         try:
-            # A decorator may change the arguments, so check its signature, not that of the function it wraps.
+            # A decorator may change the arguments, so check the signature of the function that the decorator returned,
+            # not that of the function it wraps.
             signature = inspect.signature(value, follow_wrapped=False)
         except (TypeError, ValueError):
             return  # some built-in functions have no signature
@@ -151,8 +152,9 @@ class Delivery:
         records: The records to process. All of them are checkpointed once the handler returns.
         read_to: The position up to which the batch extends, at or after its last record.
         behind_seconds: How far the batch is behind the tip of the shard; None if unknown.
-        attempts: How often this worker has tried a batch that begins with the first record, including this time.
-        in_parts: How many of these attempts were made with only a part of the batch, to find the record that fails.
+        attempts: How many times this worker has dispatched a batch that begins with the same record, including this
+            time.
+        in_parts: How many of these attempts were made with only a part of a batch, to find the record that fails.
 
     Examples:
         >>> from leasehold import Delivery
@@ -216,8 +218,8 @@ class Delivery:
     def epoch(self) -> int | None:
         """The fencing number, which grows with each owner of this lease and never falls.
 
-        `reset` and `copy-leases` do not lower it either. It is None in the Azure SDKs' blob layout, because the
-        official workers do not count owners.
+        The commands `reset` and `copy-leases` do not lower the fencing number either. It is None in the Azure SDKs'
+        blob layout, because the official workers do not count owners.
         """
         return self._holding.fence
 
@@ -296,7 +298,7 @@ class FinalCheckpoint:
             StoreError: A write failed; try again.
             SourceUnavailable: The stream does not respond; try again.
         """
-        # No worker reads a shard whose lease is finished, so its later records would be skipped.
+        # If the lease were finished before the shard has ended, no worker would read the rest of the shard.
         if not self.ended:
             raise ValueError("end: the shard has more records, or may have")
         return self._end()
@@ -393,7 +395,7 @@ class ShardConsumer(Protocol):
         """
 
     def withdraw(self) -> bool:
-        """Finish or drop the batches that were taken, because the lease is to be released; return whether that is done.
+        """Finish or drop the batches that were taken, because the lease is to be released. Return True when done.
 
         `withdraw` is called again until it returns True. The lease is then released with the acknowledged position. If
         the lease is not released after all, the records that were not acknowledged are offered again.
@@ -494,7 +496,7 @@ class Handling:
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         observer: Observer = lambda _happening, _holding: None,
     ) -> "Handling":
-        """Have a `ShardConsumer` for each shard take the records and acknowledge them later, in place of a handler.
+        """Return a `Handling` that passes the records of each shard to a `ShardConsumer` instead of a handler.
 
         Args:
             consumer: Makes the consumer of a shard, for example its class.
@@ -512,12 +514,14 @@ class Handling:
 
     def __attrs_post_init__(self) -> None:
         if self.final_checkpoint is not None and self.dead_letter is not None:
-            # A dead-lettered record counts as done, but here only the handler decides what is done.
+            # A dead-lettered record would count as done, but a handler that checkpoints by itself must decide which
+            # records are done.
             raise ValueError("dead_letter: a handler that checkpoints by itself goes without one")
         if self.max_age_seconds < math.inf and self.dead_letter is None:
             raise ValueError("max_age_seconds: old records go to the dead letter, and there is none: set `dead_letter`")
         if self.final_checkpoint is not None and self.max_records is not None:
-            # Otherwise the next part would be dispatched before the handler has checkpointed this one.
+            # If batches were split, the next part would be dispatched before the handler has checkpointed the previous
+            # one.
             raise ValueError("max_records: a handler that checkpoints by itself takes whole batches")
         if self.final_checkpoint is not None and self.linger_seconds:
             raise ValueError("linger_seconds: a handler that checkpoints by itself gathers records by itself, too")
@@ -574,7 +578,7 @@ def with_metrics(worker: Worker, handling: Handling, meter: Meter | None) -> Han
         finally:
             handling.dead_lettered(holding, error)
 
-    # Save a call per batch if the user has not set a callback, which is the usual case.
+    # If the user has not set a callback, which is the usual case, this saves a call per batch.
     has_default_measure = handling.measure is fields(Handling).measure.default
     return evolve(
         handling,
@@ -613,10 +617,10 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
 
     async def handle(delivery: Delivery) -> None:
         # Groups are ordered by their first records.
-        keyed = dict[str | None, list[Record]]()
+        records_by_key = dict[str | None, list[Record]]()
         for record in delivery.records:
-            keyed.setdefault(record.partition_key, []).append(record)
-        groups, faults = iter(keyed.values()), list[BaseException]()
+            records_by_key.setdefault(record.partition_key, []).append(record)
+        groups, faults = iter(records_by_key.values()), list[BaseException]()
 
         async def work() -> None:
             """Handle one key after another until there are no more or one has failed."""

@@ -38,7 +38,8 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.reading"))
 
 RELEASED_CHECK_SECONDS = 0.2
-"""How often to check whether the worker has released a lease without its reader (D6)."""
+"""How often to check, in seconds, whether the worker has released a lease without waiting for the lease's reader
+(D6)."""
 EXPIRED_CHECK_SECONDS = 0.2
 """How often to check whether an expired lease was renewed or dropped. A check makes no request."""
 
@@ -59,7 +60,7 @@ class LeaseReader:
         self._cooldown_seconds = cooldown_seconds
 
     def step(self, now: float) -> float:
-        """Do one bounded piece of work, and return when to call again, or infinity once nothing is left to do."""
+        """Do one bounded piece of work. Return when to call `step` again, or infinity if nothing is left to do."""
         try:
             due = self._poll_and_act(now)
         except (StoreError, SourceUnavailable) as fault:
@@ -69,13 +70,14 @@ class LeaseReader:
             if retry_at is not None:
                 return self._wait(fault, now, retry_at, "rejected, trying again")
             self.holding.progress.failed(str(fault), now)
-            # Retrying won't help here, but another worker may have the permission or the network route we lack.
+            # Retrying in this process will not help, but another worker may have the permission or the network route
+            # that this one lacks.
             return self._give_up(f"it cannot be read: {fault}", now)
         self._state.step_done()
         return due
 
     def _poll_and_act(self, now: float) -> float:
-        """Poll the consumer and carry out one order, and return when to call again."""
+        """Poll the consumer and carry out one order. Return the time of the next step."""
         holding, ready = self.holding, self.consumer.poll(now)
         if not isinstance(ready, Ready):
             due = self._apply(ready, now)
@@ -106,7 +108,7 @@ class LeaseReader:
             case AwaitEvent():
                 if ready.look_seconds is not None:
                     return now + ready.look_seconds
-                # An expired lease is renewed or dropped within moments. Until then, another worker might own it.
+                # The worker soon renews or drops an expired lease. Until then, another worker might own it.
                 return now + EXPIRED_CHECK_SECONDS if holding.expired else self._state.rests_until
             case StoreCheckpoint(to):
                 return self._poll_and_act(now) if consumer.store(to, now) else self._leave("lease-lost")
@@ -128,10 +130,11 @@ class LeaseReader:
                 assert_never(never)
 
     def _begin(self, now: float) -> float:
-        """Once the parents are done, begin at the consumer's or the lease's position."""
+        """If the parents are done, open the shard at the start that the consumer chooses; otherwise wait."""
         lease = self.holding.lease
         parents = self._worker.parents(lease)
-        # L12: a key's earlier records are in the parent, so reading the child at the same time would break their order.
+        # A partition key's earlier records are in the parent shard, so reading the child before the parent is done
+        # would break their order (L12).
         if not readable(lease, parents):
             self.holding.progress.excused("its parents are not done", now)
             return now + self._state.parents_pending()
@@ -156,7 +159,7 @@ class LeaseReader:
         return self._apply(consumer.batch_read(batch, now), now)
 
     def _apply(self, next_: Next, now: float) -> float:
-        """Carry out what a method of the consumer returned, and return when to call again."""
+        """Carry out what a method of the consumer returned. Return the time of the next step."""
         match next_:
             case float() | int():
                 return next_
@@ -180,7 +183,8 @@ class LeaseReader:
     def _give_up(self, why: str, now: float) -> float:
         # Leave the lease to other workers for a while, because the fault may be in this worker's connections or disk.
         seconds = self._cooldown_seconds
-        # Exclude the lease before releasing it. Otherwise, the worker's next turn might take it right back.
+        # Exclude the lease from this worker's claims before releasing it. Otherwise, the worker's next turn might take
+        # it back immediately.
         self._worker.exclude(self.holding.key, seconds)
         self._worker.hurry()
         due = self._release(now)

@@ -31,7 +31,8 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.runner"))
 
 MAX_FAULTS = len(STEP_FAULT_WAITS) + 1
-"""After this many consecutive faults of a step, with ten seconds of pauses in total, its lease is released."""
+"""If a step fails this many times in a row, its lease is released. The pauses between the attempts add up to ten
+seconds."""
 
 EXCLUDED_SECONDS = 60.0
 
@@ -80,10 +81,14 @@ class LeaseReaders:
         self._scheduler, self.taking = worker.scheduler, True
         self.schedule = Schedule(readers, self._scheduler, failed)
         self.memory = MemoryBudget(memory_bytes, self.schedule.wake)
-        limit = handling.most_calls
+        max_calls = handling.most_calls
         self.dispatcher = Dispatcher(
             executor
-            or (ThreadExecutor(readers, failed=failed) if limit is None else ThreadExecutor(limit, limit, failed)),
+            or (
+                ThreadExecutor(readers, failed=failed)
+                if max_calls is None
+                else ThreadExecutor(max_calls, max_calls, failed)
+            ),
             wake=self.schedule.wake,
             end=end,
             fatal=self._scheduler.fatal,
@@ -92,14 +97,16 @@ class LeaseReaders:
     def begin(self, holding: Holding) -> None:
         """Start reading this lease, which the worker has just taken.
 
-        The caller is the task that wrote the claim, so opening the shard is left to the first step.
+        The shard is opened by the reader's first step rather than here, so that the task that writes claims does not
+        have to wait for it.
         """
         try:
             if not self.taking:
                 # Still create a lease reader, whose first step releases the lease.
                 holding.ask_release()
             if self._wall is not None and self._worker.store.capabilities.free_annotations:
-                # Unless annotations are free, each one costs a write and looks like a renewal to other workers (C14).
+                # Skip this if an annotation costs a write of its own, which other workers would take for a renewal
+                # (C14).
                 holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
             if self._open_reading is not None:
                 step = self._open_reading(self._worker, holding, self._handling)
@@ -139,7 +146,7 @@ class LeaseReaders:
     def _replacement_for(self, holding: Holding, faults: int) -> Step | None:
         """Return a step that releases the lease if its reader's step has failed too often (rule 2); otherwise None.
 
-        If the lease is to be released anyway or is lost, one fault is enough.
+        If the lease is lost, or is to be released anyway, the step is replaced after a single fault.
         """
         if faults < MAX_FAULTS and not holding.releasing and not holding.lost.is_set():
             return None
@@ -147,7 +154,8 @@ class LeaseReaders:
         def release_lease(_now: float) -> float:
             if holding.lost.is_set():
                 return math.inf
-            # Exclude the lease before releasing it. Otherwise, this worker might take it right back and fail again.
+            # Exclude the lease from this worker's claims before releasing it. Otherwise, this worker might take it back
+            # immediately and fail again.
             self._worker.exclude(holding.key, EXCLUDED_SECONDS)
             holding.ask_release()
             try:
@@ -156,7 +164,8 @@ class LeaseReaders:
                 due = self._scheduler.clock() + RETRY_SECONDS
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
                 return due
-            # If the lease was not released, its next owner has withdrawn its request. The lease must still be released.
+            # If the lease was not released, its next owner has withdrawn its request. The lease must still be released,
+            # because it cannot be read here.
             due = math.inf if is_released else self._scheduler.clock() + RETRY_SECONDS
             log.error("lease %s cannot be read here and is released", holding.key)
             return due

@@ -1,10 +1,10 @@
 """Begins and ends the reading of a shard, for every kind of reader.
 
-A crash between two of these writes loses nothing. If a lease starts at LATEST, the position is stored before the first
-read. Otherwise, records that arrive before the first checkpoint would be skipped. At the end of a shard, the children's
-leases are created first, and only then is SHARD_END written (L3). After a crash in between, the end of the parent is
-read once more, and the children exist already. Java workers rely on the same order, because they create children's
-leases at no other time.
+No record is lost if the process crashes between two of the following writes. If a lease starts at LATEST, the current
+position is stored before the first read. Otherwise, records that arrive before the first checkpoint would be skipped.
+At the end of a shard, the children's leases are created first, and only then is SHARD_END written (L3). After a crash
+in between, the end of the parent is read once more, and the children exist already. Java workers rely on the same
+order, because they create children's leases at no other time.
 """
 
 import logging
@@ -35,7 +35,7 @@ class ReadingWorker(Protocol):
     uniform: Callable[[float, float], float]
 
     def hurry(self) -> None:
-        """Read the table and list the shards at the worker's next turn."""
+        """Have the worker read the table and list the shards at its next turn."""
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
         """Return the leases of this lease's parents by key. Raises StoreError."""
@@ -55,11 +55,11 @@ class ReadingStart:
         self._latest: Position | None = None
 
     def find(self, parents: Mapping[str, Lease]) -> Position | None:
-        """Return the position at which to open a reader, or None if the lease was lost while it was pinned.
+        """Return the position at which to open a reader, or None if the lease was lost while that position was stored.
 
         Args:
-            parents: The leases of the shard's parents. If the shard is read from its beginning, the position gets the
-                token of the parents, by which rows of a Spark sink are recognized if they are written again.
+            parents: The leases of the shard's parents. If the shard is read from its beginning, the position contains
+                the token of the parents, by which rows that a Spark sink has written twice are recognized.
 
         Raises:
             OutcomeUnknown: The store does not respond; nothing has been read yet.
@@ -71,8 +71,8 @@ class ReadingStart:
         if lease.checkpoint == LATEST:
             if (position := pinned_latest(lease)) is not None:
                 return position
-            # Resolve LATEST only once. If a write of the position got no response, it may still have been applied, and
-            # another reader may start there.
+            # Resolve LATEST only once. If the write of the position got no response, it may have been applied, and
+            # another reader may start at that position.
             latest = self._latest = self._latest or self._source.latest(lease)
             if latest.numbered:
                 is_stored = holding.checkpoint(latest)  # the Azure SDKs' processors do not read our annotations
@@ -80,7 +80,7 @@ class ReadingStart:
                 is_stored = all(holding.annotate(name, value) for name, value in latest_annotations(latest))
             return latest if is_stored else None
         if lease.checkpoint.sequence == "AT_TIMESTAMP" and not lease.checkpoint.sub:
-            # The KCL keeps the time of AT_TIMESTAMP in its settings, not in the row.
+            # The KCL has the time of AT_TIMESTAMP in its configuration, not in the lease row.
             if self._config.initial_position.sequence == "AT_TIMESTAMP":
                 return self._config.initial_position
             log.warning(
@@ -95,8 +95,8 @@ def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWork
 
     Args:
         holding: The lease of the shard.
-        children: The children, if the last read named them; otherwise the shards are listed. If a child is not listed
-            yet, the plan creates its lease later.
+        children: The child shards, if the last read named them. If there are none, the shards are listed. The lease of
+            a child that is not listed yet is created later by a worker's plan.
         worker: The worker.
         token: The token to store with SHARD_END, with which the children start.
 
@@ -112,23 +112,27 @@ def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWork
     if not children:
         all_shards = source.shards()
         children = tuple(shard for shard in all_shards if parent.key in shard.parents)
-    names = dict.fromkeys(name for child in children for name in (child.id, *child.parents))
-    leases = {lease.key: lease for lease in store.get(names)} if names else {}
-    if all_shards is None and any(name not in leases for child in children for name in child.parents):
-        # Another parent of a merge has no lease. A listing shows whether that shard is still to be read or no longer
-        # exists.
+    lease_keys = dict.fromkeys(key for child in children for key in (child.id, *child.parents))
+    leases = {lease.key: lease for lease in store.get(lease_keys)} if lease_keys else {}
+    if all_shards is None and any(key not in leases for child in children for key in child.parents):
+        # If the other parent of a merge has no lease, list the shards to find out whether that parent is still to be
+        # read or no longer exists.
         all_shards = source.shards()
-    ids = frozenset(shard.id for shard in all_shards or ())
-    for create in children_to_create(parent, children, leases, ids, config):
-        # If this process was paused, other workers may have finished the children and deleted their rows.
+    listed_ids = frozenset(shard.id for shard in all_shards or ())
+    for create in children_to_create(parent, children, leases, listed_ids, config):
+        # If this process was paused, other workers may have finished the children and deleted their leases. Confirm the
+        # parent's lease, so that these leases are not created again.
         if not holding.confirm():
             return False
-        # If the creation is rejected, another worker has already created the lease, which is just as good.
+        # If the store rejects the creation, another worker has already created the same lease, so nothing is left to
+        # do.
         outcome = store.write(CreateLease(create.lease))
         if isinstance(outcome, Done) and not holding.confirm():
-            # Delete the lease, because the shard may be done already. If it is not, another worker's plan creates the
-            # lease (L3).
+            # If the parent's lease was lost, delete the child's new lease, because the child may already be done. If
+            # the child is not done, another worker creates its lease again (L3).
             store.write(DeleteLease(outcome.lease))
             return False
-    keys = tuple(child.id for child in children)
-    return holding.checkpoint(Position("SHARD_END", token=token), children=keys, keep_owner=config.rules.counts_ended)
+    child_keys = tuple(child.id for child in children)
+    return holding.checkpoint(
+        Position("SHARD_END", token=token), children=child_keys, keep_owner=config.rules.counts_ended
+    )

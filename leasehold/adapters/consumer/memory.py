@@ -24,18 +24,19 @@ class MemoryBudget:
     Requests are served in order. A lease reader that waits for memory holds none, so two of them cannot wait for each
     other. If no memory is in use, the first request is granted whatever its size, so a batch that is larger than the
     whole budget can be held alone. If other readers need memory, batches that wait for another attempt of their handler
-    are dropped, beginning with the one that has the longest wait. Their lease readers read them again.
+    are dropped, beginning with the batch whose attempt is due last. Dropped batches are read again by their lease
+    readers.
 
     Args:
         most_bytes: The limit for batches that are read and not done yet, and for responses being read.
         wake: Called, from any thread, with the key of a lease reader that may read now.
 
     Attributes:
-        taken: The bytes of each admitted share. Only shares may use this and the following attributes, while holding
-            `lock`.
+        taken: The bytes of each admitted share. Only `MemoryShare` may use this attribute and the following ones, and
+            only while holding `lock`.
         used: The sum of `taken`.
         waiting: The bytes that other shares have requested, in order.
-        idle: When each batch that may be dropped is needed again.
+        idle: The time at which each batch that may be dropped is needed again.
     """
 
     def __init__(self, most_bytes: float = math.inf, wake: Callable[[str], object] = lambda _key: None) -> None:
@@ -54,7 +55,7 @@ class MemoryBudget:
 
         Returns the keys of the lease readers to wake once the lock is released, except that of `excluded`.
         """
-        admitted: list[str] = []
+        keys_to_wake: list[str] = []
         while self.waiting:
             share, size = next(iter(self.waiting.items()))
             while self.idle and self.taken and self.used + size > self.most:
@@ -63,12 +64,12 @@ class MemoryBudget:
                 latest_due.drop()
                 self.set(latest_due, None)
             if self.taken and self.used + size > self.most:
-                break  # keep the order, so that a large request does not wait forever
+                break  # serve requests in order; otherwise a large one might wait forever
             del self.waiting[share]
             self.set(share, size)
             if share is not excluded:
-                admitted.append(share.key)
-        return admitted
+                keys_to_wake.append(share.key)
+        return keys_to_wake
 
     def set(self, share: "MemoryShare", size: int | None) -> None:
         """Set the bytes of a share, or None if it leaves."""
@@ -104,9 +105,9 @@ class MemoryShare:
         with budget.lock:
             if self not in budget.taken:  # queue even a small request after earlier ones
                 budget.waiting.setdefault(self, size)
-            admitted = budget.admit(excluded=self)
+            keys_to_wake = budget.admit(excluded=self)
             is_granted = self in budget.taken
-        for key in admitted:  # outside the lock, because a woken reader may call `request` immediately
+        for key in keys_to_wake:  # outside the lock, because a woken reader may call `request` immediately
             budget.wake(key)
         return is_granted
 
@@ -125,28 +126,28 @@ class MemoryShare:
     def hold(self, batch: Batch) -> None:
         """Hold this batch, which was read."""
         size, budget = batch.size + RECORD_BYTES * batch.count, self._budget
-        # Decrease by half at most, so that one small response between large ones does not lead to a request that is
-        # too small.
+        # Decrease the next request by half at most. Otherwise, one small response between large ones would make the
+        # next request too small.
         self.expected_bytes = max(size, READING_FACTOR * batch.size, self.expected_bytes // 2, MIN_BYTES)
         self.batch = batch
         with budget.lock:
             # Count the batch even if it is larger than requested, because it is already in memory.
             budget.set(self, size)
-            admitted = budget.admit() if budget.waiting else []
-        for key in admitted:
+            keys_to_wake = budget.admit() if budget.waiting else []
+        for key in keys_to_wake:
             budget.wake(key)
 
     def idle(self, due: float) -> None:
-        """Allow the batch to be dropped until `protect` is called; it is not needed before `due`."""
+        """Allow the batch to be dropped until `protect` is called. The batch is not needed before `due`."""
         budget = self._budget
         with budget.lock:
             budget.idle[self] = due
-            admitted = budget.admit()
-        for key in admitted:
+            keys_to_wake = budget.admit()
+        for key in keys_to_wake:
             budget.wake(key)
 
     def protect(self) -> Batch | None:
-        """Return the batch, if there is one, and protect it from being dropped."""
+        """Return the batch, or None, and protect it from being dropped."""
         budget = self._budget
         with budget.lock:
             budget.idle.pop(self, None)
@@ -154,7 +155,7 @@ class MemoryShare:
 
     def drop(self) -> None:
         """Drop the batch, because other lease readers need its memory. Called by the budget."""
-        self.dropped = True  # set first, so that a reader that finds no batch knows why
+        self.dropped = True  # must be set first, because a reader checks it when the batch is gone
         self.batch = None
 
     def clear(self) -> None:
@@ -163,6 +164,6 @@ class MemoryShare:
         with budget.lock:
             budget.waiting.pop(self, None)
             budget.set(self, None)
-            admitted = budget.admit() if budget.waiting else []
-        for key in admitted:
+            keys_to_wake = budget.admit() if budget.waiting else []
+        for key in keys_to_wake:
             budget.wake(key)

@@ -1,9 +1,9 @@
 """Reports metrics of a fleet, for alarms, to OpenTelemetry. The program chooses the exporter.
 
-The names are those of kcl-rust, except for the lag of the whole application. Only workers that have read the table
-recently export figures about the table. With `minimal`, most workers seldom read it, and outdated figures could raise
-false alarms or suppress real ones. Finished leases and closed shards are not counted. Otherwise, every reshard would
-look like a loss.
+The metrics have the same names as in kcl-rust, except for the lag of the whole application. A worker exports figures
+about the lease table only if it has read the table recently, because outdated figures could raise false alarms or
+suppress real ones. With the `minimal` protocol, most workers seldom read the table. Finished leases and closed shards
+are not counted. Otherwise, every reshard would look like a loss.
 """
 
 import time
@@ -33,8 +33,8 @@ from leasehold.balancer.model import Lease
 SCOPE = "leasehold"
 
 FRESH_CYCLES = 2.0
-"""A worker exports figures about the table only if it has read the table within this many `cycle_seconds`. The lookout
-always has (C5)."""
+"""A worker exports figures about the table only if it has read the table within this many times `cycle_seconds`. The
+lookout always reads the table that often (C5)."""
 
 
 class WorkerMetrics:
@@ -42,12 +42,12 @@ class WorkerMetrics:
 
     Args:
         worker: The worker.
-        meter: The meter to report to; by default that of the program's own provider.
+        meter: The OpenTelemetry meter to report to; by default a meter of the program's own provider.
     """
 
     def __init__(self, worker: Worker, meter: Meter | None = None) -> None:
         self._worker = worker
-        # Labels are cached while a lease is held, because batches arrive many times per second.
+        # Cache the labels of each held lease, because batches arrive many times per second.
         self._labels_by_holding: WeakKeyDictionary[Holding, dict[str, str]] = WeakKeyDictionary()
         self._window = GroupWatch()
         self._instruments = _instruments(meter or _own_meter())
@@ -69,7 +69,7 @@ class WorkerMetrics:
         self._instruments.slow_handlers.add(1, self._labels(holding.lease))
 
     def dead_lettered(self, holding: Holding) -> None:
-        """Count a record that the dead letter has taken."""
+        """Count a record that was dead-lettered."""
         self._instruments.dead_letters.add(1, self._labels(holding.lease))
 
     def total_leases(self) -> Iterable[Observation]:
@@ -77,30 +77,30 @@ class WorkerMetrics:
         return self._table_observation(lambda: len(self._leases()))
 
     def total_shards(self) -> Iterable[Observation]:
-        """Return the number of shards that were open in the last listing, if there has been one."""
+        """Return the number of open shards in the last listing, or no value if there has been no listing."""
         shards = self._worker.discovery.open_shards
         return () if shards is None else self._observation(shards)
 
     def unclaimed_leases(self) -> Iterable[Observation]:
         """Return the number of unfinished leases that have no living owner."""
-        # Use the limit of the rules, after which any worker may claim the lease.
+        # Use the time after which any worker may claim a lease that was not renewed.
         expiry_seconds = self._worker.config.lease_seconds
         return self._table_observation(
             lambda: sum(lease.owner is None or lease.idle > expiry_seconds for lease in self._leases())
         )
 
     def lag_max(self) -> Iterable[Observation]:
-        """Return the lag in seconds of the lease that is furthest behind, over all workers, unless it is unknown."""
+        """Return the greatest lag of a lease of any worker, in seconds, or no value if no lag is known."""
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observation(lag.most)
 
     def lag_sum(self) -> Iterable[Observation]:
-        """Return the total lag of all leases in seconds, over all workers, unless it is unknown."""
+        """Return the sum of the lags of all workers' leases, in seconds, or no value if no lag is known."""
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observation(lag.total)
 
     def lag_is_lower_bound(self) -> Iterable[Observation]:
-        """Return 1 if `lag_max` and `lag_sum` are lower bounds, else 0, unless the lag is unknown."""
+        """Return 1 if `lag_max` and `lag_sum` are lower bounds, otherwise 0, or no value if no lag is known."""
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observation(int(lag.at_least))
 
@@ -109,17 +109,17 @@ class WorkerMetrics:
         return self._table_observation(lambda: group_status(self._statuses()).number)
 
     def lease_status(self) -> Iterable[Observation]:
-        """Return the status of each lease held here as a number; other workers report theirs."""
-        held = {holding.key: holding.lease for holding in self._worker.holdings if not holding.lease.ended}
+        """Return the status of each lease that this worker holds, as a number."""
+        held_leases = {holding.key: holding.lease for holding in self._worker.holdings if not holding.lease.ended}
         return [
-            Observation(status.number, self._labels(held[key]))
+            Observation(status.number, self._labels(held_leases[key]))
             for key, status in self._statuses().items()
-            if key in held
+            if key in held_leases
         ]
 
     def contradictions(self) -> Iterable[Observation]:
         """Return the number of contradictions between listing, table and memory that this worker knows of (L14)."""
-        # A rejected write can reveal a contradiction to a lease's owner that no listing shows.
+        # A rejected write can reveal a contradiction that no listing shows, and only to the owner of the lease.
         rejected_writes = sum(bool(holding.contradiction) for holding in self._worker.holdings)
         return self._observation(len(self._worker.discovery.contradictions) + rejected_writes)
 
@@ -138,12 +138,12 @@ class WorkerMetrics:
         return [Observation(round(1000 * behind), self._labels(lease)) for lease, behind in lags if behind is not None]
 
     def lease_lag_is_lower_bound(self) -> Iterable[Observation]:
-        """Return 1 for each lease held now whose `millis_behind_latest` is a lower bound, else 0."""
+        """Return, for each held lease, 1 if its `millis_behind_latest` is a lower bound, otherwise 0."""
         now, wall = self._worker.clock(), time.time()
-        held = [(holding.lease, holding.progress.progress(now, wall)) for holding in self._worker.holdings]
+        held_progress = [(holding.lease, holding.progress.progress(now, wall)) for holding in self._worker.holdings]
         return [
             Observation(int(progress.unheard(wall, held=True)), self._labels(lease))
-            for lease, progress in held
+            for lease, progress in held_progress
             if progress.behind is not None
         ]
 
@@ -156,7 +156,7 @@ class WorkerMetrics:
         rows, now, held_keys = self._rows(), self._read_at(), {holding.key for holding in self._worker.holdings}
         lease_seconds = self._worker.config.lease_seconds
         lags = lags_of(rows, now, lease_seconds)
-        # Whether a lease keeps falling behind can only be seen in several reads of the table.
+        # A single read of the table does not show whether a lease keeps falling behind, so keep several.
         self._window = self._window.after(self._worker.clock(), rows, lags)
         statuses = statuses_of(rows, lags, now, lease_seconds, self._window)
         # Unless annotations are free, each worker knows only its own leases, so leave out the others with unknown
@@ -169,7 +169,7 @@ class WorkerMetrics:
         }
 
     def _rows(self) -> list[Lease]:
-        """Return the leases held here as this process knows them, and the others as last read from the table."""
+        """Return this worker's leases from memory, and all other leases as last read from the table."""
         now, wall = self._worker.clock(), time.time()
         own_leases = {
             holding.key: evolve(
@@ -181,26 +181,27 @@ class WorkerMetrics:
             for holding in self._worker.holdings
         }
         table_leases = {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
-        # Our own leases take precedence, because the table may have been read before their last renewals.
+        # This worker's own leases take precedence, because the table may have been read before their last renewals.
         return [*(table_leases | own_leases).values()]
 
     def _read_at(self) -> float:
-        """Return when this worker last read the table, in seconds since 1970. Rows are judged as of that time."""
-        # If rows were judged as of now, workers that seldom read the table would consider each other dead.
+        """Return when this worker last read the table, in seconds since 1970. Lags are computed for that time."""
+        # If statuses were computed for the current time, workers that seldom read the table would consider each other
+        # dead.
         return time.time() - max(0.0, min(self._worker.clock() - self._worker.table.watch.full_at, time.time()))
 
     def _is_fresh(self) -> bool:
         """Return whether this worker has read the whole table recently.
 
-        If it has not, it does not export figures about the table.
+        A worker that has not read the table recently exports no figures about it.
         """
         return (
             self._worker.clock() - self._worker.table.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
         )
 
     def _table_observation(self, number: Callable[[], float]) -> Iterable[Observation]:
-        # Workers that read the table long ago do not report, because outdated figures would appear next to current
-        # ones.
+        # If this worker has not read the table recently, report nothing. Otherwise, its outdated figures would appear
+        # next to the current ones of other workers.
         return self._observation(number()) if self._is_fresh() else ()
 
     def _observation(self, number: float) -> Iterable[Observation]:
@@ -217,18 +218,19 @@ class WorkerMetrics:
 
 
 class _Instruments:
-    """The instruments of one meter, shared by its workers, because OpenTelemetry keeps only the first of each name."""
+    """The instruments of one meter. Workers share them, because OpenTelemetry keeps one instrument per name."""
 
     def __init__(self, meter: Meter) -> None:
-        # Use weak references, because instruments outlive workers, and a worker that has ended must not be reported.
+        # Use weak references, because the instruments exist longer than the workers, and must not report workers that
+        # have ended.
         self.workers: WeakSet[WorkerMetrics] = WeakSet()
         self.bytes = meter.create_counter("bytes", "By", "Payload read, an aggregate's own bytes included.")
         self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")
-        meaning = "How often a handler was said to be at work for too long: once for each doubling."
-        self.slow_handlers = meter.create_counter("slow_handlers", "{warning}", meaning)
+        description = "How often a handler was said to be at work for too long: once for each doubling."
+        self.slow_handlers = meter.create_counter("slow_handlers", "{warning}", description)
         self.dead_letters = meter.create_counter("dead_letters", "{record}", "Records that went to the dead letter.")
-        meaning = "How often a lease came to this worker from another one."
-        self.owner_switches = meter.create_counter("owner_switches", "{move}", meaning)
+        description = "How often a lease came to this worker from another one."
+        self.owner_switches = meter.create_counter("owner_switches", "{move}", description)
         gauges: tuple[tuple[Callable[[WorkerMetrics], Iterable[Observation]], str, str], ...] = (
             (WorkerMetrics.total_leases, "{lease}", "Leases that are not finished."),
             (WorkerMetrics.total_shards, "{shard}", "Open shards, as last listed."),
@@ -248,14 +250,14 @@ class _Instruments:
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
             (WorkerMetrics.lease_lag_is_lower_bound, "1", "1 if the lease's lag is a lower bound."),
         )
-        for gauge, unit, meaning in gauges:
+        for gauge, unit, description in gauges:
             # Bind the gauge as a default value, so that each callback does not use the last gauge of the loop.
             def observe(
                 _options: CallbackOptions, gauge: Callable[[WorkerMetrics], Iterable[Observation]] = gauge
             ) -> Iterable[Observation]:
                 return [observation for worker in tuple(self.workers) for observation in gauge(worker)]
 
-            meter.create_observable_gauge(gauge.__name__, [observe], unit, meaning)
+            meter.create_observable_gauge(gauge.__name__, [observe], unit, description)
 
 
 _instruments_by_meter: WeakKeyDictionary[Meter, _Instruments] = WeakKeyDictionary()
@@ -264,7 +266,7 @@ _instruments_lock = Lock()
 
 def _instruments(meter: Meter) -> _Instruments:
     with _instruments_lock:
-        # Hold the lock, so that two workers cannot each create a set of instruments.
+        # Without the lock, two workers could each create a set of instruments.
         if meter not in _instruments_by_meter:
             _instruments_by_meter[meter] = _Instruments(meter)
         return _instruments_by_meter[meter]
@@ -272,5 +274,6 @@ def _instruments(meter: Meter) -> _Instruments:
 
 @cache
 def _own_meter() -> Meter:
-    # Cache the meter. Each call would create another one, which OpenTelemetry keeps if the program has set no provider.
+    # Cache the meter, because each call of `get_meter` creates another one, and OpenTelemetry keeps all of them in
+    # memory if the program has set no provider.
     return get_meter(SCOPE)

@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 class Signal:
-    """A signal that ends the current wait, or the next one if no task waits yet."""
+    """A signal that ends the wait of a task. If no task is waiting, the next wait ends immediately."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._queue, self._is_set = scheduler.queue(), False
@@ -25,7 +25,7 @@ class Signal:
             self._queue.put(True)
 
     def wait(self, until: float = math.inf) -> bool:
-        """Wait for the signal, at most until this time, and reset it, and return whether it was set."""
+        """Wait for the signal, at most until this time, and reset it. Return whether the signal was set."""
         was_set = self._queue.get(until) is not None
         # A `set` just before this line adds nothing to the queue. That is safe, because the caller checks what has
         # changed only after this call.
@@ -41,7 +41,7 @@ class Pool:
         size: How many tasks may run at the same time.
         name: The name of the tasks.
         failed: Called with the exception if a task cannot be started or if work raises.
-        keep: The number of tasks to keep when there is no work; further ones end. The default is `size`.
+        keep: How many idle tasks to keep; any further idle tasks end. The default is `size`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Pool:
         """Queue this work, or run it in the caller's task if no task can be started."""
         with self._lock:
             self._load += 1
-            # Count the task before it begins, so that two callers cannot start one too many.
+            # Count the task before it begins. Otherwise, two callers could start one task too many.
             add_task = self._tasks < min(self._load, self._size)
             self._tasks += add_task
         fault: RuntimeError | None = None
@@ -85,32 +85,35 @@ class Pool:
             self._failed(fault)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Apply the function to all items and return the results in order. Once all are done, raise the first error."""
-        work = list(items)
-        if len(work) <= 1:
-            return [function(item) for item in work]
+        """Apply the function to all items concurrently, and return the results in order.
+
+        Once all calls have ended, the first error is raised.
+        """
+        arguments = list(items)
+        if len(arguments) <= 1:
+            return [function(item) for item in arguments]
         results: dict[int, R] = {}
         faults: list[BaseException] = []
-        wakeup, pending = Signal(self._scheduler), [*range(len(work))]
+        wakeup, pending = Signal(self._scheduler), [*range(len(arguments))]
 
         def apply(index: int) -> None:
             try:
-                results[index] = function(work[index])
+                results[index] = function(arguments[index])
             except BaseException as fault:  # noqa: BLE001  raised again in the caller of `map`
                 faults.append(fault)
             pending.pop()
             if not pending:
                 wakeup.set()
 
-        for index in range(len(work)):
+        for index in range(len(arguments)):
             self.submit(partial(apply, index))
         wakeup.wait()
         if faults:
             raise faults[0]
-        return [results[index] for index in range(len(work))]
+        return [results[index] for index in range(len(arguments))]
 
     def begin(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
-        """Apply the function to each item without waiting, because a request may stall until its timeout."""
+        """Begin to apply the function to each item, but do not wait, because a request may stall until its timeout."""
 
         def apply_and_log(item: T) -> None:
             try:
@@ -123,7 +126,7 @@ class Pool:
         return ()
 
     def close(self, until: float) -> bool:
-        """End the tasks after their current work, and return whether all have ended in time."""
+        """Have all tasks end after their current work. Return whether they have ended in time."""
         with self._lock:
             tasks, self._size = self._tasks, 0
         for _ in range(tasks):
@@ -140,8 +143,8 @@ class Pool:
                     self._failed(fault)
                 with self._lock:
                     self._load -= 1
-                    # End this task if the others suffice for the queued work. After `close`, which waits for all tasks,
-                    # this task continues until it gets `_END`.
+                    # End this task if the other tasks suffice for the queued work. After `close`, this task must
+                    # continue until it gets `_END`, because `close` waits for every task.
                     keep = self._size if self._max_idle is None else self._max_idle
                     is_awaited = once or not self._size or self._tasks <= max(1, keep, min(self._load, self._size))
                     self._tasks -= not is_awaited

@@ -8,8 +8,8 @@
     AcknowledgingConsumer   gives batches to a user's `ShardConsumer`, which acknowledges them later
     ShardPrefetcher         buffers rows ahead of Spark, which acknowledges them by a commit
 
-The reader and the consumer share a `HeldShard`. A consumer never calls its reader; its methods return what the reader
-is to do next.
+The reader and the consumer share a `HeldShard`. A consumer never calls its reader. Instead, its methods return what the
+reader is to do next.
 """
 
 from abc import ABC, abstractmethod
@@ -55,9 +55,9 @@ class Ready:
     Attributes:
         free: Whether it can take rows now.
         room: Whether more may be read.
-        working: Whether the lease must stay here until the next commit, for consumers that acknowledge by commits.
-        look_seconds: How many seconds to wait before polling the consumer again if there is nothing to do. If None, it
-            is polled when the state allows the next read.
+        working: Whether this worker must keep the lease until the next commit. Only for consumers of kind "commits".
+        look_seconds: If there is nothing to do, how many seconds to wait before polling the consumer again. If None,
+            the consumer is polled when the next read is due.
     """
 
     free: bool = True
@@ -68,7 +68,7 @@ class Ready:
 
 @frozen
 class GiveUp:
-    """The shard cannot be handled here, so its lease is released and left to other workers for a while."""
+    """This worker cannot handle the records. It releases the lease and does not claim it again for a while."""
 
     why: str
 
@@ -86,7 +86,7 @@ class Leave:
 
 
 Next = float | GiveUp | Relinquish | Leave
-"""The result of a consumer's method: when the next step is due, or how reading is to end."""
+"""What a consumer's method returns, which is the time of the next step, or how reading is to end."""
 
 
 class ConsumerPort(ABC):
@@ -102,7 +102,8 @@ class ConsumerPort(ABC):
         """Return the position at which to begin, or None if the lease was lost in the meantime.
 
         Args:
-            stored: Returns the start according to the lease, or None if the lease was lost. It may write.
+            stored: A function that returns the start position according to the lease, or None if the lease was lost. It
+                may write to the lease table.
         """
         return stored()
 
@@ -114,13 +115,13 @@ class ConsumerPort(ABC):
 
     @abstractmethod
     def poll(self, now: float) -> Ready | Next:
-        """Process calls that have ended since the last step. Return `Ready` to get an order, or what to do next."""
+        """Process calls that have ended since the last step. Return `Ready` to get an order, or the next action."""
 
     def step_ended(self, until: float) -> None:  # noqa: B027  few have anything to do here
-        """Note that the step has ended, and that the next one is due at this time."""
+        """Called when a step has ended. The next step is due at this time."""
 
     def step_failed(self) -> None:  # noqa: B027  few have anything to do here
-        """Note that the step failed because the source or the store did not respond."""
+        """Called when a step failed because the source or the store did not respond."""
 
     # Reading
 
@@ -146,7 +147,7 @@ class ConsumerPort(ABC):
         return now
 
     def request_final(self, now: float, *, ended: bool) -> Next:  # noqa: ARG002  for those that checkpoint by themselves
-        """Request the final checkpoint, because the lease is to be released or the shard was read to its end."""
+        """Ask the consumer for its final checkpoint, because the lease is to be released or the shard has ended."""
         return now
 
     @abstractmethod

@@ -58,7 +58,7 @@ ConsumerKind = Literal["returns", "checkpoints", "commits"]
 
 @frozen
 class BeginReading:
-    """If the parents are done, find the start and open the first reader."""
+    """If the parents of the shard are done, find the start position and open the first reader."""
 
 
 @frozen
@@ -84,7 +84,7 @@ class ReaderState:
         begun: Whether the parents are done and a first reader was opened.
         rests_until: The time until which nothing is read or delivered.
         checkpoint_due: When the next checkpoint may be written.
-        final_requested: Whether the consumer's final checkpoint was requested, or cannot be.
+        final_requested: Whether the consumer's final checkpoint was already requested, or can no longer be requested.
         unconfirmed: Whether the lease must be renewed before records are delivered, because another process may have
             been connected to the source in the meantime.
     """
@@ -100,8 +100,8 @@ class ReaderState:
         self.rests_until, self.checkpoint_due = -math.inf, 0.0
         self._read_due, self.unconfirmed = -math.inf, False
         self._parents_wait, self._fault_waits = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
-        # Only a response resets the rejections. If every step did, steps that send no request would make the retries
-        # endless.
+        # Only a response of the source resets the count of rejections. If every successful step reset the count, steps
+        # that send no request would make the retries endless.
         self._rejections, self._rejected_waits = Rejections(), Backoff(*REJECTED_WAITS, uniform)
         # For consumers that checkpoint by themselves, keep the furthest position that failed and the growing pauses
         # between requests for the final checkpoint.
@@ -166,7 +166,7 @@ class ReaderState:
     # Events of the beginning
 
     def parents_pending(self) -> float:
-        """Note that a parent is not done, and return how long to wait before asking again."""
+        """Record that a parent shard is not done. Return how long to wait before checking again."""
         # The waits grow, because a parent may take hours and each check reads rows of the table.
         wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
         return wait
@@ -178,11 +178,11 @@ class ReaderState:
     # Events of reading
 
     def batch_read(self, batch: Batch, now: float, renew_seconds: float) -> None:
-        """Note the result of a read, after its rows were kept and the cursor was updated."""
+        """Record the result of a read. Call this after the rows were stored in memory and the cursor was updated."""
         self.source_responded(batch)
         self._read_due = now + batch.wait_seconds
-        # While another process could be connected to the source, it could also hold the lease. Only a renewal can rule
-        # that out.
+        # If another process could have been connected to the source, it may hold the lease by now. Only a renewal can
+        # rule that out.
         self.unconfirmed = self.unconfirmed or batch.unlinked_seconds > renew_seconds
 
     def source_responded(self, batch: Batch) -> None:
@@ -196,12 +196,12 @@ class ReaderState:
         self.unconfirmed = False
 
     def step_failed(self, now: float) -> float:
-        """Note that the store or the source did not respond, and return when to try again."""
+        """Record that the store or the source did not respond. Return when to try again."""
         return self.rest(now + self._fault_waits.next())
 
     def request_rejected(self, fault: SourceError, now: float) -> float | None:
-        """Note that the source rejected a request, and return when to try again, or None if that will not help."""
-        # Only reading pauses. The lease can still be released in the meantime.
+        """Record that the source rejected a request. Return when to try again, or None if a retry will not help."""
+        # Pause only reading. The lease can still be released during the pause.
         return self.rest(now + self._rejected_waits.next()) if self._rejections.should_retry(fault) else None
 
     def step_done(self) -> None:
@@ -216,7 +216,7 @@ class ReaderState:
         return until
 
     def wait_for_next_read(self, limit: float = math.inf) -> float:
-        """Wait until the source may be read again, but not longer than until `limit`, and return that time."""
+        """Rest until the source may be read again, or until `limit` if that is earlier. Return that time."""
         return self.rest(min(self._read_due, limit))
 
     # Events of the consumer
@@ -250,7 +250,7 @@ class ReaderState:
             self.cursor.consumer_acknowledged(checkpoint)
 
     def consumer_failed(self, at: Position) -> None:
-        """Note that the consumer failed on records up to `at`, which are to be delivered again."""
+        """Record that the consumer failed on records up to `at`. These records will be delivered again."""
         self._failed_at = max(self._failed_at, at.order)
 
     @property
@@ -262,7 +262,7 @@ class ReaderState:
         return self.cursor.delivered.order >= self._failed_at
 
     def end_missing(self) -> float:
-        """Note that the consumer did not checkpoint the shard's end; return how long to wait before asking again."""
+        """Record that the consumer did not checkpoint the shard's end. Return how long to wait before asking again."""
         return self._final_waits.next()
 
     # Events of the checkpoint
@@ -272,7 +272,7 @@ class ReaderState:
         return self.cursor.unstored if now >= self.checkpoint_due else None
 
     def checkpoint_stored(self, to: Position | None, now: float, seconds: float, *, aligned: bool) -> None:
-        """Note that a checkpoint was written; the next one is due `seconds` later.
+        """Record that a checkpoint was written, so the next one is due `seconds` later.
 
         Args:
             to: The position; None if the release will write it.

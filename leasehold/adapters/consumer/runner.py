@@ -32,22 +32,22 @@ from leasehold.stores.printable import escaped, few, said
 
 log = escaped(logging.getLogger("leasehold.runner"))
 
-# Together with the few other tasks these are at most 64 threads, not counting those that call handlers
-# (`executors.py`). Twenty writers claim a thousand leases in a second and a half.
+# Together with the few other tasks, these numbers allow at most 64 threads, not counting the threads that call handlers
+# (`executors.py`). Twenty writers claim a thousand leases in 1.5 seconds.
 READERS = 30
 WRITERS = 20
 RENEWERS = 10
 RENEWERS_MOST = 3 * WRITERS
-"""The maximum number of renewals at the same time.
-
-The stores' clients keep only a few more connections than this, so more renewals would have to wait.
+"""The maximum number of renewals at the same time. Further renewals would have to wait for a connection, because the
+stores' clients keep only a few more connections than this.
 """
 IDLE_WRITERS = 4
-"""The idle writers to keep for the next burst of work. The others end, and are started again when needed."""
+"""How many idle writer tasks to keep for the next burst of work. Further idle tasks end; new ones are started when
+needed."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 CALL_SECONDS = 2.0
-"""How long a drain waits for running requests to the source, whose results are no longer needed."""
+"""How many seconds a drain waits for running requests to the source. Their results are no longer needed."""
 READABLE = (WorkerError, StoreError, SourceError)
 """Faults whose message explains the cause to a user."""
 
@@ -103,8 +103,8 @@ class Runner:
         self._turn_sooner, self._renew_sooner = Signal(self._scheduler), Signal(self._scheduler)
         self._renewing, self._failed, self._warned_late = True, False, False
         self._writers = writers
-        # Use two pools. A renewal that is queued after a hundred claims would be late, and one that stalls must not
-        # delay a claim.
+        # Use separate pools for renewals and claims. A renewal that is queued after a hundred claims would be late, and
+        # a renewal that stalls must not delay a claim.
         self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
         self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail, keep=IDLE_WRITERS)
         self._lease_readers = LeaseReaders(
@@ -125,7 +125,7 @@ class Runner:
             self._lease_readers.begin(holding)
 
     def run(self) -> None:
-        """Run until `stop` is called; return once all leases are released or left to expire.
+        """Run until `stop` is called. Return when all leases have been released or left to expire.
 
         If the worker cannot continue, the leases are released in the same way before the error is raised.
 
@@ -153,33 +153,34 @@ class Runner:
                 self._fail(fault)
                 break
         (end,) = self._end_reasons.get()
-        # One deadline for everything that follows, so that the waits don't add up.
-        until = self._scheduler.clock() + self._drain_seconds
-        is_drained = self._drain(tasks, until)
+        # Use one deadline for all of the following waits, so that their durations don't add up.
+        deadline = self._scheduler.clock() + self._drain_seconds
+        is_drained = self._drain(tasks, deadline)
         # Renewals continue until now, so that leases with slow batches are not lost while the worker drains.
         self._renewing = False
-        # The task may be waiting for its next renewal; wake it so that it ends.
+        # The renewing task may be waiting for its next renewal, so wake it to let it end.
         self._renew_sooner.set()
         unreleased = [holding for holding in self.worker.holdings if not holding.lease.ended]
         for holding in unreleased:
-            # Other workers will take the leases that could not be released, so their handling must stop here.
+            # Other workers will take the leases that could not be released, so this worker must stop handling their
+            # records.
             holding.drop("left to expire")
         if unreleased:
             keys = few([holding.key for holding in unreleased])
             log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
         elif not is_drained:
             log.error("not everything ended within %g s", self._drain_seconds)
-        closed = [part.close(until) for part in (self._lease_readers.schedule, self._actors, self._renewers)]
+        closed_in_time = [part.close(deadline) for part in (self._lease_readers.schedule, self._actors, self._renewers)]
         # Close the dispatcher last, because a step that is still running may check how its handler ended.
         self._lease_readers.dispatcher.close()
-        if is_drained and not all(closed):
+        if is_drained and not all(closed_in_time):
             log.warning("everything is released; a request of this worker is still waiting for its response")
         if end is not None:
             raise end
 
     def stop(self) -> None:
-        """Finish the running batches, checkpoint and release the leases, so that `run` returns."""
-        self._end_reasons.put((None,))  # may run in a signal handler, where a queue is safe and a lock might deadlock
+        """Have `run` finish the running batches, checkpoint and release the leases, and return."""
+        self._end_reasons.put((None,))  # may run in a signal handler, where a lock could deadlock
 
     def hurry(self, key: str) -> None:
         """Run the next step for this lease immediately."""
@@ -199,7 +200,7 @@ class Runner:
         return queue
 
     def _renew(self, now: float) -> float:
-        """Renew the leases that are due, with as many tasks as their number and the store's latency require."""
+        """Renew the leases that are due, with as many tasks as the number of leases and the store's latency require."""
         worker, limit = self.worker, RENEWERS_MOST * self._writers // WRITERS
         wanted_count = worker.renewers
         # Half of the wanted renewers suffice if none stalls, so warn only above twice the limit.
@@ -234,8 +235,8 @@ class Runner:
                 due = clock() + RETRY_SECONDS
                 self._fail(fault)
             except Exception as fault:  # noqa: BLE001  the next call may succeed
-                # A failed turn is repeated forever, because the held leases are still read. Renewals that keep failing
-                # end the run, because its leases are about to expire.
+                # If a turn fails, repeat it without limit, because the held leases are still read and renewed. If
+                # renewals keep failing, end the run, because the leases are about to expire.
                 faults += 1
                 due = clock() + RETRY_SECONDS
                 if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
@@ -253,7 +254,7 @@ class Runner:
 
     def _fail(self, fault: BaseException) -> None:
         """End the run with this reason; only the first of several is reported."""
-        # The first failure is the cause; the others often follow from it.
+        # Report only the first failure, because later ones are often its consequences.
         if self._failed:
             return
         self._failed = True
@@ -266,35 +267,38 @@ class Runner:
         self._end_reasons.put((error,))
         self._scheduler.unforeseen("the worker ends", fault)
 
-    def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
-        """Finish the running batches and release the leases, and return whether that was done in time."""
-        # First stop further turns by waking the task that waits for the next one. Then have all held leases released,
+    def _drain(self, tasks: dict[str, Queue], deadline: float) -> bool:
+        """Finish the running batches and release the leases. Return whether that was done in time."""
+        # First prevent further turns, by waking the task that waits for the next turn. Then release all held leases
         # while the last turn ends.
-        calls_end = min(until, self._scheduler.clock() + CALL_SECONDS)
+        calls_deadline = min(deadline, self._scheduler.clock() + CALL_SECONDS)
         self._lease_readers.taking = False
         self._turn_sooner.set()
         self._lease_readers.release_all()
-        turn_ended = "turn" not in tasks or tasks["turn"].get(calls_end) is not None
+        turn_ended = "turn" not in tasks or tasks["turn"].get(calls_deadline) is not None
         if not turn_ended and not self.worker.discovery.calling:
-            turn_ended = tasks["turn"].get(until) is not None
-        # Withdraw this worker's requests for leases in a separate task, because the store might not respond. A turn
-        # that is waiting for the stream makes no requests in the meantime, nor once the worker is closed.
+            turn_ended = tasks["turn"].get(deadline) is not None
+        # `close` withdraws this worker's requests for leases. Call it in a separate task, because the store might not
+        # respond. It need not wait for a turn that is waiting for the stream, because such a turn requests no leases
+        # now, nor after the worker was closed.
         try:
             is_closed = (turn_ended or self.worker.discovery.calling) and self._task("close", self.worker.close).get(
-                until
+                deadline
             ) is not None
         except RuntimeError:
-            # No thread is left, so withdraw them here, although a store that does not respond then delays the end.
+            # If no thread is left, close the worker in this task, although a store that does not respond then delays
+            # the end of the run.
             self.worker.close()
             is_closed = True
-        # Release leases again, because the last turn may have taken some in the meantime. No more can be added now.
+        # Release leases a second time, because the last turn may have taken some in the meantime. From here on, no more
+        # leases can be taken.
         self._lease_readers.release_all()
         schedule = self._lease_readers.schedule
-        if not schedule.drain(calls_end):
-            leave = partial(self.worker.leave_stuck, self._scheduler.clock(), 0.0, self._actors.map)
+        if not schedule.drain(calls_deadline):
+            leave_stuck_leases = partial(self.worker.leave_stuck, self._scheduler.clock(), 0.0, self._actors.map)
             with suppress(RuntimeError):  # no thread is left; those leases expire
-                self._task("leave", leave).get(until)
-        return schedule.drain(until) and is_closed
+                self._task("leave", leave_stuck_leases).get(deadline)
+        return schedule.drain(deadline) and is_closed
 
 
 # In a process of its own

@@ -3,9 +3,9 @@
 Every step returns when to call it next, so a thousand shards do not need a thousand threads.
 
 1. A step never runs twice at the same time.
-2. If a lease is lost and taken again, its new step begins only when the previous one is over, so that only one handler
-   runs for it.
-3. A step that raises is called again, after growing pauses.
+2. If a lease is lost and taken again, the step of the new reader begins only when the previous reader's step is over,
+   so that no two handlers run for one lease.
+3. A step that raises an exception is called again after a pause, which grows with each consecutive fault.
 """
 
 import heapq
@@ -20,7 +20,8 @@ from leasehold.adapters.consumer.pool import Pool
 from leasehold.adapters.worker.scheduler import Queue, Scheduler
 
 Step = Callable[[float], float]
-"""Does one bounded piece of work at this time. Returns when to call it again, or infinity for never."""
+"""A function that does one bounded piece of work. It is called with the current time, and returns when to call it
+again, or infinity for never."""
 
 FAULT_SECONDS = 5.0
 """The pause after an error in the schedule's own task."""
@@ -34,12 +35,12 @@ class ScheduledStep:
 
     Attributes:
         step: The step to call.
-        replace_after: Called after each fault with the number of consecutive faults. Returns a step to use in place of
-            this one from then on, or None.
+        replace_after: Called after each fault with the number of consecutive faults. Returns a step that replaces this
+            one permanently, or None.
         due: When to call the step.
         running: Whether the step is running.
-        woken: Whether it was woken since it was last begun.
-        faults: How many times in a row it has raised.
+        woken: Whether the step was woken since its last call began.
+        faults: How many times in a row the step has raised an exception.
         abandoned: Whether a drain does not wait for the current run to end.
         successor: The step that begins once this one is over.
     """
@@ -132,23 +133,23 @@ class Schedule:
         self._messages.put(StepWoken(key))
 
     def abandon(self, key: str) -> None:
-        """Stop waiting for the current run of this step, if there is one, and start another task in its place."""
+        """Stop waiting for the current call of this step, if any, and start a task to replace the blocked one."""
         self._messages.put(StepAbandoned(key))
 
     def drain(self, until: float = math.inf) -> bool:
-        """Wait until only abandoned steps are left, and return False if that is not the case in time."""
-        drained = self._scheduler.queue()
-        self._messages.put(DrainRequested(drained))
-        return drained.get(until) is not None
+        """Wait until only abandoned steps are left. Return False if other steps are left at this time."""
+        drain_ended = self._scheduler.queue()
+        self._messages.put(DrainRequested(drain_ended))
+        return drain_ended.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
-        """Begin no more steps, and return False if the running ones do not end in time."""
+        """Stop calling steps. Return False if the running ones do not end in time."""
         self._closed = True
         self._messages.put(Closed())
-        ended = self._over.get(until) is not None
+        dispatch_ended = self._over.get(until) is not None
         if self._abandoned:
             until = min(until, self._scheduler.clock())
-        return self._pool.close(until) and ended  # its tasks must end, even if that is later
+        return self._pool.close(until) and dispatch_ended  # its tasks must end, even if that is later
 
     def _dispatch(self) -> None:
         heap, clock, not_before = self._heap, self._scheduler.clock, -math.inf
@@ -161,7 +162,7 @@ class Schedule:
                 while heap and max(heap[0][0], not_before) <= now and not self._closed:
                     due, key = heapq.heappop(heap)
                     step = self._steps.get(key)
-                    # A step whose due time changed leaves its former entry in the heap, which is ignored here.
+                    # If the due time of a step has changed, its former entry is still in the heap. Ignore such entries.
                     if step is not None and step.due == due and not step.running:
                         self._pool.submit(partial(self._run, key, step))
                         # Mark the step as running only after `submit`. If that raises, the step can be woken again.
@@ -185,7 +186,7 @@ class Schedule:
                 # A step that is over is not called again, even if it was woken while it ran, because its lease is no
                 # longer held.
                 if due < math.inf:
-                    # If it was woken while running, it may have missed the change, so it is called again.
+                    # If the step was woken while it ran, it may have missed the reason, so call it again immediately.
                     step.due = -math.inf if step.woken else due
                     heapq.heappush(self._heap, (step.due, key))
                 elif step.successor is not None:
@@ -199,7 +200,7 @@ class Schedule:
                     if current is None:
                         current = self._steps[key] = message.added
                     else:
-                        current.successor = message.added  # the present step may not be due for hours, so wake it
+                        current.successor = message.added  # the previous step may not be due for hours, so wake it
                 if current is not None:
                     current.woken, current.due = True, -math.inf
                     heapq.heappush(self._heap, (current.due, key))
@@ -215,8 +216,8 @@ class Schedule:
             case _ as never:
                 assert_never(never)
         if all(step.abandoned for step in self._steps.values()):
-            # Check after every message whether drains are over, because any step may be the last one that they wait
-            # for.
+            # After every message, check whether a drain is complete, because the message may concern the last step that
+            # a drain waits for.
             while self._drains:
                 self._drains.pop().put(True)
 
@@ -235,8 +236,8 @@ class Schedule:
                 scheduled.replace_after is not None
                 and (replacement := scheduled.replace_after(scheduled.faults)) is not None
             ):
-                # Replace the step permanently, so that a step that failed this often is not called again for this
-                # lease.
+                # Replace the step permanently, because a step that has failed this often must not be called again for
+                # this lease.
                 scheduled.step, scheduled.replace_after, due = replacement, None, clock()
             self._messages.put(StepReturned(key, due))
             self._scheduler.unforeseen(key, fault)

@@ -35,7 +35,8 @@ NOTE = "slice"
 
 LATE_SECONDS = 5.0
 """The margin for arrival times, which are not strictly in order within a shard. Reading begins this much before
-`since`. It ends at a record that arrived this much later than `until`, because no record of the slice follows it."""
+`since`. Reading ends at a record that arrived this much later than `until`, because no record of the slice follows such
+a record."""
 
 
 @frozen
@@ -83,7 +84,7 @@ class Slice:
         return f"{self.since_ms}..{self.until_ms}"
 
     def store(self, store: Store) -> "SliceStore":
-        """Return the store, which must be empty or contain only leases of this slice; see `exclusive_table`."""
+        """Return a store that annotates new leases with this slice. The table must not contain any other leases."""
         return exclusive_table(store, "slice", self.note)
 
     def source(self, source: Source) -> "SliceSource":
@@ -94,19 +95,19 @@ class Slice:
 
 
 def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
-    """Return the store, which must be empty or contain only leases with this annotation.
+    """Return a store that adds this annotation to new leases. The table must not contain any other leases.
 
     Args:
         store: The lease table.
-        kind: The word for such a group in error messages.
+        kind: What to call such a group in error messages, for example "slice".
         note: The value of the annotation.
 
     Raises:
         ValueError: The table contains other leases, or its rows have no room for the annotation.
         StoreError: The table cannot be read.
     """
-    # The rows of this store cannot hold the annotation. Without the annotation, a worker of another slice would not
-    # notice that the table belongs to this slice.
+    # If the rows of a store cannot hold the annotation, reject the store. Without the annotation, a worker of another
+    # slice would not notice that the table belongs to this slice.
     if not store.capabilities.counts_owners:
         raise ValueError(f"{kind}: the Azure SDKs' layout has no room for it; leave out eventhub= in the store's URL")
     listing = store.list()
@@ -116,8 +117,8 @@ def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
         # Reject the leases of another slice. Otherwise, this slice would mistake finished leases of the other slice for
         # its own, and read nothing.
         if lease.annotation(NOTE) != note:
-            owner = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
-            raise ValueError(f"{kind}: its table holds leases {owner} ({lease.key}); give it a table of its own")
+            other_group = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
+            raise ValueError(f"{kind}: its table holds leases {other_group} ({lease.key}); give it a table of its own")
     return SliceStore(store, note)
 
 
@@ -146,7 +147,7 @@ class SliceSource(PassingSource):
         self._bounded, self._cut = bounded, cut
 
     def open(self, lease: Lease, start: Position) -> "SliceReader":
-        """Open a reader just after `start`, or at the beginning of the slice if `start` is not a number.
+        """Open a reader just after `start`, or at the beginning of the slice if `start` is no sequence number.
 
         A child shard, whose lease starts at TRIM_HORIZON, is also read from the beginning of the slice.
         """
@@ -155,7 +156,7 @@ class SliceSource(PassingSource):
 
 
 class SliceReader:
-    """Reads one shard up to the end of the slice, which counts as the end of the shard."""
+    """Reads one shard up to the end of the slice, and treats the end of the slice as the end of the shard."""
 
     def __init__(self, reader: Reader, source: Sliceable, lease: Lease, cut: Slice, start: Position) -> None:
         self._reader, self._source, self._lease, self._cut = reader, source, lease, cut
@@ -180,9 +181,9 @@ class SliceReader:
                 # over.
                 is_over = batch.end is None and batch.behind_seconds == 0
             else:
-                # If all records of this shard arrived before the slice, the slice is over before the first one is read.
-                is_before = arrived is not None and arrived * 1000 < self._cut.begin.sub
-                is_over = is_before or self._reached.order >= last_position.order
+                # If the last record of this shard arrived before the slice begins, nothing has to be read.
+                ends_before_slice = arrived is not None and arrived * 1000 < self._cut.begin.sub
+                is_over = ends_before_slice or self._reached.order >= last_position.order
         return evolve(self._cut.cut_batch(batch), ended=is_over)
 
     def close(self) -> None:
@@ -193,15 +194,16 @@ class SliceReader:
 log = escaped(logging.getLogger("leasehold.slices"))
 
 LOOK_SECONDS = 2.0
-"""How often to check whether the whole slice was read. Each check lists the lease table."""
+"""How many seconds to wait between two checks whether the whole slice was read. Each check reads the whole lease
+table."""
 
 
 @frozen
 class SliceVerdict:
-    """The outcome of reading a slice, with this worker's part in it.
+    """The outcome of reading a slice, and how much of the slice this worker has read.
 
     Attributes:
-        finished: Whether the whole slice was read, by any workers; False if this worker was stopped before that.
+        finished: Whether the whole slice was read, by this worker or others. False if this worker was stopped earlier.
         records: How many records this worker's handler has handled.
         letters: How many records this worker has dead-lettered.
         shards: How many shards this worker has read to their end.
@@ -240,12 +242,12 @@ def run_slice(
 
     Raises what `run` raises.
     """
-    count = SliceCounter(handling if isinstance(handling, Handling) else Handling(handling))
+    counter = SliceCounter(handling if isinstance(handling, Handling) else Handling(handling))
     limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes, "readers": readers}
-    runner = Runner(worker, count.handling, meter=meter, executor=executor, **limits)
+    runner = Runner(worker, counter.handling, meter=meter, executor=executor, **limits)
     begun(runner)
     finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=look_seconds)
-    return SliceVerdict(finished, count.records, count.letters, count.shards)
+    return SliceVerdict(finished, counter.records, counter.letters, counter.shards)
 
 
 def run_until(
@@ -257,7 +259,7 @@ def run_until(
 ) -> bool:
     """Run until `is_over`, which is called in a thread of its own, returns True.
 
-    Returns False if a signal ended the run before. Raises what `Runner.run` raises.
+    Returns False if a signal ended the run before `is_over` returned True. Raises what `Runner.run` raises.
     """
     stop_watching, is_finished = threading.Event(), threading.Event()
 
@@ -271,7 +273,7 @@ def run_until(
 
     def failed(fault: BaseException) -> None:
         faults.append(fault)
-        runner.stop()  # without this thread the run would not end when the slice is read
+        runner.stop()  # only this thread would have stopped the run when the slice is read
 
     faults: list[BaseException] = []
     watcher = spawn("leasehold-slice", watch, failed)
@@ -280,7 +282,7 @@ def run_until(
             runner.run()
     finally:
         stop_watching.set()
-    # Wait with a time limit, because the last check may hang if the store does not respond.
+    # Wait for the thread with a time limit, because its last check may hang if the store does not respond.
     watcher.join(drain_seconds)
     if faults:
         raise faults[0]
@@ -288,10 +290,10 @@ def run_until(
 
 
 def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
-    """Return whether all leases are finished and no shard needs another one, or False if that is unknown."""
+    """Return whether all leases are finished and no shard still needs a lease. If that is unknown, return False."""
     try:
         listing = worker.store.list()
-        # A malformed row may be an unfinished lease. In an empty table, the leases have yet to be created.
+        # A malformed row may be an unfinished lease. If the table is empty, the leases have not been created yet.
         if listing.malformed or not listing.leases or not all(map(finished, listing.leases)):
             return False
         shards = worker.source.shards()
@@ -304,7 +306,7 @@ def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: le
 
 
 class SliceCounter:
-    """Counts the records that are handled and dead-lettered. `handling` wraps the given one to count them."""
+    """Counts the records that are handled or dead-lettered. Its `handling` wraps the user's `Handling`."""
 
     def __init__(self, given: Handling) -> None:
         self.records = self.letters = self.shards = 0
@@ -319,8 +321,8 @@ class SliceCounter:
                     return cast("None", count(None, records, letters) if handler_result is None else handler_result)
 
                 return awaited()
-            # If the handler is a coroutine, its records are counted when it has finished. Any result other than None is
-            # an error of the handler.
+            # If the handler is a coroutine function, its records are counted above, when the coroutine has finished. A
+            # result other than None means that the handler has failed, so nothing is counted.
             if result is None:
                 with lock:  # handlers of several shards run at the same time
                     self.records += records

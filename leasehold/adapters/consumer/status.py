@@ -1,9 +1,9 @@
-"""Computes how far behind each lease is, and the status of a lease and of a group, as one word and one sentence.
+"""Computes the lag of each lease, and the status of a lease or group as one word and one sentence.
 
 `leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all use `status_of`. No thresholds have to
 be configured. As in LinkedIn's Burrow, a lease is judged by its progress over a window of time.
 
-1. A status is OK only if a row of the table, or our own observation, shows that it is.
+1. A status is OK only if there is evidence for it, in a row of the table or in our own observations.
 2. If the status cannot be determined, it is UNKNOWN, which does not count as OK.
 3. Time limits follow from `lease_seconds` and from how often leases are read and annotated
    (`worker/progress.py:patience`).
@@ -36,7 +36,7 @@ from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
 
 CONFIRM_SECONDS = 10.0
-"""The longest time to watch for a renewal before a lease counts as not renewed."""
+"""How many seconds to watch for a renewal, at most, before a lease is considered not renewed."""
 
 
 @frozen
@@ -62,7 +62,7 @@ class LeaseLag:
     at_least: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return values for `json.dumps`, without unknown ones and without `at_least` unless it is true."""
+        """Return the known values for `json.dumps`, with `at_least` only if it is true."""
         values = {name: value for name, value in asdict(self).items() if value not in {None, ""}}
         return values if self.at_least else {name: value for name, value in values.items() if name != "at_least"}
 
@@ -73,26 +73,31 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     Args:
         lease: The lease.
         now: The time in seconds since 1970.
-        limit: The number of seconds without a renewal after which an owner counts as dead.
+        limit: The number of seconds without a renewal after which an owner is considered dead.
     """
     progress = progress_of(lease)
     # An owner that is late by its own `lease_seconds` may be dead, so its last annotation may be out of date.
-    held = (
+    is_held = (
         lease.owner is not None and lease.idle <= limit and not (progress is not None and progress.overdue(lease.idle))
     )
     if progress is None:
         return LeaseLag()
-    by_owner, limit_seconds = progress.owner == lease.owner, patience(progress.lease or limit)
-    if held and not by_owner and now - progress.at > limit_seconds and not progress.resting(now, limit_seconds):
+    written_by_owner, limit_seconds = progress.owner == lease.owner, patience(progress.lease or limit)
+    if (
+        is_held
+        and not written_by_owner
+        and now - progress.at > limit_seconds
+        and not progress.resting(now, limit_seconds)
+    ):
         return LeaseLag(moves=progress.moves + 1)  # another library reads the lease now, and writes no annotations
-    seconds = progress.lag(now, held=held and by_owner)
+    seconds = progress.lag(now, held=is_held and written_by_owner)
     return LeaseLag(
         seconds=None if seconds is None else round(seconds, 3),
-        end=progress.end and held and by_owner and now - (progress.done or now) <= limit_seconds,
+        end=progress.end and is_held and written_by_owner and now - (progress.done or now) <= limit_seconds,
         age=None if progress.arrived is None else round(max(0.0, progress.at - progress.arrived), 3),
-        host=progress.host if by_owner else "",
-        moves=progress.moves + (lease.owner is not None and not by_owner),
-        at_least=progress.unheard(now, held=held and by_owner),
+        host=progress.host if written_by_owner else "",
+        moves=progress.moves + (lease.owner is not None and not written_by_owner),
+        at_least=progress.unheard(now, held=is_held and written_by_owner),
     )
 
 
@@ -106,9 +111,9 @@ class FleetLag:
     """How far behind the whole application is.
 
     Attributes:
-        most: The seconds of the lease that is furthest behind; None if no lag is known.
-        total: The seconds of all leases together.
-        at_least: Whether `most` and `total` are lower bounds, because the lag of some lease is one.
+        most: The lag, in seconds, of the lease that is furthest behind; None if no lag is known.
+        total: The sum of the lags of all leases, in seconds.
+        at_least: Whether `most` and `total` are lower bounds, because the lag of at least one lease is a lower bound.
     """
 
     most: float | None
@@ -118,15 +123,17 @@ class FleetLag:
 
 def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
     """Combine the lags of all leases."""
-    seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
-    return FleetLag(max(seconds, default=None), round(sum(seconds), 3), any(lag.at_least for lag in lags.values()))
+    known_lags = [lag.seconds for lag in lags.values() if lag.seconds is not None]
+    return FleetLag(
+        max(known_lags, default=None), round(sum(known_lags), 3), any(lag.at_least for lag in lags.values())
+    )
 
 
 def lags_from_stream(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
-    """Return the lags, completed from the stream for rows without an annotation, such as those of Java workers.
+    """Return the lags, and compute missing ones from the stream (for rows of Java workers, for example).
 
-    If the stream numbers its events without gaps (Event Hubs), the events behind are counted. Otherwise one batch is
-    read at the checkpoint to see how far behind that is. Raises SourceError.
+    If the stream numbers its events without gaps (Event Hubs), the number of events after the checkpoint is computed.
+    For other streams, one batch is read at the checkpoint to find its lag. Raises SourceError.
     """
     completed = dict(lags)
     for lease in leases:
@@ -195,12 +202,12 @@ class Status:
 
 @frozen
 class LeaseWatch:
-    """The observations of one lease over a window of time, for rows whose owners do not annotate their progress.
+    """The observations of one lease over a window of time, used if its owner does not annotate its progress.
 
     Attributes:
-        samples: The time, position and lag at each look of the last `STEPS` steps.
-        former: When the last annotation of a former owner was written. If that worker takes the lease again, the
-            annotation does not describe the new ownership.
+        samples: The time, position and lag at each recent look at the table, over the last `STEPS` steps.
+        former: The time at which a former owner wrote its last annotation. If that worker takes the lease again, this
+            annotation says nothing about its new ownership.
     """
 
     samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
@@ -210,13 +217,13 @@ class LeaseWatch:
         """Return the window with one more look."""
         lag_amount = lag.seconds if lag.events is None else float(lag.events)
         samples = tuple(sample for sample in self.samples if looked_at - sample[0] <= STEPS * STEP_SECONDS)
-        # There may be many looks per second. Those that show nothing new share one sample, which limits the window's
-        # size.
+        # The table may be read many times per second. Reads that show nothing new share one sample, which limits the
+        # size of the window.
         is_same_sample = (
             len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and looked_at - samples[-2][0] < 1.0
         )
         progress = progress_of(lease)
-        # The annotation of a former owner stays outdated, even if that worker owns the lease again.
+        # Remember the annotation of a former owner. It remains outdated, even if that worker becomes the owner again.
         former = self.former if progress is None or progress.owner == lease.owner else progress.at
         return LeaseWatch(
             (*(samples[:-1] if is_same_sample else samples), (looked_at, lease.checkpoint.order, lag_amount)), former
@@ -249,7 +256,7 @@ class GroupWatch:
     at: float = math.inf
 
     def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
-        """Return the window with one more look, at this time of a monotonic clock."""
+        """Return the window with one more look at the table. The time is that of a monotonic clock."""
         lease_watches = {
             lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
             for lease in leases
@@ -277,7 +284,7 @@ def statuses_of(
         lags: Their lags, by key.
         now: The time in seconds since 1970.
         lease_seconds: The lease duration of owners whose rows do not contain it.
-        watch: What was observed of the table, if it was watched.
+        watch: The observations of the table, if it was watched.
     """
     rows = {lease.key: lease for lease in leases}
     watch = watch or GroupWatch()
@@ -313,9 +320,9 @@ def status_of(
         lease: The lease.
         lag: Its lag, from the row or from the stream.
         now: The time in seconds since 1970.
-        lease_seconds: The setting of the owner, if the row does not contain it.
+        lease_seconds: The owner's lease duration, if the row does not contain it.
         watched: For how many seconds the table was watched. `lease.idle` was measured during that time.
-        watch: What was observed of this lease.
+        watch: The observations of this lease.
         waits: Whether a parent is not done yet, so that the lease must not be read (L12).
         contradiction: The contradiction between table and stream that concerns this lease (L14), or "".
     """
@@ -323,51 +330,56 @@ def status_of(
         return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
     progress = progress_of(lease)
     limit_seconds = patience(lease_seconds if progress is None or progress.lease is None else progress.lease)
-    # The shard must not be read yet, so this is not a fault. Otherwise, every split would raise an alarm.
+    # If the parents are not done, the shard must not be read yet, so this is not a fault. Otherwise, every split would
+    # raise an alarm.
     if waits:
         return Status("OK", "its parents are not done: it is read after them")
-    # The least time for which the lease has not been renewed, according to our observation or its last annotation.
+    # The lease has not been renewed for at least this time, according to our observation or its last annotation.
     unrenewed_seconds = lease.idle if lease.idle < math.inf else 0.0
     if progress is not None and progress.owner == (lease.owner or progress.owner) and watched <= lease.idle + 1.0:
         unrenewed_seconds = max(
             unrenewed_seconds, now - progress.at
         )  # only if its version did not move while we watched
     is_recent = progress is not None and now - progress.at <= limit_seconds
-    # A fault takes precedence over a missing owner, because a worker that could not handle the lease leaves it to
-    # others for a while.
+    # Report a fault before a missing owner. If a worker could not handle the lease, it leaves the lease without an
+    # owner for a while, so the fault is the cause.
     if progress is not None and progress.resting(now, limit_seconds) and (lease.owner is None or not is_recent):
-        released_by = (
+        exclusion_text = (
             f"; {progress.owner} put it aside until {_format_utc(progress.aside or 0.0)}" if lease.owner is None else ""
         )
-        return Status("STALLED", f"{_stalled_reason(progress, now)}{released_by}")
-    # A missing owner comes before the annotation's own status, which is outdated if no worker reads the lease.
+        return Status("STALLED", f"{_stalled_reason(progress, now)}{exclusion_text}")
+    # Check for a missing owner before using the status in the annotation, which is outdated if no worker reads the
+    # lease.
     if unrenewed_seconds > limit_seconds or (lease.owner is None and not is_recent):
         return _unowned_status(lease, progress, unrenewed_seconds, limit_seconds, watched)
-    by_owner = progress is not None and progress.owner == lease.owner and progress.at != watch.former
-    if progress is None or not (is_recent or by_owner):
+    written_by_owner = progress is not None and progress.owner == lease.owner and progress.at != watch.former
+    if progress is None or not (is_recent or written_by_owner):
         return _observed_status(lease, lag, watched, watch, limit_seconds)
     # If the lease was renewed while we watched, yet its annotation is old, the owner's clock is behind ours. Its times
     # are then judged by its own clock.
     status = _annotated_status(progress, max(now, progress.at) if is_recent else progress.at, limit_seconds)
-    if status.word == "UNREAD" and by_owner and unrenewed_seconds > told_within(progress.lease or lease_seconds):
-        # The lease was not renewed, and the owner's annotation is overdue, too. The owner is therefore gone rather than
-        # idle.
+    if (
+        status.word == "UNREAD"
+        and written_by_owner
+        and unrenewed_seconds > told_within(progress.lease or lease_seconds)
+    ):
+        # The lease was not renewed, and the owner's next annotation is overdue, too. So the owner is gone, and not
+        # merely idle.
         return _unowned_status(lease, progress, unrenewed_seconds, 0.0, watched)
     late_seconds = LATE * (progress.lease or lease_seconds)
     is_unrenewed = late_seconds <= lease.idle < math.inf or (
         unrenewed_seconds >= late_seconds and watched >= min(late_seconds, CONFIRM_SECONDS)
     )
     if status.ok and lease.owner is not None and is_unrenewed:
-        # The owner may be dead. Whether it is remains unknown until it renews the lease, or another worker takes the
-        # lease.
+        # The owner may be dead. This is not known until the owner renews the lease, or another worker takes it.
         return Status(
             "UNKNOWN",
             f"{lease.owner} owns it and has not renewed it for {unrenewed_seconds:.0f} s; "
             f"a living owner does within {late_seconds:.0f} s",
         )
-    if status.ok and by_owner and progress.overdue(lease.idle):
+    if status.ok and written_by_owner and progress.overdue(lease.idle):
         return Status("OK", f"{status.says} {now - progress.at:.0f} s ago; {lease.owner} should have renewed it since")
-    if not status.ok or by_owner:
+    if not status.ok or written_by_owner:
         return status
     return Status(
         "OK",
@@ -378,23 +390,24 @@ def status_of(
 
 
 def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, watched: float) -> bool:
-    """Return whether an OK lease is known to have a living owner without a further look at the table.
+    """Return whether an OK lease is known to have a living owner, so that the table need not be read again.
 
-    Checkpoints renew a lease without a new annotation. So if the annotation is older than a renewal, a single look
-    cannot distinguish a busy owner from a dead one. A second look shows whether the row has changed.
+    A checkpoint renews a lease without writing a new annotation. If the annotation is older than the renewal interval,
+    a single read of the table therefore cannot distinguish a busy owner from a dead one. A second read shows whether
+    the row has changed.
 
     Args:
         lease: The lease.
-        status: Its status according to the looks so far.
+        status: The status of the lease according to the reads of the table so far.
         now: The time in seconds since 1970.
-        lease_seconds: The setting of the owner, if the row does not contain it.
+        lease_seconds: The owner's lease duration, if the row does not contain it.
         watched: For how many seconds the table was watched.
     """
     progress = progress_of(lease)
     if not status.ok or progress is None or lease.owner is None:
         return True
     renews_within = RENEWED * (progress.lease or lease_seconds)
-    # If the owner's clock is ahead of ours, the age of the annotation is not known.
+    # If the owner's clock is ahead of ours, the age of the annotation is unknown, so it is not considered recent.
     is_recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
     was_renewed = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
     return is_recent or was_renewed or watched >= min(LATE * (progress.lease or lease_seconds), CONFIRM_SECONDS)
@@ -403,7 +416,7 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
 def _unowned_status(
     lease: Lease, progress: Progress | None, unrenewed_seconds: float, limit_seconds: float, watched: float
 ) -> Status:
-    """Return the status of a lease that had no owner, or was not renewed, for `unrenewed_seconds` seconds."""
+    """Return the status of a lease that had no owner, or whose owner did not renew it, for this many seconds."""
     subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
     if unrenewed_seconds > limit_seconds:
         fault = f"; the last fault: {progress.cause}" if progress is not None and progress.cause else ""
@@ -425,7 +438,8 @@ def _annotated_status(progress: Progress, now: float, limit_seconds: float) -> S
             return Status("BEHIND", f"{_lag_text(progress)}, and falling further behind for two minutes")
         # `excused` is the owner's reason for not reading now, for example that the parents are not done.
         return Status("OK", progress.excused or _lag_text(progress))
-    # A hanging handler comes before a fault. If a handler never returns, it is the cause, whatever failed before.
+    # Report a hanging handler before a fault. If a handler never returns, it is the cause, even if something else
+    # failed earlier.
     if handler_began is not None and now - handler_began > limit_seconds:
         return Status(
             "HUNG", f"its handler has been at work for {now - handler_began:.0f} s, without an end or a checkpoint"
@@ -454,7 +468,7 @@ def _lag_text(progress: Progress) -> str:
 
 
 def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, limit_seconds: float) -> Status:
-    """Return the status of a lease without our annotation (another library's), according to what was observed."""
+    """Return the status of a lease without our annotation (of another library) from what we observed."""
     lag_amount = lag.seconds if lag.events is None else float(lag.events)
     lag_text = f"{lag.events} events behind" if lag.events is not None else f"{lag_amount or 0.0:.1f} s behind"
     # Check first whether the shard is at its tip. The position of such a shard does not move until more records arrive,
@@ -462,14 +476,14 @@ def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWa
     if lag_amount == 0:
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:
-        # The lease makes progress but does not keep up, which is not the same as a checkpoint that does not move.
+        # The lease makes progress but does not keep up, so it is BEHIND, not STALLED.
         return Status("BEHIND", f"{lag_text}, and falling further behind for two minutes")
     if lag_amount is not None and watch.unchanged_seconds > limit_seconds:
         return Status("STALLED", f"{lag_text}, and its checkpoint has not moved for {watch.unchanged_seconds:.0f} s")
     if watch.moved and watch.unchanged_seconds <= limit_seconds:
         return Status("OK", f"its checkpoint moves; {lag_text}" if lag_amount is not None else "its checkpoint moves")
     if watched <= 0:
-        # A single look shows where the checkpoint is, but not whether it moves.
+        # A single read of the table shows where the checkpoint is, but not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
     hint = "" if lag_amount is not None else "; use --source to check the stream for waiting records"
     return Status("UNKNOWN", f"its checkpoint has not moved in {watch.unchanged_seconds:.0f} s{hint}")
@@ -488,8 +502,8 @@ def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
         return Status("UNKNOWN", "the table has no leases")
     # One shard that is not read is a fault of the group, no matter how many others are read.
     worst = max(statuses.values(), key=lambda candidate: candidate.number)
-    keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
+    worst_keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
     if worst.ok:
-        return Status("OK", f"{len(keys)} leases are read, and do not fall behind")
-    share = f"{len(keys)} of {len(statuses)} leases"
-    return evolve(worst, says=f"{share}, {keys[0]} first: {statuses[keys[0]].says}")
+        return Status("OK", f"{len(worst_keys)} leases are read, and do not fall behind")
+    share_text = f"{len(worst_keys)} of {len(statuses)} leases"
+    return evolve(worst, says=f"{share_text}, {worst_keys[0]} first: {statuses[worst_keys[0]].says}")

@@ -14,7 +14,8 @@ from leasehold.adapters.sources.protocol import Record
 from leasehold.stores.printable import text_of
 
 MAX_ERROR_TEXT = 2000
-"""The most characters of an error message that a dead letter keeps. The size of stream records is limited."""
+"""The maximum length, in characters, of the error message in a dead letter. Longer messages are cut, because the size
+of stream records is limited."""
 
 MAX_INTEGER = 1 << 53
 """Every JSON parser reads integers below this exactly."""
@@ -60,22 +61,22 @@ class DeadLetterEntry:
 
     @property
     def name(self) -> str:
-        """The name, which is unique to the record, so that a record cannot have two dead letters.
+        """The name, which is derived from the record, so that a record cannot have two dead letters.
 
         The digest includes the record's content, because shard ids and sequence numbers may not be unique if the URLs
         of table and stream are unknown, for example in emulators or after a stream was recreated.
         """
         record = self.record
-        digest = hashlib.sha256(json.dumps(self._of_record()).encode()).hexdigest()[:32]
-        # The name must be valid for files and objects. If two shard ids become equal here, the digest distinguishes
-        # them.
+        digest = hashlib.sha256(json.dumps(self._record_fields()).encode()).hexdigest()[:32]
+        # The name must be valid for files and objects, so other characters are replaced. If this makes two shard ids
+        # equal, the digest still distinguishes the names.
         shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
         return f"{record.sequence_number}-{record.sub_sequence_number}-{shard}-{digest}.json"
 
     @property
     def line(self) -> bytes:
         """The dead letter as a line of JSON."""
-        fields = self._of_record() | {
+        fields = self._record_fields() | {
             "error": self.error,
             "text": self.text,
             "attempts": self.attempts,
@@ -85,7 +86,7 @@ class DeadLetterEntry:
         }
         return json.dumps(fields).encode() + b"\n"
 
-    def _of_record(self) -> dict[str, str | int | None]:
+    def _record_fields(self) -> dict[str, str | int | None]:
         """Return the fields that are the same each time the record is dead-lettered."""
         record = self.record
         return {
@@ -96,7 +97,8 @@ class DeadLetterEntry:
             "lease": self.lease,
             "sequence_number": record.sequence_number,
             "sub_sequence_number": record.sub_sequence_number,
-            # Leave out the part of the token about rows that Spark wrote, which does not belong to the record.
+            # Leave out the part of the token that describes rows written by Spark, because that part does not belong to
+            # the record.
             "offset": own_token(record.token),
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
@@ -106,7 +108,7 @@ class DeadLetterEntry:
 
 
 def sort_key_of(name: str) -> tuple[int, int, str] | None:
-    """Return the sort key of a dead letter: sequence number, sub-sequence number, name. None for any other name."""
+    """Return the key by which dead letters are sorted, or None if this is not the name of a dead letter."""
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]), name)
 
@@ -120,8 +122,8 @@ def dead_letter_for(
         delivery: The batch.
         error: The exception with which the record failed.
         stream: The stream's name, used if the lease does not contain it.
-        table: The URL of the lease table with the options that identify it.
-        source: The URL of the stream with the options that identify it.
+        table: The URL of the lease table, with only the options that identify the table.
+        source: The URL of the stream, with only the options that identify the stream.
         now: The time in seconds since 1970.
     """
     # Name the handler's own exception instead of its wrapper, because that is what has to be fixed.
@@ -170,7 +172,8 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         data = base64.b64decode(text, validate=True)
     except ValueError:
         raise BadDeadLetter("data: it is not base64") from None
-    # Dead letters are sorted by this number, and `isdigit` alone would also accept the digits of other scripts.
+    # Dead letters are sorted by this number, so it must consist of ASCII digits. `isdigit` alone would also accept the
+    # digits of other scripts.
     if not (number.isascii() and number.isdigit()):
         raise BadDeadLetter("sequence_number: it must be a decimal number, as a string")
     record = Record(
@@ -182,7 +185,7 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         arrived=None if arrived is None else arrived / 1000,
         token=_field(document, "offset", str, ""),
     )
-    strings = {
+    text_fields = {
         name: _field(document, name, str, "") for name in ("table", "source", "stream", "error", "text", "worker")
     }
     return DeadLetterEntry(
@@ -192,7 +195,7 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         attempts=_field(document, "attempts", int, 0),
         alone=_field(document, "alone", int, 0),
         time_ms=_field(document, "time_ms", int, 0),
-        **strings,
+        **text_fields,
     )
 
 

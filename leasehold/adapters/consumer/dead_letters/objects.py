@@ -12,7 +12,7 @@ from leasehold.stores.objects.s3 import S3Objects
 
 
 class ObjectSink:
-    """The objects under one prefix of a bucket, each with one line."""
+    """A sink that stores each dead letter as an object, with one line of JSON, under one prefix of a bucket."""
 
     def __init__(self, objects: S3Objects, prefix: str) -> None:
         self._objects, self._prefix = objects, f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""

@@ -1,18 +1,19 @@
 """Replays dead letters, one after another, from a folder or bucket (`replay`) or from a stream (`replay_stream`).
 
-In a folder or bucket they are replayed in the order of their records:
+Dead letters in a folder or bucket are replayed in the order of their records:
 
-- A dead letter is removed only after its handler is done with it, so a killed process loses none.
-- If its handler fails again, or the dead letter cannot be read, it stays unchanged, and the next one is replayed.
+- A dead letter is removed only after its handler is done with it, so none is lost if the process is killed.
+- If the handler fails again, or the dead letter cannot be read, the dead letter is left unchanged, and the next one is
+  replayed.
 
-In a stream they are replayed with leases that belong to the replay:
+Dead letters in a stream are replayed by a worker with leases of its own:
 
 1. The checkpoint moves past a dead letter only after its handler is done with it, or after it was put back into the
    stream.
-2. A dead letter that fails again is put back at the end of the stream, with the attempt counted. A record that is not a
-   dead letter is skipped.
-3. A shard ends at its tip, or before the first dead letter that this replay has put back. So no dead letter is replayed
-   twice.
+2. If the handler fails again, the dead letter is put back at the end of the stream, with an increased number of
+   attempts. A record that is not a dead letter is skipped.
+3. The replay of a shard ends at its tip, or before the first dead letter that this replay has put back. So no dead
+   letter is replayed twice.
 """
 
 import asyncio
@@ -44,10 +45,11 @@ from leasehold.errors import DeadLetterError
 from leasehold.stores.printable import said
 
 Deliver = Callable[[DeadLetterEntry], Exception | None]
-"""Replays a record; returns its fault, or None if it is done. Raises DeadLetterError if no record can be replayed."""
+"""Calls the handler with the record of a dead letter, and returns the fault, or None if the handler is done with the
+record. Raises DeadLetterError if no record can be replayed."""
 
 ReportKept = Callable[[str, str], None]
-"""Called with the name of a dead letter that stays, and the reason."""
+"""Called with the name of a dead letter that is not removed, and the reason."""
 
 
 @frozen
@@ -55,9 +57,9 @@ class ReplayVerdict:
     """The outcome of a replay, as numbers of dead letters.
 
     Attributes:
-        done: Those that were handled and removed.
-        failed: Those that failed again and stay.
-        strange: Those that could not be read, or are no dead letters, and stay.
+        done: Dead letters that were handled and removed.
+        failed: Dead letters that failed again and were kept.
+        strange: Entries that could not be read or are not dead letters, and were kept.
     """
 
     done: int = 0
@@ -69,7 +71,7 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, report_kept: Repor
     """Replay all dead letters.
 
     Args:
-        dead_letters: Where they are stored.
+        dead_letters: Where the dead letters are stored.
         deliver: Calls the handler with a dead letter's record.
         report_kept: Called with each dead letter that stays, and the reason.
 
@@ -145,7 +147,7 @@ class HandlerCalls:
 
 @frozen
 class DeadLetterHolding:
-    """The lease of a dead letter's record, as its handler sees it. It is not held, so it cannot be lost."""
+    """Stands in for the lease of a dead letter's record when its handler is called. It cannot be lost."""
 
     lease: Lease
     worker: str
@@ -168,15 +170,16 @@ class DeadLetterHolding:
         return self.lease.stream
 
     def checkpoint(self, position: Position) -> bool:  # noqa: ARG002  there is only one record
-        """Write nothing, because the dead letter is removed once its handler is done."""
+        """Write no checkpoint, because the dead letter is removed when its handler is done."""
         return True
 
 
 OVER_SECONDS = 1.0
-"""The pause between two reads of a shard that is over. Reading continues so that its row keeps showing this."""
+"""The pause between two reads of a shard whose replay is over. Reading continues, so that the lease row keeps showing
+that the shard is over."""
 
 UNKNOWN_SECONDS = 0.001
-"""The least lag to report for a read that returned records, because more may have arrived after them."""
+"""The lag to report if a read returned records and no lag, because more records may have arrived after them."""
 
 
 def replay_stream(
@@ -191,7 +194,7 @@ def replay_stream(
 
     Args:
         worker: A worker whose source is a `DeadLetterSource` for its id.
-        dead_letters: Stores those that fail again.
+        dead_letters: Stores the dead letters that fail again.
         deliver: Calls the handler with a dead letter's record.
         report_kept: Called with each dead letter that stays, and the reason.
         look_seconds: The time between two checks whether the stream has been replayed.
@@ -238,7 +241,7 @@ class _DeadLetterCalls:
         self.broken: DeadLetterError | None = None
 
     def handle(self, batch: Delivery) -> None:
-        """Replay each of them and checkpoint after it."""
+        """Replay the dead letters of the batch, and write a checkpoint after each one."""
         for record in batch.records:
             with self._lock:
                 verdict = self._replay(record)
@@ -267,7 +270,7 @@ class _DeadLetterCalls:
 
 
 class DeadLetterSource(PassingSource):
-    """A stream of dead letters whose shards end before the first one that worker `me` has put back."""
+    """A stream of dead letters. Each shard ends before the first dead letter that worker `me` has put back."""
 
     def __init__(self, source: Source, me: str) -> None:
         super().__init__(source)
@@ -285,7 +288,7 @@ class DeadLetterReader:
         self._reader, self._me, self._over = reader, me, False
 
     def read(self) -> Batch:
-        """Read once, unless the shard is over. Raises what the reader of the stream raises."""
+        """Read once, or return an empty batch if the shard is over. Raises what the reader of the stream raises."""
         if self._over:
             return Batch((), None, 0.0, OVER_SECONDS)
         batch = self._reader.read()
@@ -295,9 +298,9 @@ class DeadLetterReader:
                 if dead_letter_from(record.data).worker == self._me:
                     first_own = index
                     break
-        if first_own is None:  # only a read that returns no records shows that nothing is left
+        if first_own is None:  # a read that returns records does not show that nothing is left
             return evolve(batch, behind_seconds=batch.behind_seconds or UNKNOWN_SECONDS) if batch.records else batch
-        # All dead letters from here on have already failed in this replay, so reading further would never end (rule 3).
+        # All further dead letters have already failed in this replay, and would be put back again and again (rule 3).
         self._over, records = True, batch.records[:first_own]
         read_to = records[-1].position if records else None
         return evolve(batch, records=records, read_to=read_to, behind_seconds=0.0, ended=False, in_columns=None)

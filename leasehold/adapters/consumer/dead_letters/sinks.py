@@ -35,7 +35,7 @@ class DeadLetterSink(Protocol):
     """Stores dead letters. Many threads may use it at the same time."""
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
-        """Store the dead letter durably, unless one of its name exists. Raises DeadLetterError."""
+        """Store the dead letter durably, unless one with the same name exists. Raises DeadLetterError."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -48,7 +48,7 @@ class ListedDeadLetters(DeadLetterSink, Protocol):
         """List all names, including those of other files. Raises DeadLetterError."""
 
     def get(self, name: str) -> bytes | None:
-        """Return the content under this name, or None if it is gone. Raises DeadLetterError."""
+        """Return the content of this dead letter, or None if it no longer exists. Raises DeadLetterError."""
 
     def remove(self, name: str) -> None:
         """Remove the dead letter of this name, if it exists. Raises DeadLetterError."""
@@ -60,8 +60,9 @@ class DeadLetterHandler:
     Args:
         sink: The sink.
         stream: The stream's name, used if leases do not contain it (a single Kinesis stream).
-        table: Identifies the group's lease table, so that two groups that read one stream have separate dead letters.
-        source: Identifies the stream, so that two streams of one name have separate dead letters.
+        table: Identifies the group's lease table, so that two groups that read the same stream do not share dead
+            letters.
+        source: Identifies the stream, so that two streams of the same name do not share dead letters.
         name: The URL of the sink without options, for errors.
     """
 
@@ -83,7 +84,7 @@ class DeadLetterHandler:
 
 
 class FolderSink:
-    """A folder of files with one line each. A file gets its name only once it is complete."""
+    """A folder with one file of one line per dead letter. A file gets its final name only when it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -98,7 +99,7 @@ class FolderSink:
                 # The record is checkpointed as soon as `put` returns, so the dead letter must survive a power failure.
                 os.fsync(stream.fileno())
             try:
-                # A link fails if the name exists; a rename would overwrite the existing dead letter.
+                # Use `os.link`, which fails if the name exists. A rename would overwrite the existing dead letter.
                 file.hardlink_to(unfinished)
             except FileExistsError:
                 if not file.is_file():
@@ -108,7 +109,7 @@ class FolderSink:
                     raise
                 unfinished.replace(file)  # a dead letter of this name is of the same record
             unfinished.unlink(missing_ok=True)
-            # The directory entry must be on disk, too. Otherwise the file would be lost in a power failure.
+            # Write the directory entry to disk, too. Otherwise, the file would be lost in a power failure.
             self._sync_folder()
         except OSError as fault:
             with suppress(OSError):
@@ -136,7 +137,8 @@ class FolderSink:
         """Remove the file durably."""
         try:
             (self._folder / name).unlink(missing_ok=True)
-            # Otherwise, the file might reappear after a power failure, and its record would be replayed again.
+            # Write the removal to disk. Otherwise, the file might reappear after a power failure, and its record would
+            # be replayed again.
             self._sync_folder()
         except OSError as fault:
             raise DeadLetterError(f"a dead letter could not be removed: {fault}") from fault
@@ -168,7 +170,8 @@ def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> Folder
     try:
         if create:
             Path(place).mkdir(parents=True, exist_ok=True)
-        # If the name is misspelled, it must not look like a folder without dead letters.
+        # Reject a folder that does not exist. Otherwise, a misspelled name would look like a folder without dead
+        # letters.
         elif not Path(place).is_dir():
             raise DeadLetterError(f"there is no folder {place!r}")
     except OSError as fault:

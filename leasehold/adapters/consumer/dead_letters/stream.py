@@ -29,11 +29,12 @@ class StreamSink:
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
         """Write the dead letter as a record, with the partition key of the record that failed."""
-        # With this key, dead letters of one key stay in the order in which their records failed.
+        # If dead letters have the partition keys of their records, those of one key stay in the order in which the
+        # records failed.
         self._put(dead_letter.line, dead_letter.record.partition_key or dead_letter.lease, None)
 
     def put_back(self, dead_letter: DeadLetterEntry) -> None:
-        """Write the dead letter's record with the keys that it had. Raises DeadLetterError."""
+        """Write the record of the dead letter back, with its original keys. Raises DeadLetterError."""
         record = dead_letter.record
         self._put(record.data, record.partition_key or dead_letter.lease, record.explicit_hash_key)
 
@@ -42,7 +43,7 @@ class StreamSink:
         self._client.close()
 
     def missing(self) -> bool:
-        """Return whether the stream is known not to exist, or False if we lack the permission to check."""
+        """Return whether the stream is known not to exist. If we lack the permission to check, return False."""
         try:
             self._client.describe_stream_summary(StreamName=self._stream)
         except ClientError as error:
