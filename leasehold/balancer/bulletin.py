@@ -1,14 +1,17 @@
-"""Reads and writes the lookout's bulletin and its calls, and tracks the bulletins that a worker has read (C4, C6, C7).
+"""Reads and writes bulletins and calls, by which the lookout informs the other workers (C4, C6, C7).
 
-The lookout writes the bulletin's counts on its rows as the string "looks acts warns". Counts only grow, so the latest
-bulletin is the greatest one ever read, and an old bulletin on a former lookout's row has no effect. We also track how
-long each count has not changed. This time is measured as for leases, by this worker's own clock, from the end of the
-read that first showed the count to the start of the latest read.
+The lookout is the one worker that regularly reads the whole lease table.
 
-A call contains the workers that should act, the rows that each of them should read, and the row that carries the
-bulletin. The lookout computes the call from a read of the whole table. Workers that read the same rows make the same
-decisions, so the lookout knows which worker will claim which free lease, and whose leases will be requested. It writes
-the call on all its rows, next to the bulletin's counts:
+A bulletin consists of three counts, which the lookout writes on its rows as the string "looks acts warns". Counts only
+grow, so the greatest bulletin is the latest, and an old bulletin on the row of a former lookout has no effect.
+
+We also track how long each count has not changed. As for leases, this time is measured by this worker's own clock. It
+starts at the end of the read that first showed the count and ends at the start of the latest read.
+
+A call names the workers that should act, the rows that each of them should read, and the row that carries the bulletin.
+The lookout computes the call from a read of the whole table. Workers that read the same rows make the same decisions.
+Therefore the lookout knows which worker will claim each free lease, and which leases will be requested from their
+owners. It writes the call on all its rows, next to the counts of the bulletin:
 
     8 0 s-17,s-5 4f2a91c0=s-3,s-4 9be01d22
     | | |    |   |                a worker that should read the whole table
@@ -18,8 +21,8 @@ the call on all its rows, next to the bulletin's counts:
     | how many seconds the listing took or, if it is still in progress, has taken so far
     the looks of the bulletin that the call belongs to
 
-A worker that is not in the call reads nothing. A worker that is in it reads its rows, claims the free leases among
-them, and hands off those of its own leases that are requested. `*` makes all workers read the whole table.
+A worker that is not named in the call reads nothing. A worker that is named reads the rows listed for it, claims the
+free leases among them, and hands off its own leases if they were requested. `*` makes all workers read the whole table.
 
 Rule 1: a call does not assign leases. Claims are conditional writes, and the store rejects a claim if the lease's
 version has changed since it was read.
@@ -43,8 +46,7 @@ BULLETIN = "bulletin"
 DIGITS_MAX = 18
 """The maximum number of digits in one of a bulletin's counts.
 
-Real counts are far shorter. The limit exists because Python refuses to convert strings of thousands of digits to
-numbers.
+Real counts are far shorter. Without a limit, `int` would raise an exception for a string of thousands of digits.
 """
 
 
@@ -58,7 +60,7 @@ def bulletin_of(lease: Lease) -> Bulletin:
     return _parse_counts(lease.annotation(BULLETIN) or "")
 
 
-@lru_cache(maxsize=1_000)  # rows that a former lookout left behind stay the same for hours
+@lru_cache(maxsize=1_000)  # the row of a former lookout may keep the same string for hours
 def _parse_counts(text: str) -> Bulletin:
     words = text.split()
     digits = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in words)
@@ -71,16 +73,17 @@ CALL = "call"
 """The name of the row attribute with the call."""
 
 CALL_LENGTH_MAX = 2000
-"""Maximum length of a call, in characters. It is limited because the lookout stores the call on each of its rows.
+"""Maximum length of a call, in characters.
 
-A longer call becomes `*`, which calls all workers.
+The limit exists because the lookout writes the call on each of its rows. A longer call is replaced by `*`, which calls
+all workers.
 """
 
 DIGITS = 8
-"""The number of hex digits of a worker's digest that a call contains.
+"""The number of hex digits by which a call identifies a worker. They are the first digits of a digest of its id.
 
-If the digests of two workers begin with the same digits, both workers read the rows, and the store rejects one of their
-claims.
+If two workers happen to have the same digits, both read the rows and claim the same leases. The store rejects the
+second claim.
 """
 
 CALL_SECONDS_MAX = 10**6
@@ -130,13 +133,13 @@ def call_annotation(
 ) -> Annotations:
     """Return the row attribute that stores a call.
 
-    If the call would be too long, or one of its lease keys contains a separator, it becomes `*`, which calls all
+    If the call would be too long, or if a key in `names` contains a separator, the call becomes `*`, which calls all
     workers. If a key in `rows` contains a separator, the call is empty.
 
     Args:
         looks: The looks of the bulletin that the call belongs to.
         seconds: How long the read of the whole table took.
-        rows: The key of the bulletin's row, followed by those of the workers that may stand in.
+        rows: The key of the row with the bulletin, then the keys of the rows on which stand-ins would write theirs.
         names: The keys that each called worker should read. An empty sequence stands for the whole table.
         to_all: Whether to call all workers.
     """
@@ -156,8 +159,8 @@ def call_annotation(
 def _is_writable(key: str) -> bool:
     """Return whether a lease key contains none of the separators that a call uses.
 
-    Keys of Kinesis and Event Hubs shards never contain a separator. If a key of another source does, all workers are
-    called.
+    Keys of Kinesis and Event Hubs shards never contain one. If a key of another source does, the call names all
+    workers.
     """
     return bool(key) and not set(key) & set(" ,=")
 
@@ -184,9 +187,10 @@ def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
 
 
 def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotations:
-    """Return a lookout's annotations with the time that its current listing has taken so far.
+    """Return a lookout's annotations, updated with the time that its current listing has taken so far.
 
-    Other workers read this time, and do not stand in for a lookout whose listing takes long (C8).
+    The other workers read this time. While it grows, they don't stand in for the lookout, even if the listing is slow
+    (C8).
     """
     updated = []
     for name, text in annotations:
@@ -203,9 +207,9 @@ class BulletinTracker:
 
     Attributes:
         hearing: The state that the rules use.
-        looks_at: The end of the first read that showed the latest *looks*; None before the first read.
-        acts_at: The same for *acts*; None until they first change.
-        warns_at: The same for *warns*; None until they first change.
+        looks_at: When the read ended that first showed the latest *looks*, or None before the first read.
+        acts_at: When the read ended that first showed the latest *acts*, or None until they first change.
+        warns_at: When the read ended that first showed the latest *warns*, or None until they first change.
     """
 
     hearing: BulletinState = field(factory=BulletinState)
@@ -233,13 +237,14 @@ class BulletinTracker:
         rows, previous = tuple(leases), self.hearing
         bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.annotation(BULLETIN))]
         latest = max([previous.latest, *{bulletin for bulletin, _ in bulletins}])
-        # During a listing, the lookout rewrites the same call with the time that the listing has taken so far.
+        # Several rows may contain the same call with different times, because the lookout updates the time during a
+        # listing.
         calls = [call_in_row(lease, latest) for bulletin, lease in bulletins if bulletin == latest]
         calls.append(previous.call if latest == previous.latest else "")
         looks_at = ended if self.looks_at is None or latest.looks != previous.latest.looks else self.looks_at
         acts_at = ended if latest.acts != previous.latest.acts else self.acts_at
         warns_at = ended if latest.warns != previous.latest.warns else self.warns_at
-        # A row counts as unchanged if its owner has held it since before the end of the last full read.
+        # A row counts as unchanged if it still has the owner that the last full read showed.
         unchanged_keys = (
             {lease.key for lease in rows if lease.held >= began - full_at} if requested_keys is not None else ()
         )

@@ -20,10 +20,10 @@ from attrs import frozen
 from leasehold.balancer.model import Lease
 
 OURS = "process"
-"""The name of the row attribute with the value "process/worker", which our workers write.
+"""The name of the row attribute with the value "process/worker", which workers of this library write.
 
-Ignore the attribute unless it names the lease's current owner, because a worker of the Java KCL leaves it in place when
-it takes the lease.
+Ignore the attribute unless it names the lease's current owner. When a worker of the Java KCL takes the lease, the
+attribute still names the former owner.
 """
 
 
@@ -31,15 +31,17 @@ it takes the lease.
 class Census:
     """The leases that count, grouped by their state and owner.
 
-    Finished leases are left out, except under the rule set `kcl`, which counts them as KCL 2.x does. All tuples are in
-    the order in which the table was read. Sort them by key or by digest before you choose leases from them.
+    Finished leases are left out, except under the rule set `kcl`, because KCL 2.x counts them.
+
+    All tuples are in the order in which the table was read, which may differ between workers. Sort them by key or by
+    digest before you choose leases from them.
 
     Attributes:
         worker: The worker that plans.
         leases: All leases that count: free, expired and held.
         free: Leases without an owner.
         expired: Leases with an owner whose version has not changed for too long, including this worker's own.
-        mine: Unexpired leases of this worker.
+        mine: Unexpired leases of the worker that plans.
         moving: Leases with a next owner, held or not (H1 to H4).
         counts: The number of unexpired leases by owner. The planning worker and led workers are always included,
             perhaps with 0. Other workers without a lease cannot be seen. A worker whose leases have all expired is left
@@ -70,16 +72,16 @@ class Census:
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
         """Iterate over the unexpired leases of these owners.
 
-        Use this instead of `held_by` for many owners, because building a tuple of their leases is slow.
+        For many owners, this is faster than `held_by`, which builds a tuple of their leases.
         """
         expired_keys = {lease.key for lease in self.expired}
         return (lease for lease in self.leases if lease.owner in owners and lease.key not in expired_keys)
 
 
 class FullReading:
-    """The rows of a full table read, indexed so that later reads of a few rows can be applied quickly.
+    """The leases from a read of the whole table, with indexes.
 
-    Each index is built on first use.
+    The indexes make it cheap to apply later reads of a few rows. Each is built on first use.
     """
 
     def __init__(self, leases: tuple[Lease, ...]) -> None:
@@ -119,7 +121,7 @@ class FullReading:
 
     @cached_property
     def loads(self) -> Mapping[str | None, tuple[int, int]]:
-        """For each owner, the sum of the weights of its leases and the number of its leases without a weight."""
+        """For each owner, the total weight of its leases and the number of its leases without a weight."""
         loads: dict[str | None, tuple[int, int]] = {}
         for lease in self.leases:
             load, unmeasured = loads.get(lease.owner, (0, 0))
@@ -148,12 +150,12 @@ class FullReading:
 
 
 class KnownLeases(Sequence[Lease]):
-    """All known leases: those of the last read of the whole table, updated by later reads of a few rows.
+    """All leases that a worker knows, from the last read of the whole table and later reads of a few rows.
 
     Attributes:
         whole: The last read of the whole table.
-        since: The rows read since then, by key. The value is None if the row was deleted.
-        moved: The keys of the leases that appeared, disappeared, ended or changed hands since.
+        since: The leases from later reads, by key. The value is None if the row was deleted.
+        moved: The keys of the leases that appeared, disappeared, ended or changed their owner in later reads.
     """
 
     def __init__(self, whole: FullReading, since: Mapping[str, Lease | None]) -> None:
@@ -267,13 +269,13 @@ class KnownLeases(Sequence[Lease]):
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:
             alive = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
-            if alive != (worker in workers):  # if unchanged, keep the same object, because its ranks may be cached
+            if alive != (worker in workers):  # otherwise keep the same object, for which the ranks are cached
                 workers ^= {worker}
         return workers
 
 
 def indexed(leases: Sequence[Lease]) -> KnownLeases:
-    """Return these leases with an index, for several lookups."""
+    """Return these leases with indexes, which make repeated lookups fast."""
     return leases if isinstance(leases, KnownLeases) else KnownLeases(FullReading(tuple(leases)), {})
 
 
@@ -284,8 +286,8 @@ def _holder(lease: Lease | None) -> tuple[str | None, bool] | None:
 def unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
     """Return the leases that are not simply held by a living owner.
 
-    A lease is unsettled if it has no owner, is finished, has a next owner, or has been idle for more than `limit`
-    seconds.
+    A lease is unsettled if it has no owner, is finished, has a next owner, or has not changed for more than `limit`
+    seconds. All other leases are held by a living owner.
     """
     return [
         lease
@@ -295,9 +297,9 @@ def unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
 
 
 def our_workers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[str]:
-    """Return our workers among the owners, recognized by the attribute that they write on their leases.
+    """Return the owners that are workers of this library, recognized by an attribute on their leases.
 
-    Leases idle for more than `limit` seconds are ignored.
+    Leases that have not changed for more than `limit` seconds are ignored.
     """
     workers: set[str] = set()
     for lease in leases:
@@ -307,5 +309,5 @@ def our_workers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[s
 
 
 def owner_is_ours(lease: Lease) -> bool:
-    """Return whether the owner of this lease is one of our workers."""
+    """Return whether the owner of this lease is a worker of this library (rather than a KCL worker, for example)."""
     return (lease.annotation(OURS) or "").partition("/")[2] == lease.owner
