@@ -1,7 +1,7 @@
 """Shares the shards of a stream among a group of workers that coordinate only through a lease table.
 
-The planner's names are imported with the package. Those of a consumer (`run`, `read` …) are imported on first use, so
-that a program that only plans does not load them.
+Importing this package imports the planner. The names for consuming a stream (`run`, `read` …) are imported on first
+use, so that a program that uses only the planner does not load the rest.
 """
 
 from importlib import import_module as _import_module

@@ -1,21 +1,25 @@
-"""Measures by our own clock how long each lease has not changed, as a pure function of all reads of the table.
+"""Measures how long each lease has not changed, by this worker's own clock.
 
-Rule 1: this module reads no clock. The caller passes the times at which each read began and ended, in seconds of one
-monotonic clock.
+All functions here are pure: the result depends only on the reads of the table that were passed in, and on their times.
+
+Rule 1: this module reads no clock. The caller passes the times at which each read began and ended, in seconds, from the
+same monotonic clock.
 Rule 2: a lease counts as unchanged from the *end* of the first read that showed its present version to the *start* of
 the last such read. Otherwise, a delay on our side could make a living worker look dead.
 
 Example: a read from 0 s to 1 s shows version 7 for the first time, and a read from 9 s to 12 s shows it again. The
-lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read. It certainly did not change for 8
-s, from 1 s to 9 s. The three seconds for which the second read stalled are not counted against its owner.
+lease may have got version 7 at 0.9 s, and version 8 at 9.1 s, just after its row was read. So it is only certain that
+the version did not change from 1 s to 9 s. The three seconds that the second read took are not counted against the
+owner.
 
-Rule 3 (C17): an outage of the store counts against no worker. While the store does not respond, no owner can renew, and
-the first worker whose read succeeds again must not take leases that the others have had no chance to renew. So if a
-lease did not change during an outage, its time starts again at the end of the first read that succeeded. Only a silence
-longer than `silence_seconds` is an outage. A single late response is not.
+Rule 3 (C17): time during which the store has an outage does not count. Owners could not renew during the outage, so the
+first worker whose read succeeds must not take their leases. Therefore, for every lease that did not change during an
+outage, the time starts again at the end of the first read that succeeds. The store has an outage if all reads fail for
+longer than `silence_seconds`.
 
-Workers of a KCL 3.x leader show that they are alive by reports, which are stored next to the leases (M14). They take no
-leases themselves. Their leader gives them free leases, and until then no lease shows that these workers exist.
+KCL 3.x workers take no leases themselves; their leader assigns free leases to them (M14). Until then, no lease shows
+that such a worker exists. Therefore this module also tracks the reports (worker metrics) that these workers store next
+to the leases.
 """
 
 import math
@@ -31,17 +35,20 @@ from leasehold.balancer.family import holes_after
 from leasehold.balancer.model import History, Lease, Shard
 
 REPORT_SECONDS = 35.0
-"""How recent a report must be for its worker to count as alive.
+"""A KCL 3.x worker counts as alive if its last report is not older than this.
 
-Workers usually report every 30 s, so a worker without a report for this long has missed one, or has ended.
+These workers usually report every 30 s, so one without a report for this long has missed a report or has ended.
 """
 SILENT_SECONDS = 60.0
-"""How long after its last report a leader still gives leases to a worker, which is twice the usual report interval."""
+"""A KCL 3.x leader may give leases to a worker for this long after the worker's last report.
+
+This is twice the usual report interval.
+"""
 
 
 @frozen
 class Reports:
-    """The reports of workers, as one read of the table returned them.
+    """The reports of KCL 3.x workers, as returned by one read of the table.
 
     Attributes:
         leader: The worker that holds the leader's lock, or None.
@@ -59,14 +66,16 @@ NO_REPORTS = Reports()
 class ReportTrack:
     """The state of one worker according to its reports.
 
-    Times are the ends of the reads that first showed a value.
+    Each time is the end of the read that first showed the value or change.
 
     Attributes:
-        stamp: The stamp of its latest report.
+        stamp: A string that identifies the latest report.
         stamp_at: When that stamp was first seen.
-        moved_at: When that stamp was first seen, or minus infinity if the report may be the last one of a dead worker.
-        count: The number of its leases.
-        since: When it was last given a lease, lost its last one, or was first known to be alive, whichever is latest.
+        moved_at: The same as `stamp_at`, but minus infinity if that report does not prove that the worker is still
+            alive.
+        count: The number of the worker's leases.
+        since: When the worker was last given a lease, lost its last one, or was first known to be alive, whichever is
+            latest.
     """
 
     stamp: str
@@ -82,8 +91,8 @@ class WorkerReports:
 
     Attributes:
         leader: The leader in the last read.
-        tracks: The track of each worker.
-        empty: Whether there was no read yet.
+        tracks: The state of each worker.
+        empty: Whether no read has been added yet.
     """
 
     leader: str | None = None
@@ -97,12 +106,12 @@ class WorkerReports:
         return WorkerReports(reports.leader, tracks, empty=False)
 
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
-        """Return the living workers of a living leader, with the seconds since each was last given a lease.
+        """Return the living workers of a living KCL 3.x leader, each with the seconds since it was last given a lease.
 
-        The time is infinite while we or the leader may still assume that a worker is alive although it has ended,
-        because the leader would then give that worker the surplus of the others. This is possible as long as the ended
-        worker's last report is recent, and until every worker without leases has reported once more, because only its
-        reports show that such a worker is alive. The wait starts again when another worker without leases appears.
+        The time is infinite while an ended worker may still be taken for a living one, because the leader would give
+        leases to it. This is possible as long as the last report of the ended worker is recent. It is also possible
+        until every worker without leases has reported once more, because only a new report proves that such a worker is
+        alive. The wait starts again when another worker without leases appears.
         """
         alive = {worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS}
         if self.leader not in alive:
@@ -118,16 +127,16 @@ class WorkerReports:
         )
 
     def _track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
-        """Return the track of a worker after another read of the table."""
+        """Return the state of a worker after another read of the table."""
         before = self.tracks.get(worker)
         if before is None:
-            # A report in the first read may be years old. A report that first appears in a later read was written in
-            # the meantime.
+            # A report in the first read may be years old. A report that first appears in a later read was written since
+            # the previous read.
             return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
         stamp_at = before.stamp_at if stamp == before.stamp else ended
         if before.count and not count:
-            # The worker may have lost its leases because it died just after a report. Only its next report proves that
-            # it is alive.
+            # The worker may have died just after its last report, and its leases may have been taken for this reason.
+            # Only its next report proves that it is alive.
             return ReportTrack(stamp, stamp_at, -math.inf, count, ended)
         moved_at = before.moved_at if stamp == before.stamp else ended
         gained_leases = count > before.count or before.moved_at == -math.inf
@@ -137,20 +146,20 @@ class WorkerReports:
 class Sighting(NamedTuple):
     """The state of one lease according to all reads of the table.
 
-    The class is a named tuple because each look creates one for every lease, and creating an attrs instance takes three
-    times as long.
+    The class is a named tuple because each read of the table creates an instance for every lease. Creating an instance
+    of an attrs class takes three times as long.
 
     Attributes:
         lease: The lease as last read, with `idle`, `held` and `next_owner_idle` filled in.
         version_at: The end of the first read that showed its version.
         owner_at: The end of the first read that showed its owner, or minus infinity if that was our first read.
         next_owner_at: The end of the first read that showed its next owner.
-        watched: Seconds for which its version has not changed by our own clock alone, because a store's clock may be
-            reset.
-        stood: How long its version last stayed the same before its present owner changed it.
-        gap: The shorter of the last two times for which its version stayed the same. One long time may be a pause of
-            the store, but two show a slow owner.
-        pace: A lower bound of the seconds between its owner's last renewals, or 0 if renewals are not counted.
+        watched: Seconds for which the version has not changed by this worker's own clock. Unlike `idle`, it does not
+            depend on the store's clock, which may be reset.
+        stood: Seconds for which the previous version stayed the same before the present owner changed it.
+        gap: The shorter of the last two intervals without a renewal, in seconds. One long interval may be a pause of
+            the store, but two in a row show a slow owner.
+        pace: A lower bound of the owner's renewal interval in seconds, or 0 if the store does not count renewals.
     """
 
     lease: Lease
@@ -165,9 +174,9 @@ class Sighting(NamedTuple):
 
 @frozen
 class Sightings(Mapping[str, Sighting]):
-    """The sightings of the last read of the whole table and of the rows read since.
+    """The state of each lease after the last read of the whole table and later reads of a few rows.
 
-    A row that was deleted is None in `since`.
+    If a row was deleted, `since` contains None for its key.
     """
 
     whole: Mapping[str, Sighting]
@@ -186,19 +195,19 @@ class Sightings(Mapping[str, Sighting]):
         return len(self.flat())
 
     def flat(self) -> dict[str, Sighting]:
-        """Return all sightings, in the order in which the leases were read."""
+        """Return the states of all leases by key, in the order in which the leases were read."""
         return {key: sighting for key, sighting in {**self.whole, **self.since}.items() if sighting is not None}
 
 
 @frozen
 class Watch:
-    """Everything that reads of the table have shown so far. Pass its `history` to `Me`.
+    """What a worker knows from all reads of the table so far. Pass its `history` to `Me`.
 
     Attributes:
         history: What the rules need to know about earlier reads.
         sightings: The known leases by key.
-        owners_at: The end of the first read that showed the present owners of all leases.
-        fleet_at: The end of the first read that showed the present set of owners and next owners.
+        owners_at: When the read ended that first showed the present owners of all leases.
+        fleet_at: When the read ended that first showed the present set of owners and next owners.
         full_at: The end of the last read of the whole table.
         bulletins: Tracks bulletins; None if no worker writes any (C14).
         worker_reports: Tracks the workers that report next to the leases.
@@ -230,7 +239,7 @@ class Watch:
     recovered_at: float = -math.inf
 
     def unanswered(self, began: float) -> "Watch":
-        """Return the watch after a read that began at this time and failed."""
+        """Return the watch after a failed read. `began` is when that read began."""
         return self if self.silent_at is not None else evolve(self, silent_at=began)
 
     def look(
@@ -243,20 +252,22 @@ class Watch:
     ) -> tuple["Watch", Sequence[Lease]]:
         """Add a read of the table. Return the new watch and all known leases with `idle`, `held` and `next_owner_idle`.
 
-        The cost of adding a few rows does not depend on how many leases are known (`KnownLeases`).
+        The cost of adding a read of a few rows does not grow with the number of known leases (`KnownLeases`).
 
-        `idle` is infinite only for a lease that has no owner when first seen. If the lease has an owner then, `idle` is
-        the age of the row according to the store. `held` is infinite until the owner first changes, because we don't
-        know how long the first owner that we saw has held the lease. If the lease has no owner, `held` is the time for
-        which it has had none, measured in the same way.
+        When a lease is first read, its `idle` is infinite if it has no owner, and otherwise the age of the row
+        according to the store.
+
+        `held` is the time since the owner last changed. It is infinite until the first change, because it is unknown
+        how long the first owner has held the lease. For a lease without an owner, `held` is the time for which it has
+        had none.
 
         Args:
-            listing: The leases as read. Their `idle` is the store's own age of the row, or 0 if it has none. Do not
-                pass a listing of which any page failed.
+            listing: The leases as read. Their `idle` is the age of the row according to the store, or 0 if the store
+                does not record it. Do not pass a listing if the read of any page failed.
             began: When the read began, in seconds.
             ended: When its last page arrived, in seconds.
-            requested_keys: The requested keys, or None for a read of the whole table. A requested lease that was not
-                returned was deleted. Leases that were not requested stay as they were.
+            requested_keys: The keys that were read, or None for a read of the whole table. If a key is not in
+                `listing`, its lease was deleted. Leases with other keys stay as they were.
             reports: The reports of workers, which only a read of the whole table returns.
         """
         if self.silent_at is not None:
@@ -306,7 +317,7 @@ class Watch:
         return evolve(watch, silence_seconds=self.silence_seconds, recovered_at=self.recovered_at), leases
 
     def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, unchanged: bool) -> History:
-        """Return the history with everything that only a read of the whole table shows."""
+        """Return the history, updated with what only a read of the whole table shows: holes, gaps and paces."""
         holes = self.history.holes
         persisting_holes = (evolve(hole, times=hole.times + 1) for hole in holes)
         holes = tuple(persisting_holes) if unchanged else holes_after(leases, holes)
@@ -328,9 +339,10 @@ class Watch:
         return next((lease for lease in self.history.gone if lease.key == key), None)
 
     def recalling(self, own: Mapping[str, Lease], shards: Collection[Shard] | None) -> "Watch":
-        """Return the watch with deleted leases as this process last wrote them.
+        """Return the watch with later versions of deleted leases.
 
-        Deleted leases of shards that are no longer listed are dropped.
+        `own` contains the leases as this process last wrote them, which may be later than its last read. Deleted leases
+        whose shards are no longer listed are dropped.
         """
         if not self.history.gone:
             return self
@@ -344,7 +356,7 @@ class Watch:
     def _deleted_leases(self, now: Mapping[str, Sighting], deleted_keys: Collection[str]) -> tuple[Lease, ...]:
         """Return the known leases that no longer have a row.
 
-        Deleted leases are kept because this worker may be the only one that knows how far their shards were read.
+        They are needed to recreate the rows. This worker may be the only one that knows how far their shards were read.
         """
         if not (self.history.gone or deleted_keys):
             return ()
@@ -354,17 +366,19 @@ class Watch:
         return tuple(leases[key] for key in sorted(leases) if key not in now)
 
     def _updated_sightings(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
-        """Return the sightings of all leases, updated by `fresh` ones and without those in `gone`."""
+        """Return the states of all leases, updated with those in `fresh` and without the keys in `gone`."""
         before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
 
     def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
-        """Return the new sighting of a lease, given the one before.
+        """Return the new state of a lease, given its state before this read.
 
-        The time of each property continues if the property has not changed, and starts again if it has.
+        The times for the version, the owner and the next owner are tracked separately. Each starts again when the value
+        changes.
         """
         if before is None:
-            # We have not seen this lease before. If this is not our first read, its owner came after the previous read.
+            # The lease was not in an earlier read. Unless this is the first read, its owner got it after the previous
+            # one.
             owner_at = -math.inf if self.owners_at is None else ended
             watched_lease = lease.watched(
                 idle=math.inf if lease.owner is None else lease.idle,
@@ -374,15 +388,17 @@ class Watch:
             return Sighting(watched_lease, version_at=ended, owner_at=owner_at, next_owner_at=ended)
         old, version_at, owner_at, next_owner_at, watched, stood, gap, pace = before
         same_owner = old.owner == lease.owner
-        # A row that was deleted and recreated restarts its counter, so it may repeat an earlier version (L13).
+        # The version alone is not enough: a row that was deleted and recreated starts a new counter, so it may have an
+        # earlier version again (L13).
         if same_owner and old.version == lease.version:
             version_at = max(version_at, self.recovered_at)
         else:
-            # Do not count the gap before a new owner's first renewal, which does not show how often that owner renews.
+            # Ignore the time before a new owner's first renewal. It does not show how often that owner renews.
             interval = watched if version_at > owner_at else 0.0
             gap = min(interval, stood) if same_owner else 0.0
             renewals = lease.epoch - old.epoch if same_owner else 0
-            # If the owner had renewed any faster between the reads, its counter would have grown once more.
+            # This is a lower bound: an owner with a shorter renewal interval would have renewed at least once more
+            # between the two reads.
             pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
             stood, version_at = interval, ended
         if not same_owner:
@@ -390,7 +406,8 @@ class Watch:
         if old.next_owner != lease.next_owner:
             next_owner_at = ended
         watched = began - version_at if began > version_at else 0.0
-        # The row's age according to the store includes the time of an outage, so cap it (C17).
+        # The age of the row according to the store may include an outage. So use at most the time since the outage
+        # (C17).
         age = min(lease.idle, max(0.0, began - self.recovered_at)) if lease.idle else 0.0
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
         watched_lease = lease.watched(
@@ -403,7 +420,7 @@ class Watch:
     def _changes(
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, unchanged: bool
     ) -> tuple[float, float]:
-        """Return the ends of the first reads that showed the present owners and the present set of workers."""
+        """Return when the present owners and the present set of workers were first read."""
         owners_at = self.owners_at if unchanged or _owners(before) == _owners(now) else None
         fleet_at = self.fleet_at if unchanged or _fleet(before) == _fleet(now) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
@@ -411,9 +428,10 @@ class Watch:
     def _changes_in(
         self, fresh: Mapping[str, Sighting], deleted_keys: Collection[str], now: KnownLeases, ended: float
     ) -> tuple[float, float]:
-        """Return the times of `_changes` after a read of a few rows.
+        """Return the same times as `_changes`, after a read of a few rows.
 
-        Only the rows that were read, and the workers that they name, can have changed.
+        This function visits only the rows that were read and the workers that they name, because nothing else can have
+        changed.
         """
         pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
         changed = [(earlier, later) for earlier, later in pairs if _parties(earlier) != _parties(later)]
@@ -429,7 +447,7 @@ class Watch:
 
 
 def _known_leases(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
-    """Return all leases of these sightings."""
+    """Return all leases in these states."""
     since = sightings.since if isinstance(sightings, Sightings) else {}
     return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
 
@@ -456,9 +474,9 @@ def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
 
 
 def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
-    """Return the workers named in the table.
+    """Return all owners and next owners.
 
-    A worker that has requested its first lease has joined.
+    A worker that has only requested a lease counts, because it has joined the group.
     """
     leases = [sighting.lease for sighting in sightings.values()]
     return frozenset([lease.owner for lease in leases] + [lease.next_owner for lease in leases]) - {None}
