@@ -15,7 +15,7 @@ class LeaseholdError(Exception):
 
 
 class StoreError(LeaseholdError):
-    """Raised when a store cannot be used, because of a missing table, wrong credentials or a rejected request.
+    """Raised when a store cannot be used because of a missing table, wrong credentials or a rejected request.
 
     Examples:
         >>> from leasehold.stores import StoreError, open_store

@@ -84,7 +84,7 @@ class Steal:
 class RequestHandoff:
     """Ask the living owner of a lease to finish its batch and hand off the lease (H2).
 
-    If `stale_next_owner` is set, the request replaces an old request by that worker.
+    If `stale_next_owner` is set, the request replaces an old request by the worker of that name.
 
     If another worker has already requested the lease, the worker tries the actions in `alternates`, in order.
 
@@ -106,8 +106,8 @@ class RequestHandoff:
 class Release:
     """Give up one of this worker's leases after its last batch, or free an expired lease of another worker.
 
-    If `next_owner` is set, the lease is handed to that worker. Usually this worker has requested the lease. A worker
-    that has not (M14) finds the lease when it next reads the table.
+    If `next_owner` is set, the lease is handed to that worker. Usually that worker has requested the lease. If it has
+    not (M14), it finds the lease when it next reads the table.
 
     Examples:
         >>> from leasehold import Lease, Release

@@ -5,8 +5,8 @@ The lookout is the one worker that regularly reads the whole lease table.
 A bulletin consists of three counts, which the lookout writes on its rows as the string "looks acts warns". Counts only
 grow, so the greatest bulletin is the latest, and an old bulletin on the row of a former lookout has no effect.
 
-We also track how long each count has not changed. As for leases, this time is measured by this worker's own clock. It
-starts at the end of the read that first showed the count and ends at the start of the latest read.
+This module also measures how long each count of the bulletin has not changed. This time is measured by this worker's
+own clock. It starts at the end of the read that first showed the count and ends at the start of the latest read.
 
 A call names the workers that should act, the rows that each of them should read, and the row that carries the bulletin.
 The lookout computes the call from a read of the whole table. Workers that read the same rows make the same decisions.
@@ -159,8 +159,8 @@ def call_annotation(
 def _is_writable(key: str) -> bool:
     """Return whether a lease key contains none of the separators that a call uses.
 
-    Keys of Kinesis and Event Hubs shards never contain one. If a key of another source does, the call names all
-    workers.
+    Keys of Kinesis and Event Hubs shards never contain a separator. If a key of another source contains one, the call
+    names all workers.
     """
     return bool(key) and not set(key) & set(" ,=")
 
@@ -189,8 +189,8 @@ def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
 def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotations:
     """Return a lookout's annotations, updated with the time that its current listing has taken so far.
 
-    The other workers read this time. While it grows, they don't stand in for the lookout, even if the listing is slow
-    (C8).
+    Other workers read the time that the listing has taken. While it grows, they don't stand in for the lookout, even if
+    the listing is slow (C8).
     """
     updated = []
     for name, text in annotations:

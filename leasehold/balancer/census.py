@@ -1,4 +1,4 @@
-"""Defines the census of the table: which leases are free, expired or ours, and how many each worker holds.
+"""Defines the census of the lease table: which leases are free or expired, and how many each worker holds.
 
 `counting.py` takes the census, and every rule set uses it.
 
@@ -72,7 +72,8 @@ class Census:
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
         """Iterate over the unexpired leases of these owners.
 
-        For many owners, this is faster than `held_by`, which builds a tuple of their leases.
+        If there are many owners, this method is faster than `held_by`, because it does not build a tuple of their
+        leases.
         """
         expired_keys = {lease.key for lease in self.expired}
         return (lease for lease in self.leases if lease.owner in owners and lease.key not in expired_keys)
@@ -110,7 +111,7 @@ class FullReading:
 
     @cached_property
     def named(self) -> Mapping[str | None, int]:
-        """The number of leases that name each worker as owner or next owner."""
+        """For each worker, the number of leases of which it is the owner or the next owner."""
         return Counter([name for lease in self.leases for name in (lease.owner, lease.next_owner)])
 
     @cached_property
@@ -143,7 +144,7 @@ class FullReading:
         return self._last[worker]
 
     def our_workers(self, limit: float) -> frozenset[str]:
-        """Return our workers that hold a lease which has been idle for at most `limit` seconds."""
+        """Return the workers of this library with a lease that was renewed in the last `limit` seconds."""
         if limit not in self._our_workers:
             self._our_workers[limit] = our_workers(self.leases, limit)
         return self._our_workers[limit]
@@ -220,7 +221,7 @@ class KnownLeases(Sequence[Lease]):
         return None if last is None else self.get(last.key)
 
     def names(self, worker: str | None) -> bool:
-        """Return whether any lease names this worker as owner or next owner."""
+        """Return whether this worker is the owner or next owner of any lease."""
         count = self.whole.named.get(worker, 0)
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
@@ -264,7 +265,7 @@ class KnownLeases(Sequence[Lease]):
         return leases + unsettled((lease for lease in self.since.values() if lease is not None), limit)
 
     def our_workers(self, limit: float) -> frozenset[str]:
-        """Return our living workers."""
+        """Return the living workers of this library."""
         workers = self.whole.our_workers(limit)
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:

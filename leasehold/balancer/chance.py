@@ -55,7 +55,7 @@ def draw(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:
 def draw_owner(counts: Mapping[str, int], me: Me) -> str:
     """Choose an owner with a probability proportional to its number of leases.
 
-    If the caller then draws one of the owner's leases, each lease has the same probability.
+    If the caller then draws a random lease of the chosen owner, all leases have the same probability.
 
     The digest of the empty string, modulo the number of leases, is a position in the list of leases sorted by owner.
     The owner at that position is returned.
@@ -71,7 +71,7 @@ def draw_owner(counts: Mapping[str, int], me: Me) -> str:
 def _salted(salt: str) -> blake2b:
     """Return a hash object for this salt.
 
-    Copying the object takes a third of the time that creating one takes.
+    Copying a hash object takes a third of the time that creating one takes.
     """
     field = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return blake2b(digest_size=8, salt=field)

@@ -57,7 +57,7 @@ class Contradiction:
 
     @property
     def restartable(self) -> bool:
-        """Whether the leases may be restarted automatically. This would be wrong for leases of another stream."""
+        """Whether workers may restart the leases automatically. Leases of a different stream must not be restarted."""
         return self.kind in {"made anew", "ended and open", "another shard"}
 
 
@@ -66,7 +66,7 @@ def contradictions(
 ) -> tuple[Contradiction, ...]:
     """Return all contradictions between a complete listing and the leases, sorted by stream and key.
 
-    If a whole stream is concerned, the result contains a single contradiction for it.
+    If all leases of a stream contradict the listing, the result contains a single contradiction for the stream.
 
     Args:
         shards: The listed shards.
@@ -204,7 +204,7 @@ def restarts(
     """Return the steps that restart leases at `start`, in the order in which they must be written.
 
     If the stream was recreated, the steps replace all leases that are not annotated with its present incarnation.
-    Otherwise they replace the leases that contradict their shards. The steps have this order:
+    Otherwise the steps replace the leases that contradict their shards. The steps have this order:
 
     - First, leases without an incarnation are annotated with the old one. Otherwise they would be taken for leases of
     the present stream as soon as all annotated leases have been replaced.

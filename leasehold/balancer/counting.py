@@ -28,8 +28,8 @@ from leasehold.balancer.model import Lease, Me
 GAP_EXPIRY_MAX = 6
 """Leases of a slow owner expire after this multiple of our `lease_seconds` at the latest.
 
-Example: a worker is configured with six times our `lease_seconds`, and renews its leases three times in that time. Its
-leases then expire after three missed renewals.
+Example: a worker is configured with six times our `lease_seconds`, and renews its leases three times within this
+period. With the present limit, its leases expire after three missed renewals.
 """
 
 
@@ -99,8 +99,8 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
 def _unreadable_children(leases: Collection[Lease], unsettled_leases: Collection[Lease]) -> frozenset[str]:
     """Return the free leases that cannot be read yet because a parent shard is still being read (L12, M1).
 
-    They must not be claimed yet. A claimed lease counts toward its owner's share, so the division of leases would
-    become uneven when the parent's lease ends.
+    Child leases must not be claimed before their parents end. A claimed lease counts toward its owner's share, so the
+    division of leases would become uneven when the parent's lease ends.
     """
     free_children = [lease for lease in unsettled_leases if lease.owner is None and lease.parents]
     parent_keys = {parent_key for lease in free_children for parent_key in lease.parents}
@@ -114,7 +114,8 @@ def _unreadable_children(leases: Collection[Lease], unsettled_leases: Collection
 def _led_workers(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
     """Return the workers to which their KCL 3.x leader may still give leases (M14).
 
-    A worker is left out if one of its leases has expired, or if its leader has not given it a lease for too long.
+    The result does not contain a worker if one of its leases has expired, or if its leader has not given it a lease for
+    too long.
     """
     limit = config.rules.overdue_seconds(config.lease_seconds, config.cycle_seconds)
     if limit is None or not me.history.led:
@@ -168,6 +169,7 @@ def _slower_owners(gaps: tuple[tuple[str, float], ...], me: Me, config: Config) 
 def expires_above_gap(gap: float, config: Config) -> float:
     """Return the number of seconds without a renewal after which an owner with this renewal gap counts as dead.
 
-    The result has an upper limit, because a long gap may also be the effect of a pause of the store.
+    The result is at most `GAP_EXPIRY_MAX` times `lease_seconds`, because a long gap may also be the effect of a pause
+    of the store.
     """
     return min(3 * gap, GAP_EXPIRY_MAX * config.lease_seconds)

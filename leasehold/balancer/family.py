@@ -29,7 +29,7 @@ def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
 def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hole, ...]:
     """Return, for each stream, the first range of hash keys that no unfinished lease covers (L7).
 
-    Each result counts the consecutive reads of the whole table that have shown the same range.
+    Each `Hole` counts the consecutive reads of the whole table that have shown the same range.
 
     If the range has changed, the count starts at 1 again. A stream is skipped if the range of any unfinished lease is
     unknown.
@@ -71,8 +71,8 @@ class Family:
     def tips(self) -> frozenset[str]:
         """The shards at which lines of descent end.
 
-        Usually these are the open shards. If no shard is open (DynamoDB closes all shards of a disabled stream), they
-        are the shards without children.
+        Usually the tips are the open shards. If no shard is open (DynamoDB closes all shards of a disabled stream), the
+        tips are the shards without children.
         """
         open_shards = frozenset(shard.id for shard in self.shards.values() if shard.open)
         return open_shards or frozenset(shard for shard in self.shards if not self.children.get(shard))

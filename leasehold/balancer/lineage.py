@@ -48,7 +48,7 @@ HOLE_CONFIDENCE = 3
 def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
     """Return whether the owner of a lease may read its shard (L12).
 
-    It may if the lease of every parent is at SHARD_END or does not exist.
+    The owner may read the shard if the lease of every parent is at SHARD_END or does not exist.
 
     `leases` maps keys to leases.
 
@@ -65,7 +65,7 @@ def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
 def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
     """Return the keys of the finished leases that this worker should delete (L8).
 
-    Before it does, it must list the shards.
+    The worker must list the shards before it deletes these leases.
 
     A hash ring assigns each key to a single worker, so that not all workers try to delete the lease.
 
@@ -93,7 +93,7 @@ def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
 def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:
     """Return the leases of unlisted shards that are not held by another living worker, sorted by key (L10).
 
-    These are the leases that belong to this worker, have no owner, have ended, or are in `expired`.
+    The result contains leases that belong to this worker, have no owner, have ended, or are in `expired`.
     """
     return tuple(
         lease
@@ -277,9 +277,10 @@ def _missing_children(family: Family, config: Config) -> dict[str, Create]:
 
 
 def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
-    """Create the children of a shard that disappeared before its lease was finished (L9).
+    """Create leases for the children of shards that disappeared before they were read to the end (L9).
 
-    No worker can read such a shard to its end, so the children would never be created otherwise.
+    No worker can read a shard that has disappeared to its end, so the leases of its children would never be created
+    otherwise.
 
     The other parent of a merged shard must have a lease first. Without one, it would count as finished, and the child
     would be read before it.
@@ -297,7 +298,7 @@ def _orphaned_children(family: Family, garbage: Collection[Lease], config: Confi
 def _partitions(family: Family) -> dict[str, Create]:
     """Create the leases of partitions that were added to a stream that has already been read (L6).
 
-    They start at the beginning so that no events are lost.
+    The leases start at the beginning of the partition, so that no events are lost.
     """
     unrelated = all(not shard.parents and shard.hash_range is None for shard in family.shards.values())
     if not (unrelated and any(lease.checkpoint.numbered for lease in family.leases.values())):

@@ -93,13 +93,13 @@ LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
 LATE_SECONDS = 1.5
 """How long a renewal may be overdue before the lookout suspects that the owner is dead (C5).
 
-A shorter delay may be a slow request or a short pause of the process.
+A renewal that is overdue for a shorter time may only be a slow request or a short pause of the process.
 """
 
 READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
 """The time between two reads of the bulletin (C7).
 
-The shorter time applies while the worker expects hand-off requests or suspects that another worker is dead.
+A worker uses the shorter time while it expects hand-off requests or suspects that another worker is dead.
 """
 
 WARNED_SECONDS = 10.0
@@ -112,11 +112,11 @@ REQUESTS_SECONDS = 15.0
 """How long a worker expects hand-off requests for its own leases after any worker joined or left (C7)."""
 
 EARLY_SECONDS, EARLY_PLACES = 4.0, 12
-"""How long the bulletin's row may be silent before workers list the table, and how many of them list it first (C8).
+"""How long the bulletin's row may stay unchanged before workers list the table, and how many list it first (C8).
 
-The other workers list the table only after twice this time. All workers read the row equally often, so many may notice
-that it has stopped changing before the second in rank does. If all of them listed the table then, nearly all of these
-reads would be wasted.
+The other workers list the table only after twice this time. All workers read the bulletin's row equally often, so many
+may notice that it has stopped changing before the second in rank does. If all of them listed the table then, nearly all
+of these reads would be wasted.
 """
 
 LAST_RESORT_SECONDS = 20.0
@@ -125,7 +125,7 @@ LAST_RESORT_SECONDS = 20.0
 FREE_SECONDS = 30.0
 """How long the lookout tells workers at every look to claim a lease that has become free (C6).
 
-After this time, the lookout tells them only once per cycle.
+After this time, the lookout tells workers only once per cycle.
 """
 
 START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
@@ -135,7 +135,7 @@ START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
 OUTAGE_SECONDS = 2.0
 """If all reads fail for longer than this, the store has an outage (C17).
 
-Owners could not renew their leases during the outage, so it must not count against them.
+Owners cannot renew their leases during an outage, so the time of an outage must not count against them.
 """
 
 AT_ONCE_SECONDS = 0.05
@@ -175,7 +175,7 @@ class LookoutRanks:
     def silent(self) -> float:
         """The number of seconds since the row last changed, or infinity if there is no row.
 
-        If the owner has released the row, the time counts from the release.
+        If the owner has released the row, the time starts at the release.
         """
         if self.row is None:
             return math.inf
@@ -435,8 +435,8 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
 def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     """Return the leases that others will request from this worker while workers join and leave (C7).
 
-    These are the leases beyond this worker's share, in donation order. The worker polls their rows, because it would
-    otherwise notice a request only when it next renews the lease.
+    The result contains the leases beyond this worker's share, in donation order. The worker polls their rows, because
+    it would otherwise notice a request only when it next renews the lease.
     """
     if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
         return ()
@@ -452,7 +452,7 @@ def _present_workers(census: Census) -> frozenset[str]:
 def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
     """Return `settle_seconds` for these actions without the claims that have already succeeded (C10).
 
-    A successful claim needs no further read, unless this worker wants more leases. It may, because M5 takes only one
+    After a successful claim, the worker need not read the table again unless it lacks more leases. M5 takes only one
     lease at first, and M9 takes one lease per turn.
     """
     mine = {lease.key for lease in census.mine}
@@ -464,7 +464,7 @@ def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Conf
 def takes_more(census: Census, me: Me, config: Config) -> bool:
     """Return whether this worker would take a lease if it did not have to wait for workers that are joining (C10).
 
-    If not, the worker need not read the table when the wait is over.
+    If the worker would take no lease, it need not read the table when the wait is over.
     """
     return bool(config.rules.take(census, evolve(me, history=evolve(me.history, fleet_still=math.inf)), config))
 
@@ -475,7 +475,7 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     After claims the wait is short. Even workers that started together have chosen their leases by the end of it (C15).
 
     After leases are taken from living workers, the wait is longer, because other workers may be joining. A share that
-    is computed before they are visible is too large, and they would take the surplus away again.
+    is computed before those workers are visible is too large, and they would take the surplus away again.
     """
     kinds = {type(action) for action in actions}
     if kinds & {Steal, RequestHandoff}:
@@ -593,7 +593,7 @@ def _next_bulletin(
 def _uneven(census: Census, me: Me, config: Config) -> bool:
     """Return whether counts (M9), groups (M6) or loads (M13) are uneven and no lease has moved for a cycle.
 
-    If so, the lookout makes the workers that should act read the table.
+    If the division is uneven, the lookout makes the workers that should act read the table.
     """
     if me.history.owners_still <= config.cycle_seconds:
         return False

@@ -1,6 +1,6 @@
 """Defines the data types that all rules use: leases, shards, positions, and the worker that plans.
 
-Nothing here depends on a particular store or cloud. Each store and source converts its own formats.
+These types do not depend on any store or cloud. Each store and each source converts its own formats to them.
 """
 
 import math
@@ -102,8 +102,8 @@ def at_timestamp(milliseconds: int) -> Position:
 WEIGHT_MAX = 10**15
 """The maximum weight of a lease, in bytes per second.
 
-The maximum is a thousand terabytes per second. Stores that represent numbers as floats can still add such weights
-without rounding.
+The maximum is a thousand terabytes per second, so that sums of weights stay exact even in stores that keep numbers as
+floats.
 """
 
 
@@ -201,9 +201,9 @@ class Lease:
         return _copy(fields)
 
     def written(self, epoch: int, annotations: Annotations) -> "Lease":
-        """Return the row after a write that changes only the counter and the annotations.
+        """Return the lease after a write that changes only its counter and its annotations.
 
-        The counter also serves as the version.
+        The new counter is also used as the version of the returned lease.
         """
         fields = self.__dict__.copy()
         fields["epoch"], fields["version"], fields["annotations"] = epoch, Version(str(epoch)), annotations

@@ -3,7 +3,7 @@
 `plan` decides what a worker does now, and `look_again` when it decides next. Neither reads a clock, calls a store or
 keeps state between calls. Time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
 Each action contains the lease as it was read, and a store applies the action only if the lease has not changed since.
-So a plan made from outdated leases can be rejected, but it cannot do harm (S1).
+If a plan is made from outdated leases, the store may reject its actions, but the plan cannot do harm (S1).
 """
 
 from collections.abc import Collection, Iterable

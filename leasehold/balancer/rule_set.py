@@ -20,7 +20,7 @@ from leasehold.balancer.census import Census
 from leasehold.balancer.model import Me
 
 LARGEST = 1e12
-"""The maximum of every numeric option. It is far above any real count or number of seconds, but sums stay finite."""
+"""The maximum of every numeric option. It is far above any real value, and small enough that sums stay finite."""
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 

@@ -1,6 +1,7 @@
 """Measures how long each lease has not changed, by this worker's own clock.
 
-All functions here are pure: the result depends only on the reads of the table that were passed in, and on their times.
+All functions in this module are pure. Their results depend only on the reads of the table that were passed in, and on
+the times of these reads.
 
 Rule 1: this module reads no clock. The caller passes the times at which each read began and ended, in seconds, from the
 same monotonic clock.
@@ -37,12 +38,12 @@ from leasehold.balancer.model import History, Lease, Shard
 REPORT_SECONDS = 35.0
 """A KCL 3.x worker counts as alive if its last report is not older than this.
 
-These workers usually report every 30 s, so one without a report for this long has missed a report or has ended.
+KCL 3.x workers usually report every 30 s. A worker without a report for this long has missed a report or has ended.
 """
 SILENT_SECONDS = 60.0
 """A KCL 3.x leader may give leases to a worker for this long after the worker's last report.
 
-This is twice the usual report interval.
+The value is twice the usual interval between reports.
 """
 
 
@@ -356,7 +357,8 @@ class Watch:
     def _deleted_leases(self, now: Mapping[str, Sighting], deleted_keys: Collection[str]) -> tuple[Lease, ...]:
         """Return the known leases that no longer have a row.
 
-        They are needed to recreate the rows. This worker may be the only one that knows how far their shards were read.
+        Deleted leases are needed to recreate their rows. This worker may be the only one that knows how far their
+        shards were read.
         """
         if not (self.history.gone or deleted_keys):
             return ()
@@ -428,7 +430,7 @@ class Watch:
     def _changes_in(
         self, fresh: Mapping[str, Sighting], deleted_keys: Collection[str], now: KnownLeases, ended: float
     ) -> tuple[float, float]:
-        """Return the same times as `_changes`, after a read of a few rows.
+        """Return when the present owners and the present set of workers were first read, after a read of a few rows.
 
         This function visits only the rows that were read and the workers that they name, because nothing else can have
         changed.

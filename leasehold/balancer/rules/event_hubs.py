@@ -80,7 +80,7 @@ class EventHubs(RuleSet):
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
         """Return the claims or steals of this worker in one turn.
 
-        There is at most one, except in the greedy mode of Python.
+        A worker takes at most one partition per turn, except in the greedy mode of Python.
 
         In the greedy mode of .NET and Java, the next turn follows immediately until no partition is taken (see
         `look_again`). The gist has no modes.
@@ -133,9 +133,9 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
     The share is rounded down. A worker takes a partition if it holds fewer than the share. It also takes one if it
     holds exactly the share and no worker holds fewer.
 
-    It claims a free partition if there is one. Otherwise it steals from an owner that holds at least two more than the
-    share. If there is no such owner, a worker below the share steals from an owner that holds one more than the share.
-    Without this step, the counts could stay uneven forever.
+    A worker claims a free partition if there is one. Otherwise it steals from an owner that holds at least two more
+    than the share. If there is no such owner, a worker below the share steals from an owner that holds one more than
+    the share. Without this last case, the counts could stay uneven forever.
     """
     floor, _ = _share(census)
     mine, least = len(census.mine), min(census.counts.values())

@@ -240,7 +240,7 @@ class _Turn:
     def join(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take one lease if this worker holds none (M5).
 
-        The other workers see it once it owns a lease, and then include it in their shares.
+        The other workers see a newcomer once it owns a lease, and then include it when they compute shares.
         """
         if self._own_count:
             return ()
@@ -266,7 +266,8 @@ class _Turn:
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take as many leases from the line as this worker lacks (M6).
 
-        It takes them from its position in the line, which consists of the free leases and the surplus of other workers.
+        The line consists of the free leases and the surplus of other workers. This worker takes leases from its
+        position on.
         """
         shares, me = self.shares, self.me
         need = shares.share(me.worker) - self._own_count
@@ -289,8 +290,8 @@ class _Turn:
     def take_orphans(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Claim free leases that have had an owner, if workers that write no bulletin should take them (M15).
 
-        Such workers (KCL 2.x) may take a long time to claim them. A digest of the key decides which of our workers
-        claims a lease instead.
+        Workers that write no bulletin (KCL 2.x) may take a long time to claim a lease. A digest of the key decides
+        which worker of this library claims the lease instead.
         """
         non_bulletin = self.shares.non_bulletin_workers
         if not non_bulletin:
@@ -324,7 +325,7 @@ class _Turn:
     def rebalance_load(self) -> tuple[Action, ...]:
         """Take leases from overloaded workers (M13).
 
-        This is done only when the numbers of leases are balanced. Otherwise M6 and M13 might choose the same lease for
+        Loads are balanced only when the numbers of leases are. Otherwise M6 and M13 might choose the same lease for
         different workers.
         """
         shares = self.shares
@@ -347,7 +348,7 @@ class _Turn:
     def act_for_missing_workers(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Make a move that another worker should have made long ago (M9).
 
-        This moves one lease per turn.
+        A worker makes one such move per turn.
         """
         shares, is_full = self.shares, self._own_count >= self.shares.limit
         if overdue:

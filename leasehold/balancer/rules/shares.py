@@ -91,7 +91,7 @@ def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
 def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups) -> frozenset[str]:
     """Return the workers whose share is one more than `floor` (M2).
 
-    Their number is `extras`, or the number of all workers if that is less.
+    The result contains `extras` workers, or all workers if there are fewer.
     """
     if not extras:
         return frozenset()
@@ -311,9 +311,9 @@ class Shares:
         )
 
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
-        """Return the surplus leases at the positions from `start` to `stop` in the line.
+        """Return the surplus leases at the positions from `start` to `stop` (exclusive) in the line.
 
-        These positions don't include the free leases. The surplus leases are sorted by the name of their owner.
+        The surplus leases are sorted by the name of their owner. Free leases are not included in the positions.
         """
         surplus = {worker: -lack for worker, lack in self.lacking.items() if lack < 0}
         start, offset = max(start, 0), 0
@@ -384,10 +384,10 @@ Longer leases are usually configured to save renewals. This is no reason for a n
 def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> bool:
     """Return whether this worker is a newcomer that must not take leases from living workers yet (C10).
 
-    It waits for other workers that are joining.
+    A newcomer first waits for other workers that are joining.
 
-    If it took its share before they are visible, it would take too many leases and lose them again. The wait ends one
-    cycle after the newcomer got its first lease, at the latest.
+    If a newcomer took its share before other new workers are visible, it would take too many leases and lose some of
+    them again. The wait ends one cycle after the newcomer got its first lease, at the latest.
     """
     history = me.history
     # 0.8: a worker that reads the table about once per cycle need not wait, because a cycle passes before its next
