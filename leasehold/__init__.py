@@ -129,8 +129,8 @@ def __getattr__(name: str) -> object:
         return _import_module("importlib.metadata").version(__name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return value
+    attribute = globals()[name] = getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return attribute
 
 
 def __dir__() -> list[str]:

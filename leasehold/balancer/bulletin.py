@@ -62,11 +62,11 @@ def bulletin_of(lease: Lease) -> Bulletin:
 
 @lru_cache(maxsize=1_000)  # the row of a former lookout may keep the same string for hours
 def _parse_counts(text: str) -> Bulletin:
-    words = text.split()
-    digits = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in words)
-    if len(words) != len(fields(Bulletin)) or not digits:
+    parts = text.split()
+    all_numeric = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in parts)
+    if len(parts) != len(fields(Bulletin)) or not all_numeric:
         return Bulletin()
-    return Bulletin(*map(int, words))
+    return Bulletin(*map(int, parts))
 
 
 CALL = "call"
@@ -144,16 +144,16 @@ def call_annotation(
         to_all: Whether to call all workers.
     """
     keys_by_worker = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
-    entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in keys_by_worker.items()]
+    worker_entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in keys_by_worker.items()]
     prefix = f"{looks} {min(int(seconds), CALL_SECONDS_MAX)} {','.join(rows)}"
-    text = " ".join([prefix, *entries])
+    call = " ".join([prefix, *worker_entries])
     if (
         to_all
-        or len(text) > CALL_LENGTH_MAX
+        or len(call) > CALL_LENGTH_MAX
         or not all(_is_writable(key) for keys in keys_by_worker.values() for key in keys)
     ):
-        text = f"{prefix} *"
-    return ((CALL, text),) if rows and all(map(_is_writable, rows)) else ((CALL, ""),)
+        call = f"{prefix} *"
+    return ((CALL, call),) if rows and all(map(_is_writable, rows)) else ((CALL, ""),)
 
 
 def _is_writable(key: str) -> bool:
@@ -168,15 +168,16 @@ def _is_writable(key: str) -> bool:
 @lru_cache(maxsize=100)
 def call_of(text: str) -> LookoutCall | None:
     """Parse a call. Return None if the string is empty or malformed."""
-    looks, seconds, row, *words = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
+    looks, seconds, row, *entries = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
     numbers_valid = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
     if not numbers_valid or not row:
         return None
-    names = {
-        name: tuple(keys.split(",")) if equals else () for name, equals, keys in (word.partition("=") for word in words)
+    keys_by_digits = {
+        name: tuple(keys.split(",")) if equals else ()
+        for name, equals, keys in (word.partition("=") for word in entries)
     }
-    to_all, (first, *others) = names.pop("*", None) is not None, row.split(",")
-    return LookoutCall(int(looks), min(int(seconds), CALL_SECONDS_MAX), first, tuple(others), to_all, names)
+    to_all, (first, *others) = keys_by_digits.pop("*", None) is not None, row.split(",")
+    return LookoutCall(int(looks), min(int(seconds), CALL_SECONDS_MAX), first, tuple(others), to_all, keys_by_digits)
 
 
 def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
@@ -195,9 +196,9 @@ def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotatio
     updated = []
     for name, text in annotations:
         call = call_of(text) if name == CALL else None
-        prolonged = call is not None and int(seconds) > call.seconds
+        time_has_grown = call is not None and int(seconds) > call.seconds
         looks, _, rest = text.partition(" ")
-        updated.append((name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if prolonged else text))
+        updated.append((name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if time_has_grown else text))
     return tuple(updated)
 
 
@@ -234,23 +235,23 @@ class BulletinTracker:
             requested_keys: The keys that were requested, or None for a read of the whole table.
             full_at: When the last full read ended.
         """
-        rows, previous = tuple(leases), self.hearing
-        bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.annotation(BULLETIN))]
-        latest = max([previous.latest, *{bulletin for bulletin, _ in bulletins}])
+        rows_read, previous = tuple(leases), self.hearing
+        bulletins = [(_parse_counts(text), lease) for lease in rows_read if (text := lease.annotation(BULLETIN))]
+        latest_bulletin = max([previous.latest, *{bulletin for bulletin, _ in bulletins}])
         # Several rows may contain the same call with different times, because the lookout updates the time during a
         # listing.
-        calls = [call_in_row(lease, latest) for bulletin, lease in bulletins if bulletin == latest]
-        calls.append(previous.call if latest == previous.latest else "")
-        looks_at = ended if self.looks_at is None or latest.looks != previous.latest.looks else self.looks_at
-        acts_at = ended if latest.acts != previous.latest.acts else self.acts_at
-        warns_at = ended if latest.warns != previous.latest.warns else self.warns_at
+        calls = [call_in_row(lease, latest_bulletin) for bulletin, lease in bulletins if bulletin == latest_bulletin]
+        calls.append(previous.call if latest_bulletin == previous.latest else "")
+        looks_at = ended if self.looks_at is None or latest_bulletin.looks != previous.latest.looks else self.looks_at
+        acts_at = ended if latest_bulletin.acts != previous.latest.acts else self.acts_at
+        warns_at = ended if latest_bulletin.warns != previous.latest.warns else self.warns_at
         # A row counts as unchanged if it still has the owner that the last full read showed.
         unchanged_keys = (
-            {lease.key for lease in rows if lease.held >= began - full_at} if requested_keys is not None else ()
+            {lease.key for lease in rows_read if lease.held >= began - full_at} if requested_keys is not None else ()
         )
         hearing = BulletinState(
-            latest=latest,
-            acts_read=latest.acts if requested_keys is None else previous.acts_read,
+            latest=latest_bulletin,
+            acts_read=latest_bulletin.acts if requested_keys is None else previous.acts_read,
             acts_still=previous.acts_still if acts_at is None else max(0.0, began - acts_at),
             looks_still=max(0.0, began - looks_at),
             warned=previous.warned if warns_at is None else max(0.0, began - warns_at),

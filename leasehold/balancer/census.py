@@ -139,8 +139,8 @@ class FullReading:
     def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
         """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
         if worker not in self._last:
-            unended = (lease for lease in self.by_owner.get(worker, ()) if not lease.ended)
-            self._last[worker] = max(unended, key=order, default=None)
+            unfinished_leases = (lease for lease in self.by_owner.get(worker, ()) if not lease.ended)
+            self._last[worker] = max(unfinished_leases, key=order, default=None)
         return self._last[worker]
 
     def our_workers(self, limit: float) -> frozenset[str]:
@@ -161,10 +161,12 @@ class KnownLeases(Sequence[Lease]):
 
     def __init__(self, whole: FullReading, since: Mapping[str, Lease | None]) -> None:
         self.whole, self.since = whole, since
-        before = whole.by_key if since else {}
-        self.moved = tuple(key for key, lease in since.items() if _holder(before.get(key)) != _holder(lease))
-        added = sum(lease is not None and key not in before for key, lease in since.items())
-        self._len = len(whole.leases) + added - sum(lease is None and key in before for key, lease in since.items())
+        full_leases = whole.by_key if since else {}
+        self.moved = tuple(key for key, lease in since.items() if _holder(full_leases.get(key)) != _holder(lease))
+        added_count = sum(lease is not None and key not in full_leases for key, lease in since.items())
+        self._len = (
+            len(whole.leases) + added_count - sum(lease is None and key in full_leases for key, lease in since.items())
+        )
 
     def __len__(self) -> int:
         return self._len
@@ -217,16 +219,16 @@ class KnownLeases(Sequence[Lease]):
         changed_rows = (row for key in self.moved for row in (self.whole.by_key.get(key), self.since[key]))
         if any(row is not None and row.owner == worker for row in changed_rows):
             return max((lease for lease in self.owned_by(worker) if not lease.ended), key=order, default=None)
-        last = self.whole.last_of(worker, order)
-        return None if last is None else self.get(last.key)
+        last_lease = self.whole.last_of(worker, order)
+        return None if last_lease is None else self.get(last_lease.key)
 
     def names(self, worker: str | None) -> bool:
         """Return whether this worker is the owner or next owner of any lease."""
-        count = self.whole.named.get(worker, 0)
+        lease_count = self.whole.named.get(worker, 0)
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
-                count += 0 if row is None else sign * ((row.owner == worker) + (row.next_owner == worker))
-        return count > 0
+                lease_count += 0 if row is None else sign * ((row.owner == worker) + (row.next_owner == worker))
+        return lease_count > 0
 
     def counts(self) -> dict[str | None, int]:
         """Return the number of leases of each owner, including ended and expired ones."""
@@ -269,8 +271,8 @@ class KnownLeases(Sequence[Lease]):
         workers = self.whole.our_workers(limit)
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:
-            alive = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
-            if alive != (worker in workers):  # otherwise keep the same object, for which the ranks are cached
+            is_alive = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
+            if is_alive != (worker in workers):  # otherwise keep the same object, for which the ranks are cached
                 workers ^= {worker}
         return workers
 

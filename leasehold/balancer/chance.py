@@ -73,5 +73,5 @@ def _salted(salt: str) -> blake2b:
 
     Copying a hash object takes a third of the time that creating one takes.
     """
-    field = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    return blake2b(digest_size=8, salt=field)
+    salt_field = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return blake2b(digest_size=8, salt=salt_field)

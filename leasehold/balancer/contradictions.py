@@ -169,14 +169,14 @@ def reported(leases: Iterable[Lease]) -> tuple[str, ...]:
 
     The result is sorted by lease key and contains no duplicates.
     """
-    ordered = sorted(leases, key=lambda lease: lease.key)
-    return tuple(dict.fromkeys(filter(None, map(reported_on, ordered))))
+    sorted_leases = sorted(leases, key=lambda lease: lease.key)
+    return tuple(dict.fromkeys(filter(None, map(reported_on, sorted_leases))))
 
 
 def reported_on(lease: Lease) -> str:
     """Return the contradiction that a worker has written on this row, or "" if there is none."""
-    sentence = lease.annotation(CONTRADICTION)
-    return sentence if sentence not in {None, SETTLED} and sentence else ""
+    contradiction = lease.annotation(CONTRADICTION)
+    return contradiction if contradiction not in {None, SETTLED} and contradiction else ""
 
 
 @frozen
@@ -231,7 +231,7 @@ def restarts(
     steps: list[Restart] = []
     for family in families(shards, leases):
         is_recreated, family_leases = family.stream in recreated_streams, family.leases
-        to_replace = {
+        leases_to_replace = {
             key: lease
             for key, lease in sorted(family_leases.items())
             if (
@@ -239,15 +239,24 @@ def restarts(
             )
         }
         former_incarnation = next(
-            (previous for lease in to_replace.values() if (previous := lease.annotation(INCARNATION)) is not None), ""
+            (
+                previous
+                for lease in leases_to_replace.values()
+                if (previous := lease.annotation(INCARNATION)) is not None
+            ),
+            "",
         )
-        unmarked = [lease for lease in to_replace.values() if is_recreated and lease.annotation(INCARNATION) is None]
-        if unmarked:
-            annotated = (
-                (lease, tuple(sorted((*lease.annotations, (INCARNATION, former_incarnation))))) for lease in unmarked
+        leases_without_incarnation = [
+            lease for lease in leases_to_replace.values() if is_recreated and lease.annotation(INCARNATION) is None
+        ]
+        if leases_without_incarnation:
+            leases_to_mark = (
+                (lease, tuple(sorted((*lease.annotations, (INCARNATION, former_incarnation)))))
+                for lease in leases_without_incarnation
             )
             steps += [
-                Restart(lease, evolve(lease, annotations=annotations), marks=True) for lease, annotations in annotated
+                Restart(lease, evolve(lease, annotations=annotations), marks=True)
+                for lease, annotations in leases_to_mark
             ]
             continue
         parents_by_shard = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
@@ -265,11 +274,11 @@ def restarts(
             if is_recreated and shard.id not in family_leases and (shard.open or start != LATEST)
         ]
         for shard in ordered_shards:
-            if shard.id in to_replace:
+            if shard.id in leases_to_replace:
                 position = SHARD_END if start == LATEST and not shard.open else start
                 new_lease = evolve(
-                    to_replace[shard.id], checkpoint=position, parents=shard.parents, hash_range=shard.hash_range
+                    leases_to_replace[shard.id], checkpoint=position, parents=shard.parents, hash_range=shard.hash_range
                 )
-                steps.append(Restart(to_replace[shard.id], new_lease))
-        steps += [Restart(lease, None) for key, lease in to_replace.items() if key not in family.shards]
+                steps.append(Restart(leases_to_replace[shard.id], new_lease))
+        steps += [Restart(lease, None) for key, lease in leases_to_replace.items() if key not in family.shards]
     return tuple(steps)

@@ -48,9 +48,11 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     if not config.rules.counts_ended:
         omitted_keys |= {lease.key for lease in unsettled_leases if lease.ended}
     if omitted_keys:
-        remaining = known_leases.without(omitted_keys) if isinstance(known_leases, KnownLeases) else None
+        remaining_leases = known_leases.without(omitted_keys) if isinstance(known_leases, KnownLeases) else None
         known_leases = (
-            tuple(lease for lease in known_leases if lease.key not in omitted_keys) if remaining is None else remaining
+            tuple(lease for lease in known_leases if lease.key not in omitted_keys)
+            if remaining_leases is None
+            else remaining_leases
         )
         unsettled_leases = [lease for lease in unsettled_leases if lease.key not in omitted_keys]
     limit_by_gap = {owner: expires_above_gap(gap, config) for owner, gap in slow_owners(me, config)}
@@ -83,13 +85,13 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
             owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led_workers
         }
     expired_keys = {lease.key for lease in expired}
-    mine = known_leases.owned_by(me.worker) if isinstance(known_leases, KnownLeases) else known_leases
+    own_leases = known_leases.owned_by(me.worker) if isinstance(known_leases, KnownLeases) else known_leases
     return Census(
         worker=me.worker,
         leases=known_leases,
         free=tuple(lease for lease in unsettled_leases if lease.owner is None),
         expired=tuple(expired),
-        mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in expired_keys]),
+        mine=tuple([lease for lease in own_leases if lease.owner == me.worker and lease.key not in expired_keys]),
         moving=tuple(lease for lease in unsettled_leases if lease.next_owner is not None),
         counts=counts,
         led=led_workers,
@@ -104,9 +106,11 @@ def _unreadable_children(leases: Collection[Lease], unsettled_leases: Collection
     """
     free_children = [lease for lease in unsettled_leases if lease.owner is None and lease.parents]
     parent_keys = {parent_key for lease in free_children for parent_key in lease.parents}
-    candidates = map(leases.get, parent_keys) if isinstance(leases, KnownLeases) else leases if parent_keys else ()
+    possible_parents = (
+        map(leases.get, parent_keys) if isinstance(leases, KnownLeases) else leases if parent_keys else ()
+    )
     unread_parents = {
-        lease.key for lease in candidates if lease is not None and lease.key in parent_keys and not lease.ended
+        lease.key for lease in possible_parents if lease is not None and lease.key in parent_keys and not lease.ended
     }
     return frozenset(lease.key for lease in free_children if not unread_parents.isdisjoint(lease.parents))
 
@@ -117,12 +121,14 @@ def _led_workers(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...
     The result does not contain a worker if one of its leases has expired, or if its leader has not given it a lease for
     too long.
     """
-    limit = config.rules.overdue_seconds(config.lease_seconds, config.cycle_seconds)
-    if limit is None or not me.history.led:
+    wait_limit = config.rules.overdue_seconds(config.lease_seconds, config.cycle_seconds)
+    if wait_limit is None or not me.history.led:
         return ()
-    losing_workers = {lease.owner for lease in expired}
+    workers_with_expired_leases = {lease.owner for lease in expired}
     return tuple(
-        worker for worker, seconds_waited in me.history.led if seconds_waited <= limit and worker not in losing_workers
+        worker
+        for worker, seconds_waited in me.history.led
+        if seconds_waited <= wait_limit and worker not in workers_with_expired_leases
     )
 
 

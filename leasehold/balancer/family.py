@@ -34,18 +34,18 @@ def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hol
     If the range has changed, the count starts at 1 again. A stream is skipped if the range of any unfinished lease is
     unknown.
     """
-    times = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
-    streams: dict[str, list[HashRange | None]] = {}
+    times_by_hole = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
+    ranges_by_stream: dict[str, list[HashRange | None]] = {}
     for lease in leases:
-        ranges = streams.setdefault(lease.stream, [])
+        hash_ranges = ranges_by_stream.setdefault(lease.stream, [])
         if not lease.ended:
-            ranges.append(lease.hash_range)
+            hash_ranges.append(lease.hash_range)
     holes = []
-    for stream, ranges in sorted(streams.items()):
-        known_ranges = [hash_range for hash_range in ranges if hash_range is not None]
-        hole = first_hole(known_ranges) if len(known_ranges) == len(ranges) else None
+    for stream, hash_ranges in sorted(ranges_by_stream.items()):
+        known_ranges = [hash_range for hash_range in hash_ranges if hash_range is not None]
+        hole = first_hole(known_ranges) if len(known_ranges) == len(hash_ranges) else None
         if hole is not None:
-            holes.append(Hole(stream, *hole, times=times.get((stream, *hole), 0) + 1))
+            holes.append(Hole(stream, *hole, times=times_by_hole.get((stream, *hole), 0) + 1))
     return tuple(holes)
 
 
@@ -64,8 +64,8 @@ class Family:
     @property
     def settled(self) -> bool:
         """Whether every shard has a lease, every lease has a shard, and no lease has ended."""
-        same = self.shards.keys() == self.leases.keys()
-        return same and not any(lease.ended for lease in self.leases.values())
+        same_keys = self.shards.keys() == self.leases.keys()
+        return same_keys and not any(lease.ended for lease in self.leases.values())
 
     @property
     def tips(self) -> frozenset[str]:
@@ -82,20 +82,20 @@ class Family:
         """Whether a lease shows that the stream has been read."""
         return any(lease.checkpoint.numbered or lease.ended for lease in self.leases.values())
 
-    def unread(self, gone: Mapping[str, Lease]) -> frozenset[str]:
+    def unread(self, deleted_leases: Mapping[str, Lease]) -> frozenset[str]:
         """Return the listed shards that have no lease and no descendant with a lease.
 
-        A lease in `gone` was deleted by another program, and counts as existing.
+        A lease in `deleted_leases` was deleted by another program, and counts as existing.
         """
-        leases = {**gone, **self.leases}
-        parents = {key: lease.parents for key, lease in leases.items()}
-        parents |= {key: shard.parents for key, shard in self.shards.items()}
-        leased, to_visit = set(leases), list(leases)
+        leases = {**deleted_leases, **self.leases}
+        parents_by_key = {key: lease.parents for key, lease in leases.items()}
+        parents_by_key |= {key: shard.parents for key, shard in self.shards.items()}
+        covered_keys, to_visit = set(leases), list(leases)
         while to_visit:
-            new_parents = set(parents.get(to_visit.pop(), ())) - leased
-            leased |= new_parents
+            new_parents = set(parents_by_key.get(to_visit.pop(), ())) - covered_keys
+            covered_keys |= new_parents
             to_visit += new_parents
-        return frozenset(self.shards.keys() - leased)
+        return frozenset(self.shards.keys() - covered_keys)
 
     def parents(self, shard: Shard) -> list[str]:
         """Return the parents of a shard that are still listed or have a lease.
@@ -139,22 +139,22 @@ def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
         >>> problems([Shard("shard-0")])
         ()
     """
-    issues: list[Problem] = []
+    found_problems: list[Problem] = []
     for family in families(shards):
-        issues += blocking_problems(family)
-        ranges = [shard.hash_range for shard in family.shards.values() if shard.open]
-        known_ranges = [hash_range for hash_range in ranges if hash_range is not None]
+        found_problems += blocking_problems(family)
+        hash_ranges = [shard.hash_range for shard in family.shards.values() if shard.open]
+        known_ranges = [hash_range for hash_range in hash_ranges if hash_range is not None]
         # If the hash range of any open shard is unknown, that shard may cover the hole.
-        hole = first_hole(known_ranges) if known_ranges and len(known_ranges) == len(ranges) else None
+        hole = first_hole(known_ranges) if known_ranges and len(known_ranges) == len(hash_ranges) else None
         if hole is not None:
-            issues.append(Problem(family.stream, "", f"no open shard covers hash keys {hole[0]} to {hole[1]}"))
-    return tuple(issues)
+            found_problems.append(Problem(family.stream, "", f"no open shard covers hash keys {hole[0]} to {hole[1]}"))
+    return tuple(found_problems)
 
 
 def blocking_problems(family: Family) -> tuple[Problem, ...]:
     """Return the faults of a listing because of which no leases of this stream may be created or deleted (L2)."""
     # An open shard cannot have children. If the listing contains both, one of the two entries is out of date.
-    issues = [
+    found_problems = [
         Problem(family.stream, parent, f"is open but has a child, {children[0]}: one of the two is out of date")
         for parent, children in sorted(family.children.items())
         if parent in family.shards and family.shards[parent].open
@@ -165,8 +165,8 @@ def blocking_problems(family: Family) -> tuple[Problem, ...]:
         TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
     except CycleError as error:  # the lease of such a shard would wait for itself forever
         cycle = sorted(set(error.args[1]))
-        issues.append(Problem(family.stream, cycle[0], f"is its own ancestor, by way of {', '.join(cycle)}"))
-    return tuple(issues)
+        found_problems.append(Problem(family.stream, cycle[0], f"is its own ancestor, by way of {', '.join(cycle)}"))
+    return tuple(found_problems)
 
 
 def unrelated(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
@@ -177,8 +177,8 @@ def unrelated(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard
     """
     neighbors: dict[str, set[str]] = {}
     for shard in shards if unread else ():
-        partition = not shard.parents and shard.hash_range is None
-        for other in (*shard.parents, *((f"partitions of {shard.stream}",) if partition else ())):
+        is_partition = not shard.parents and shard.hash_range is None
+        for other in (*shard.parents, *((f"partitions of {shard.stream}",) if is_partition else ())):
             neighbors.setdefault(shard.id, set()).add(other)
             neighbors.setdefault(other, set()).add(shard.id)
     related, to_visit = set(unread), list(unread)

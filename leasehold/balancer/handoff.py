@@ -24,9 +24,9 @@ STUCK_SECONDS = 30.0
 
 def handoffs(census: Census, config: FleetSeconds) -> tuple[Claim | Release | Steal, ...]:
     """Return this worker's actions for hand-offs in progress, sorted by lease key."""
-    expired = {lease.key for lease in census.expired}
-    moves = (_move(lease, census.worker, config, dead=lease.key in expired) for lease in census.moving)
-    return tuple(sorted((move for move in moves if move is not None), key=lambda move: move.lease.key))
+    expired_keys = {lease.key for lease in census.expired}
+    steps = (_move(lease, census.worker, config, dead=lease.key in expired_keys) for lease in census.moving)
+    return tuple(sorted((move for move in steps if move is not None), key=lambda move: move.lease.key))
 
 
 def renewed_request(request: Lease, lease: Lease) -> RequestHandoff | None:

@@ -72,22 +72,26 @@ def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
     Finished leases should be deleted soon, because workers of KCL 2.x count them. Until then, those workers hold fewer
     unfinished leases than their share.
     """
-    ended = {lease.key for lease in leases if lease.ended}
-    if not ended:
+    ended_keys = {lease.key for lease in leases if lease.ended}
+    if not ended_keys:
         return frozenset()
     keys, children_started = {lease.key for lease in leases}, dict[str, bool]()
     for child in leases:
-        for parent in ended.intersection(child.parents):
+        for parent in ended_keys.intersection(child.parents):
             children_started[parent] = (
                 children_started.get(parent, True) and child.checkpoint.sequence not in NOT_STARTED
             )
     roots = {lease.key for lease in leases if keys.isdisjoint(lease.parents)}
-    digest = digest_under("")
-    ring = sorted((digest(name), name) for name in {lease.owner for lease in leases if lease.yields and lease.owner})
+    key_digest = digest_under("")
+    ring = sorted(
+        (key_digest(name), name) for name in {lease.owner for lease in leases if lease.yields and lease.owner}
+    )
     if all(name != worker for _, name in ring):
         return frozenset()
     deletable_keys = (key for key, started in children_started.items() if started and key in roots)
-    return frozenset(key for key in deletable_keys if ring[bisect(ring, (digest(key), "")) % len(ring)][1] == worker)
+    return frozenset(
+        key for key in deletable_keys if ring[bisect(ring, (key_digest(key), "")) % len(ring)][1] == worker
+    )
 
 
 def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:
@@ -110,7 +114,7 @@ def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
     A listing may be out of date. Therefore, before a worker deletes the lease of an unlisted shard, it asks the source
     for that shard. Only if the stream exists and the source returns ResourceNotFound is the shard certainly gone.
     """
-    finished = (
+    finished_deletions = (
         Delete(lease, rule="L8")
         for _, lease in sorted(family.leases.items())
         if lease.ended
@@ -123,12 +127,12 @@ def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
         )
         and family.leases.keys().isdisjoint({*lease.parents, *family.shards[lease.key].parents})
     )
-    unlisted = (
+    unlisted_deletions = (
         Delete(lease, rule="L10")
         for lease in garbage
         if all(child in family.leases for child in family.children.get(lease.key, ()))  # L9
     )
-    return (*finished, *unlisted)
+    return (*finished_deletions, *unlisted_deletions)
 
 
 def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:
@@ -142,7 +146,7 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     # The rules delete the lease of a listed shard only if it is finished and reading of its children has begun (L8). So
     # if a lease is missing and a descendant of its shard has been read, the lease was finished. Any other missing lease
     # was deleted by another program, and must be created again.
-    due_again = {
+    leases_to_recreate = {
         key: lease
         for key, lease in deleted_leases.items()
         if key in family.shards
@@ -153,17 +157,19 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     # L13: compute the lowest epoch for a new lease. If another program deleted rows, the shard may have had a row that
     # we never read, and its epochs may have been passed to handlers. We assume that rows were deleted if a lease must
     # be created again, or if the high epoch of a row shows that it was recreated.
-    highest = max((lease.epoch for lease in (*family.leases.values(), *due_again.values())), default=0)
-    lowest_epoch = highest + EPOCHS_UNSEEN if due_again else highest if highest >= EPOCHS_UNSEEN else 0
+    highest_epoch = max((lease.epoch for lease in (*family.leases.values(), *leases_to_recreate.values())), default=0)
+    lowest_epoch = (
+        highest_epoch + EPOCHS_UNSEEN if leases_to_recreate else highest_epoch if highest_epoch >= EPOCHS_UNSEEN else 0
+    )
     creates_by_key = {
         **_covering_holes(family, history.holes, config),
-        **_orphans(family, deleted_leases, due_again, config),
+        **_orphans(family, deleted_leases, leases_to_recreate, config),
         **_partitions(family),
         # The rules for children come last so that they override the others, because LATEST would skip a child's first
         # records.
         **_orphaned_children(family, garbage, config),
         **_missing_children(family, config),
-        **_recreated_leases(due_again),
+        **_recreated_leases(leases_to_recreate),
     }
     creates = (creates_by_key[name] for name in sorted(creates_by_key))
     return tuple(
@@ -177,8 +183,8 @@ def child_position(config: Config) -> Position:
     The child starts at its beginning, because all its records were written after those of its parent. The rule set
     `kcl-rust` is an exception: if the initial position is AT_TIMESTAMP, every lease starts at that time.
     """
-    starts_there = config.rules.starts_at_time and config.initial_position.sequence == "AT_TIMESTAMP"
-    return config.initial_position if starts_there else TRIM_HORIZON
+    starts_at_timestamp = config.rules.starts_at_time and config.initial_position.sequence == "AT_TIMESTAMP"
+    return config.initial_position if starts_at_timestamp else TRIM_HORIZON
 
 
 def children_to_create(
@@ -230,7 +236,7 @@ def _create(shard: Shard, position: Position, rule: str) -> Create:
     return Create(lease_of(shard, position), rule=rule)
 
 
-def _recreated_leases(due: Mapping[str, Lease]) -> dict[str, Create]:
+def _recreated_leases(leases_to_recreate: Mapping[str, Lease]) -> dict[str, Create]:
     """Recreate leases that another program deleted, each at the checkpoint that was last read (L13).
 
     A child that has not been started must wait until its parents have been recreated. A parent without a lease counts
@@ -238,22 +244,22 @@ def _recreated_leases(due: Mapping[str, Lease]) -> dict[str, Create]:
     """
     return {
         key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
-        for key, lease in due.items()
-        if lease.checkpoint.sequence not in NOT_STARTED or due.keys().isdisjoint(lease.parents)
+        for key, lease in leases_to_recreate.items()
+        if lease.checkpoint.sequence not in NOT_STARTED or leases_to_recreate.keys().isdisjoint(lease.parents)
     }
 
 
-def _descendant_was_read(shard: str, family: Family) -> bool:
+def _descendant_was_read(shard_id: str, family: Family) -> bool:
     """Return whether a descendant of this shard has been read."""
-    to_visit, visited = list(family.children.get(shard, ())), set[str]()
+    to_visit, visited = list(family.children.get(shard_id, ())), set[str]()
     while to_visit:
-        if (child := to_visit.pop()) in visited:
+        if (child_id := to_visit.pop()) in visited:
             continue
-        visited.add(child)
-        lease = family.leases.get(child)
+        visited.add(child_id)
+        lease = family.leases.get(child_id)
         if lease is not None and lease.checkpoint.sequence not in NOT_STARTED:
             return True
-        to_visit += family.children.get(child, ())
+        to_visit += family.children.get(child_id, ())
     return False
 
 
@@ -263,17 +269,17 @@ def _missing_children(family: Family, config: Config) -> dict[str, Create]:
     A child is created if at least one parent has ended, and each of the others has ended or has neither a lease nor a
     listed shard.
     """
-    created = {}
+    creates = {}
     for shard in family.shards.values():
         if shard.id in family.leases:
             continue
-        ended_parents = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
-        missing_parents = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
-        if any(ended_parents) and all(
-            finished or missing for finished, missing in zip(ended_parents, missing_parents, strict=True)
+        parent_ended = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
+        parent_missing = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
+        if any(parent_ended) and all(
+            finished or missing for finished, missing in zip(parent_ended, parent_missing, strict=True)
         ):
-            created[shard.id] = _create(shard, child_position(config), "L3")
-    return created
+            creates[shard.id] = _create(shard, child_position(config), "L3")
+    return creates
 
 
 def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
@@ -300,8 +306,8 @@ def _partitions(family: Family) -> dict[str, Create]:
 
     The leases start at the beginning of the partition, so that no events are lost.
     """
-    unrelated = all(not shard.parents and shard.hash_range is None for shard in family.shards.values())
-    if not (unrelated and any(lease.checkpoint.numbered for lease in family.leases.values())):
+    has_only_partitions = all(not shard.parents and shard.hash_range is None for shard in family.shards.values())
+    if not (has_only_partitions and any(lease.checkpoint.numbered for lease in family.leases.values())):
         return {}
     return {
         shard.id: _create(shard, TRIM_HORIZON, "L6")
@@ -310,7 +316,9 @@ def _partitions(family: Family) -> dict[str, Create]:
     }
 
 
-def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease], config: Config) -> dict[str, Create]:
+def _orphans(
+    family: Family, deleted_leases: Mapping[str, Lease], leases_to_recreate: Mapping[str, Lease], config: Config
+) -> dict[str, Create]:
     """Create the leases without which an open shard that has none would not be read (L4, L5).
 
     From each open shard without a lease, the function walks up to the nearest ancestors with a lease, or to the oldest
@@ -318,50 +326,56 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
 
     - A shard *descends* if it has a lease or if one of its parents *counts*.
     - A shard *begins* a line if none of its parents counts and the initial position is not LATEST. Under LATEST it
-    begins a line only if it is in `unread`, because the workers missed it during an outage.
+    begins a line only if it is in `missed_shards`, because the workers missed it during an outage.
 
     A parent *counts* if it descends or begins a line. If one parent of a shard counts, leases are also created for
     those of its parents that have none and do not descend. Without these leases, their hash keys would not be read from
     the requested start.
 
-    A deleted lease is treated as an existing one (L13). Unless it is in `due`, it was finished, and its children start
-    at their beginning. Their leases had existed before and were deleted as well, except for a merged shard whose other
-    parent has not ended.
+    A deleted lease is treated like an existing one (L13). Unless it is in `leases_to_recreate`, it was finished, and
+    its children start at their beginning. Their leases had existed before and were deleted as well, except for a merged
+    shard whose other parent has not ended.
     """
-    created, position = dict[str, Create](), config.initial_position
+    creates, position = dict[str, Create](), config.initial_position
     # During a long outage, all shards with leases, and even their children, may leave the listing. If the stream has
     # been read before, LATEST would skip the records that remain in later descendants, or in a hash range that no lease
     # covers.
-    unread = family.unread(gone) if position == LATEST and family.read else frozenset[str]()
+    missed_shards = family.unread(deleted_leases) if position == LATEST and family.read else frozenset[str]()
     tips = family.tips
     if not family.leases.keys() <= family.shards.keys() or family.leases.keys().isdisjoint(tips):
         # After such an outage, a closed shard without listed children must be read as well. Shards don't always leave
         # the listing in the order in which they were closed, so its children may be gone already.
-        tips |= {name for name in unread if not family.children.get(name)}
+        tips |= {shard_id for shard_id in missed_shards if not family.children.get(shard_id)}
     descends: dict[str, bool] = {}  # True if it descends from a lease or from a shard that begins a line
-    begins: set[str] = set()
-    for name in _unleased_lines(tips, family):
-        if name in family.leases or name in gone:
-            descends[name] = True
+    line_starts: set[str] = set()
+    for shard_id in _unleased_lines(tips, family):
+        if shard_id in family.leases or shard_id in deleted_leases:
+            descends[shard_id] = True
             continue
-        shard, parents = family.shards[name], family.parents(family.shards[name])
-        counting_parents = [parent for parent in parents if descends[parent] or parent in begins]
-        descends[name] = bool(counting_parents)
-        if not counting_parents and (position != LATEST or name in unread):
-            begins.add(name)
+        shard, parents = family.shards[shard_id], family.parents(family.shards[shard_id])
+        counting_parents = [parent for parent in parents if descends[parent] or parent in line_starts]
+        descends[shard_id] = bool(counting_parents)
+        if not counting_parents and (position != LATEST or shard_id in missed_shards):
+            line_starts.add(shard_id)
         for parent in parents if counting_parents else ():
-            if parent not in family.leases and parent not in gone and (parent in begins or not descends[parent]):  # L5
-                start = TRIM_HORIZON if parent in unread else position
-                created[parent] = _create(family.shards[parent], start, "L5")
-        finished_parents = {parent for parent in shard.parents if parent in gone and parent not in due}
+            if (
+                parent not in family.leases
+                and parent not in deleted_leases
+                and (parent in line_starts or not descends[parent])
+            ):  # L5
+                start = TRIM_HORIZON if parent in missed_shards else position
+                creates[parent] = _create(family.shards[parent], start, "L5")
+        finished_parents = {
+            parent for parent in shard.parents if parent in deleted_leases and parent not in leases_to_recreate
+        }
         # The other parent of a merged shard must have a lease first. Without one it would count as finished (L12).
         if finished_parents and all(
             other in finished_parents or other in family.leases or other not in family.shards for other in shard.parents
         ):  # L13
-            created[name] = _create(shard, child_position(config), "L13")
-        if name in tips and not counting_parents:  # L4
-            created[name] = _create(shard, TRIM_HORIZON if name in unread else position, "L4")
-    return created
+            creates[shard_id] = _create(shard, child_position(config), "L13")
+        if shard_id in tips and not counting_parents:  # L4
+            creates[shard_id] = _create(shard, TRIM_HORIZON if shard_id in missed_shards else position, "L4")
+    return creates
 
 
 def _unleased_lines(tips: Collection[str], family: Family) -> tuple[str, ...]:
@@ -372,10 +386,10 @@ def _unleased_lines(tips: Collection[str], family: Family) -> tuple[str, ...]:
     parents_of: dict[str, list[str]] = {}
     to_visit = [shard for shard in tips if shard not in family.leases]
     while to_visit:
-        name = to_visit.pop()
-        if name not in parents_of:
-            parents_of[name] = [] if name in family.leases else family.parents(family.shards[name])
-            to_visit += parents_of[name]
+        shard_id = to_visit.pop()
+        if shard_id not in parents_of:
+            parents_of[shard_id] = [] if shard_id in family.leases else family.parents(family.shards[shard_id])
+            to_visit += parents_of[shard_id]
     return tuple(TopologicalSorter(parents_of).static_order())
 
 

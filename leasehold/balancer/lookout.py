@@ -189,13 +189,13 @@ class LookoutRanks:
         """
         if self.row is None or self.ranks[0] == me.worker:
             return True
-        silent = max(
+        seconds_overdue = max(
             self.silent - (0.0 if self.left else _row_silence_limit(me, hearing, config)),
             hearing.looks_still - _looks_silence_limit(me, hearing, config),
         )
-        if silent <= 0:
+        if seconds_overdue <= 0:
             return False
-        return silent > self.stand_ins_before(me) * scaled(STAND_IN_SECONDS, config)
+        return seconds_overdue > self.stand_ins_before(me) * scaled(STAND_IN_SECONDS, config)
 
     def stand_ins_before(self, me: Me) -> int:
         """Return how many other workers stand in for the lookout before this one."""
@@ -256,9 +256,9 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
             return LookoutRanks(ranks, named_row, left=not owner_is_ours(named_row), place=stand_in_place)
         if named_row is not None and named_row.owner == me.worker:
             row = bulletin_row(leases, ranks[0])
-            first_renews = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
+            first_is_alive = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
             # The first in rank has not listed the table since another worker wrote the latest bulletin.
-            if row is not None and first_renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
+            if row is not None and first_is_alive and 0 < bulletin_of(row).looks < hearing.latest.looks:
                 return LookoutRanks((me.worker, *(worker for worker in ranks if worker != me.worker)), named_row)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
@@ -302,9 +302,12 @@ def called_claims(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
     keys = set(call.keys(me.worker)) if call is not None and config.rules.keeps_lookout else set()
     if not keys:
         return ()
-    limit = config.rules.most_leases
-    free = sorted((lease for lease in census.free if lease.key in keys), key=donation_order)
-    return tuple(Claim(lease, "C6") for lease in free[: None if limit is None else max(0, limit - len(census.mine))])
+    lease_limit = config.rules.most_leases
+    called_leases = sorted((lease for lease in census.free if lease.key in keys), key=donation_order)
+    return tuple(
+        Claim(lease, "C6")
+        for lease in called_leases[: None if lease_limit is None else max(0, lease_limit - len(census.mine))]
+    )
 
 
 def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config) -> tuple[Release, ...]:
@@ -315,15 +318,15 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
     """
     hearing = me.history.hearing
     others_expired = (lease for lease in census.expired if lease.owner != me.worker)
-    expired = tuple(sorted(others_expired, key=lambda lease: lease.key))
+    sorted_leases = tuple(sorted(others_expired, key=lambda lease: lease.key))
     if (
         hearing is None
-        or not expired
+        or not sorted_leases
         or not config.rules.frees_expired
         or not lookout_ranks(leases, config, me).on_duty(me, hearing, config)
     ):
         return ()
-    return tuple(Release(lease, "C6") for lease in expired)
+    return tuple(Release(lease, "C6") for lease in sorted_leases)
 
 
 def start_seconds(worker: str, config: Config) -> float:
@@ -363,19 +366,24 @@ def next_look(
         settle_wait = seconds_until_joined(me.history, config)
     if settle_wait is not None:
         return Look(settle_wait, annotations=annotations)
-    wanted_keys = _requested_soon(census, me, config)
+    likely_requested_keys = _requested_soon(census, me, config)
     if on_duty or ranks.row is None:
         # Between two listings, the lookout reads only those of its rows that other workers will probably request (C7).
-        until_judged = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
-        own_row = bulletin_row(mine, me.worker) if wanted_keys else None
+        seconds_to_listing = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
+        own_row = bulletin_row(mine, me.worker) if likely_requested_keys else None
         hurried_seconds = scaled(HURRIED_SECONDS, config)
-        if own_row is None or until_judged <= hurried_seconds or LISTED * len(wanted_keys) > len(leases):
+        if (
+            own_row is None
+            or seconds_to_listing <= hurried_seconds
+            or LISTED * len(likely_requested_keys) > len(leases)
+        ):
             return Look(
-                min(until_judged, 2 * hurried_seconds) if wanted_keys else until_judged, annotations=annotations
+                min(seconds_to_listing, 2 * hurried_seconds) if likely_requested_keys else seconds_to_listing,
+                annotations=annotations,
             )
         return Look(
             hurried_seconds,
-            keys=tuple(dict.fromkeys((own_row.key, *wanted_keys))),
+            keys=tuple(dict.fromkeys((own_row.key, *likely_requested_keys))),
             annotations=annotations,
             stale_ok=True,
         )
@@ -385,18 +393,18 @@ def next_look(
     called_keys = _called_keys(leases, me, call)
     # C8: read the row more often if it has not changed for a while, because the lookout may have stopped.
     row_silent = ranks.left or ranks.silent > heartbeat_seconds(config)
-    must_hurry = wanted_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
+    must_hurry = likely_requested_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
     seconds = scaled(HURRIED_SECONDS if must_hurry else READ_SECONDS, config)
     if called_keys and not hearing.looks_still:
         seconds = scaled(AT_ONCE_SECONDS, config)
-    keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *wanted_keys)
+    keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *likely_requested_keys)
     lookout_stopped = hearing.looks_still > _looks_silence_limit(me, hearing, config)
     lookout_stopped |= ranks.left or ranks.silent > _row_silence_limit(me, hearing, config)
     if lookout_stopped and len(leases) >= LISTED * STAND_INS:
         # C8: if another worker stands in for the lookout, it writes its bulletin on one of these rows. Reading them is
         # cheaper than listing the table.
         keys += _next_rows(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
-    if LISTED * len(wanted_keys) > len(leases):
+    if LISTED * len(likely_requested_keys) > len(leases):
         return Look(2 * seconds, annotations=annotations)
     return Look(seconds, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
 
@@ -424,12 +432,12 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     # A worker ignores new work unless the lookout calls it. A worker without a lease must list the table in any case,
     # because the lookout doesn't see it and cannot call it.
     listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
-    concerns_us = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
-    work_for_us = hearing.latest.acts != hearing.acts_read and concerns_us
-    row_turned = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
+    may_act = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
+    work_for_us = hearing.latest.acts != hearing.acts_read and may_act
+    row_changed_owner = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
     # The ranks contain only workers that write annotations on their rows, but the counts contain all owners.
     is_last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
-    return work_for_us or row_turned or bulletin_stopped or is_last_resort
+    return work_for_us or row_changed_owner or bulletin_stopped or is_last_resort
 
 
 def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
@@ -440,8 +448,10 @@ def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     """
     if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
         return ()
-    spare = max(0, len(census.mine) - len(census.leases) // len(_present_workers(census)))
-    return tuple(lease.key for lease in nsmallest(spare, census.mine, key=donation_order) if lease.next_owner is None)
+    surplus_count = max(0, len(census.mine) - len(census.leases) // len(_present_workers(census)))
+    return tuple(
+        lease.key for lease in nsmallest(surplus_count, census.mine, key=donation_order) if lease.next_owner is None
+    )
 
 
 def _present_workers(census: Census) -> frozenset[str]:
@@ -455,10 +465,10 @@ def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Conf
     After a successful claim, the worker need not read the table again unless it lacks more leases. M5 takes only one
     lease at first, and M9 takes one lease per turn.
     """
-    mine = {lease.key for lease in census.mine}
-    confirmed = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
-    takes_again = bool(confirmed) and takes_more(census, me, config)
-    return settle_seconds([action for action in actions if action not in confirmed or takes_again], config)
+    own_keys = {lease.key for lease in census.mine}
+    succeeded_claims = {action for action in actions if isinstance(action, Claim) and action.lease.key in own_keys}
+    wants_more = bool(succeeded_claims) and takes_more(census, me, config)
+    return settle_seconds([action for action in actions if action not in succeeded_claims or wants_more], config)
 
 
 def takes_more(census: Census, me: Me, config: Config) -> bool:
@@ -477,10 +487,10 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     After leases are taken from living workers, the wait is longer, because other workers may be joining. A share that
     is computed before those workers are visible is too large, and they would take the surplus away again.
     """
-    kinds = {type(action) for action in actions}
-    if kinds & {Steal, RequestHandoff}:
+    action_types = {type(action) for action in actions}
+    if action_types & {Steal, RequestHandoff}:
         return 0.5 * config.lease_seconds
-    return _scaled_for_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
+    return _scaled_for_requests(CLAIMED_SECONDS, config) if action_types & {Claim, Create} else None
 
 
 def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Config) -> float:
@@ -488,8 +498,10 @@ def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Co
 
     The result is infinite if no owner is late.
     """
-    late = late_owners(me, config) if config.rules.keeps_lookout else frozenset()
-    seconds_left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
+    late_workers = late_owners(me, config) if config.rules.keeps_lookout else frozenset()
+    seconds_left = [
+        expires_above(config) - lease.idle for lease in leases if lease.owner in late_workers and not lease.ended
+    ]
     # 0.02 adds 0.2 s (for lease_seconds of 10), because idle times count from the end of the first read.
     return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
@@ -518,11 +530,11 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     usual_pause = scaled(LOOK_SECONDS, config)
     # If listings are slow, don't start one before the first lease expires. It would show no owner as dead, and the next
     # result would come a whole listing later.
-    soonest = (
+    next_seconds = (
         min(seconds_left) if seconds_left and listing_seconds >= usual_pause else min([usual_pause, *seconds_left])
     )
     # 0.05: wait at least 50 ms before the next listing, even if a lease expires sooner.
-    return max(scaled(0.05, config), soonest)
+    return max(scaled(0.05, config), next_seconds)
 
 
 def overdue(idle: float, config: Config) -> bool:
@@ -545,9 +557,9 @@ def _next_bulletin(
         for lease in census.leases
     )
     hearing = me.history.hearing or BulletinState()
-    mine = [lease for lease in leases if lease.owner == me.worker]
+    own_leases = [lease for lease in leases if lease.owner == me.worker]
     if me.history.full_still > 0:  # nothing new is known between two listings
-        carries_bulletin = any(bulletin_of(lease) == hearing.latest for lease in mine)
+        carries_bulletin = any(bulletin_of(lease) == hearing.latest for lease in own_leases)
         return (
             bulletin_annotations(hearing.latest, ((CALL, hearing.call),) if hearing.call else ())
             if carries_bulletin
@@ -559,31 +571,31 @@ def _next_bulletin(
     max_idle = scaled(FREE_SECONDS, config)
     lease_newly_free = any(lease.idle < max_idle for lease in open_leases)
     if open_leases and not lease_newly_free:
-        ended = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
-        lease_newly_free = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
+        recently_ended_keys = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
+        lease_newly_free = any(not recently_ended_keys.isdisjoint(lease.parents) for lease in open_leases)
     # If other workers do not do what they should, raise *acts* only once per cycle, because every worker then lists the
     # table. While the leases of a dead worker expire one after another, counts are uneven, but no worker can change
     # that.
     imbalance_persists = not lease_newly_free if open_leases else _uneven(census, me, config)
-    stuck = hearing.acts_still >= config.cycle_seconds and imbalance_persists
-    latest, row = hearing.latest, bulletin_row(mine, me.worker)
+    moves_overdue = hearing.acts_still >= config.cycle_seconds and imbalance_persists
+    latest, row = hearing.latest, bulletin_row(own_leases, me.worker)
     if row is None:
         return bulletin_annotations(
             Bulletin(
                 latest.looks + 1,
-                latest.acts + (stuck or worker_joined or lease_newly_free),
+                latest.acts + (moves_overdue or worker_joined or lease_newly_free),
                 latest.warns + owner_may_be_dead,
             )
         )
     # If calls to single workers have no effect, call all workers once per cycle.
     moves_expected = lease_newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
-    names = config.rules.calls(census, me, config) if moves_expected and not stuck else {}
+    keys_by_worker = config.rules.calls(census, me, config) if moves_expected and not moves_overdue else {}
     rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
-    call = call_annotation(latest.looks + 1, me.history.full_took, rows, names, to_all=stuck)
+    call = call_annotation(latest.looks + 1, me.history.full_took, rows, keys_by_worker, to_all=moves_overdue)
     return bulletin_annotations(
         Bulletin(
             latest.looks + 1,
-            latest.acts + (stuck or worker_joined or lease_newly_free),
+            latest.acts + (moves_overdue or worker_joined or lease_newly_free),
             latest.warns + owner_may_be_dead,
         ),
         call,
@@ -605,12 +617,14 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
     # for a worker that should take leases from living workers.
     if not all(config.rules.calls(census, me, config).values()):
         return True
-    moving = live_moves(census, config)
-    return bool(takers(census, counts, floor, moving, config.rules.most_leases, settling=config.cycle_seconds))
+    moves_in_progress = live_moves(census, config)
+    return bool(
+        takers(census, counts, floor, moves_in_progress, config.rules.most_leases, settling=config.cycle_seconds)
+    )
 
 
 def _last_bulletin(
-    mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ranks: LookoutRanks
+    own_leases: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ranks: LookoutRanks
 ) -> Annotations:
     """Return the last bulletin that a worker writes when it is no longer the lookout, and its call (C3).
 
@@ -618,9 +632,9 @@ def _last_bulletin(
     table instead, because *acts* has grown.
     """
     latest = hearing.latest
-    if not latest.looks or all(bulletin_of(lease) != latest for lease in mine if lease.owner == me.worker):
+    if not latest.looks or all(bulletin_of(lease) != latest for lease in own_leases if lease.owner == me.worker):
         return ()
     row = bulletin_row(leases, ranks.ranks[0]) if ranks.ranks else None
-    others = ranks.ranks[1:STAND_INS]
-    call = () if row is None else call_annotation(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, others)), {})
+    stand_ins = ranks.ranks[1:STAND_INS]
+    call = () if row is None else call_annotation(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, stand_ins)), {})
     return bulletin_annotations(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)

@@ -32,8 +32,8 @@ def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  
     if not (isinstance(sequence, str) and isinstance(position.sub, int) and isinstance(position.token, str)):
         msg = f"checkpoint: {position!r} needs a str, an int and a str"
         raise TypeError(msg)
-    number = sequence.isascii() and sequence.isdigit() and len(sequence) <= DIGITS_MAX
-    if sequence not in SENTINELS and not number:
+    is_number = sequence.isascii() and sequence.isdigit() and len(sequence) <= DIGITS_MAX
+    if sequence not in SENTINELS and not is_number:
         msg = f"checkpoint: {sequence!r} is neither one of {sorted(SENTINELS)} nor a decimal sequence number"
         raise ValueError(msg)
 

@@ -69,15 +69,15 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     # If only a few rows were read, other leases may have changed since the last full read. So plan only hand-offs in
     # progress (H2) and claims to which the lookout has called this worker (C6).
     takings = config.rules.take(census, me, config) if me.history.full_still <= 0 else called_claims(census, me, config)
-    claimed_keys = deleted_keys | _action_keys(takings)
-    moves = tuple(move for move in handoffs(census, config) if move.lease.key not in claimed_keys)
-    claimed_keys |= {move.lease.key for move in moves}
+    planned_keys = deleted_keys | _action_keys(takings)
+    handoff_steps = tuple(move for move in handoffs(census, config) if move.lease.key not in planned_keys)
+    planned_keys |= {move.lease.key for move in handoff_steps}
     # C6: release expired leases unless another action names them.
     releases = tuple(
-        release for release in free_expired(census, known_leases, me, config) if release.lease.key not in claimed_keys
+        release for release in free_expired(census, known_leases, me, config) if release.lease.key not in planned_keys
     )
-    renewal_actions = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in claimed_keys)
-    return (*renewal_actions, *lifecycle_actions, *moves, *takings, *releases)
+    renewal_actions = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in planned_keys)
+    return (*renewal_actions, *lifecycle_actions, *handoff_steps, *takings, *releases)
 
 
 def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
@@ -110,7 +110,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), config).seconds
         20.05
     """
-    without_renewals, history, rules = tuple(actions), me.history, config.rules
+    planned_actions, history, rules = tuple(actions), me.history, config.rules
     known_leases = leases if isinstance(leases, KnownLeases) else tuple(leases)
     unsettled_leases = (
         known_leases.unsettled(expires_above(config)) if isinstance(known_leases, KnownLeases) else known_leases
@@ -120,25 +120,25 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         for lease in unsettled_leases
         if lease.next_owner == me.worker and lease.owner not in {None, me.worker}
     }
-    requested_keys |= _action_keys([action for action in without_renewals if isinstance(action, RequestHandoff)])
+    requested_keys |= _action_keys([action for action in planned_actions if isinstance(action, RequestHandoff)])
     if requested_keys:
         # C10: a newcomer that waits for its first lease also waits for other workers to join. List the table when the
         # second wait is over. Also, if the owner of a requested lease has stopped renewing it, list the table now to
         # start measuring how long its other leases stay unchanged (C1). That owner may be a dead lookout.
         join_wait_over = history.hearing is not None and history.full_still >= seconds_until_joined(history, config)
         owner_silent = any(overdue(lease.idle, config) for lease in unsettled_leases if lease.key in requested_keys)
-        read_all = history.full_still >= config.cycle_seconds or (
+        lists_table = history.full_still >= config.cycle_seconds or (
             join_wait_over and (owner_silent or takes_more(take_census(known_leases, me, config), me, config))
         )
         return Look(
-            HANDOFF_POLL_SECONDS, keys=None if read_all else tuple(sorted(requested_keys)), stale_ok=not read_all
+            HANDOFF_POLL_SECONDS, keys=None if lists_table else tuple(sorted(requested_keys)), stale_ok=not lists_table
         )
     if history.hearing is not None and rules.keeps_lookout:
-        return next_look(without_renewals, known_leases, me, config, history.hearing)
+        return next_look(planned_actions, known_leases, me, config, history.hearing)
     if history.full_still > 0:
         return Look(0.0)  # only a few rows were read, and no request is pending, so list the table now
     seconds = min(
-        _seconds_to_next_look(without_renewals, config),
+        _seconds_to_next_look(planned_actions, config),
         seconds_until_late_owners_expire(known_leases, me, config),
         config.cycle_seconds,
     )
@@ -155,12 +155,12 @@ def lifecycle(
     A stream is skipped if its listing has a fault (L2). As an optimization, a stream is also skipped if every shard has
     a lease, every lease has a shard and no lease has ended, which is nearly always the case.
     """
-    expired = {lease.key for lease in census.expired}
+    expired_keys = {lease.key for lease in census.expired}
     actions: list[Create | Delete] = []
     for family in families(shards, leases):
         if family.settled or blocking_problems(family):  # L2
             continue
-        unlisted_leases = garbage(family, me.worker, expired)
+        unlisted_leases = garbage(family, me.worker, expired_keys)
         creates = creations(family, unlisted_leases, me.history, config)
         # Delete leases only when none is to be created. Otherwise the last lease that proves that a stream was read
         # could be deleted before the leases of the later shards exist (L5).
@@ -176,14 +176,16 @@ def lifecycle(
 
 def _action_keys(actions: Collection[Action]) -> set[str]:
     """Return every key in these actions, including those of alternates."""
-    with_alternates = (action for action in actions if isinstance(action, Taking) and action.alternates)
-    alternate_keys = {other.lease.key for action in with_alternates for other in action.alternates}
+    takings_with_alternates = (action for action in actions if isinstance(action, Taking) and action.alternates)
+    alternate_keys = {other.lease.key for action in takings_with_alternates for other in action.alternates}
     return alternate_keys | {action.lease.key for action in actions}
 
 
 def _renewals(census: Census, config: Config) -> tuple[Renew, ...]:
-    due = (lease for lease in census.mine if lease.idle >= config.renew_seconds)
-    return tuple(Renew(lease, rule=config.rules.renewal_rule) for lease in sorted(due, key=lambda lease: lease.key))
+    due_leases = (lease for lease in census.mine if lease.idle >= config.renew_seconds)
+    return tuple(
+        Renew(lease, rule=config.rules.renewal_rule) for lease in sorted(due_leases, key=lambda lease: lease.key)
+    )
 
 
 def _seconds_to_next_look(actions: tuple[Action, ...], config: Config) -> float:

@@ -34,12 +34,12 @@ def number(least: float, *, above: bool = False, none: bool = False, whole: bool
     def check(_config: object, attribute: "Attribute[Any]", value: Any) -> None:  # noqa: ANN401  any value is possible
         if none and value is None:
             return
-        kinds = int if whole else (int, float)
-        fits = isinstance(value, kinds) and not isinstance(value, bool) and abs(value) <= LARGEST
-        if not (fits and (value > least if above else value >= least)):
-            kind = "whole number" if whole else "number"
+        allowed_types = int if whole else (int, float)
+        has_valid_type = isinstance(value, allowed_types) and not isinstance(value, bool) and abs(value) <= LARGEST
+        if not (has_valid_type and (value > least if above else value >= least)):
+            type_name = "whole number" if whole else "number"
             raise ValueError(
-                f"{attribute.name}: {value!r} is not a {kind} {'above' if above else 'of at least'} {least:g}"
+                f"{attribute.name}: {value!r} is not a {type_name} {'above' if above else 'of at least'} {least:g}"
                 f" (and at most {LARGEST:g})"
             )
 
@@ -109,8 +109,10 @@ class RuleSet:
 
         Options that are None or that this rule set does not have are ignored.
         """
-        fields = fields_dict(type(self))
-        return evolve(self, **{name: value for name, value in options.items() if name in fields and value is not None})
+        own_options = fields_dict(type(self))
+        return evolve(
+            self, **{name: value for name, value in options.items() if name in own_options and value is not None}
+        )
 
     @property
     def groups(self) -> Literal["prefix"] | tuple[str, ...] | None:

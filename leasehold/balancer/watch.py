@@ -114,17 +114,23 @@ class WorkerReports:
         until every worker without leases has reported once more, because only a new report proves that such a worker is
         alive. The wait starts again when another worker without leases appears.
         """
-        alive = {worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS}
-        if self.leader not in alive:
+        living_tracks = {
+            worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS
+        }
+        if self.leader not in living_tracks:
             return ()
-        forget_times = [track.stamp_at + SILENT_SECONDS for worker, track in self.tracks.items() if worker not in alive]
+        forget_times = [
+            track.stamp_at + SILENT_SECONDS for worker, track in self.tracks.items() if worker not in living_tracks
+        ]
         forgotten_at = max(forget_times, default=-math.inf)
-        idle = [track for track in alive.values() if not track.count]
-        last_change = max([forgotten_at, *(track.since for track in idle)])
-        leases_may_be_given = began >= forgotten_at and all(track.moved_at >= last_change for track in idle)
+        tracks_without_leases = [track for track in living_tracks.values() if not track.count]
+        last_change = max([forgotten_at, *(track.since for track in tracks_without_leases)])
+        leases_may_be_given = began >= forgotten_at and all(
+            track.moved_at >= last_change for track in tracks_without_leases
+        )
         return tuple(
             (worker, max(0.0, began - max(forgotten_at, track.since)) if leases_may_be_given else math.inf)
-            for worker, track in sorted(alive.items())
+            for worker, track in sorted(living_tracks.items())
         )
 
     def _track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
@@ -277,26 +283,30 @@ class Watch:
                 listing, began, ended, requested_keys, reports
             )
         if requested_keys is None:
-            earlier = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
-            fresh = {lease.key: self._sight(earlier.get(lease.key), lease, began, ended) for lease in listing}
-            sightings: Mapping[str, Sighting] = fresh
-            leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
-            whole, deleted_keys = FullReading(tuple(leases)), earlier.keys() - fresh.keys()
-            unchanged = not deleted_keys and _unchanged(earlier, fresh)
-            owners_at, fleet_at = self._changes(earlier, fresh, ended, unchanged=unchanged)
+            earlier_sightings = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
+            new_sightings = {
+                lease.key: self._sight(earlier_sightings.get(lease.key), lease, began, ended) for lease in listing
+            }
+            sightings: Mapping[str, Sighting] = new_sightings
+            leases: Sequence[Lease] = tuple([sighting.lease for sighting in new_sightings.values()])
+            whole, deleted_keys = FullReading(tuple(leases)), earlier_sightings.keys() - new_sightings.keys()
+            unchanged = not deleted_keys and _unchanged(earlier_sightings, new_sightings)
+            owners_at, fleet_at = self._changes(earlier_sightings, new_sightings, ended, unchanged=unchanged)
             history = self._history(sightings, leases, unchanged=unchanged)
         else:
-            fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
-            sightings = self._updated_sightings(fresh, set(requested_keys) - fresh.keys())
+            new_sightings = {
+                lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing
+            }
+            sightings = self._updated_sightings(new_sightings, set(requested_keys) - new_sightings.keys())
             deleted_keys, whole = (
-                {key for key in requested_keys if key not in fresh and key in self.sightings},
+                {key for key in requested_keys if key not in new_sightings and key in self.sightings},
                 self.whole,
             )
             leases = _known_leases(whole, sightings)
-            owners_at, fleet_at = self._changes_in(fresh, deleted_keys, leases, ended)
+            owners_at, fleet_at = self._changes_in(new_sightings, deleted_keys, leases, ended)
             history = self.history
         full_at = self.full_at if requested_keys is not None else ended
-        leases_read = (sighting.lease for sighting in fresh.values())
+        leases_read = (sighting.lease for sighting in new_sightings.values())
         bulletins = (
             None if self.bulletins is None else self.bulletins.after(leases_read, began, ended, requested_keys, full_at)
         )
@@ -347,11 +357,11 @@ class Watch:
         """
         if not self.history.gone:
             return self
-        latest = (
+        latest_leases = (
             max(lease, own.get(lease.key, lease), key=lambda candidate: candidate.epoch) for lease in self.history.gone
         )
-        listed, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
-        gone = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
+        listed_ids, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
+        gone = tuple(lease for lease in latest_leases if lease.key in listed_ids or lease.stream not in streams)
         return evolve(self, history=evolve(self.history, gone=gone))
 
     def _deleted_leases(self, now: Mapping[str, Sighting], deleted_keys: Collection[str]) -> tuple[Lease, ...]:
@@ -368,7 +378,7 @@ class Watch:
         return tuple(leases[key] for key in sorted(leases) if key not in now)
 
     def _updated_sightings(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
-        """Return the states of all leases, updated with those in `fresh` and without the keys in `gone`."""
+        """Return the states of all leases, with those in `fresh` updated and those in `gone` removed."""
         before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
 
@@ -388,24 +398,24 @@ class Watch:
                 next_owner_idle=0.0,
             )
             return Sighting(watched_lease, version_at=ended, owner_at=owner_at, next_owner_at=ended)
-        old, version_at, owner_at, next_owner_at, watched, stood, gap, pace = before
-        same_owner = old.owner == lease.owner
+        old_lease, version_at, owner_at, next_owner_at, watched, previous_interval, gap, pace = before
+        same_owner = old_lease.owner == lease.owner
         # The version alone is not enough: a row that was deleted and recreated starts a new counter, so it may have an
         # earlier version again (L13).
-        if same_owner and old.version == lease.version:
+        if same_owner and old_lease.version == lease.version:
             version_at = max(version_at, self.recovered_at)
         else:
             # Ignore the time before a new owner's first renewal. It does not show how often that owner renews.
             interval = watched if version_at > owner_at else 0.0
-            gap = min(interval, stood) if same_owner else 0.0
-            renewals = lease.epoch - old.epoch if same_owner else 0
+            gap = min(interval, previous_interval) if same_owner else 0.0
+            renewals = lease.epoch - old_lease.epoch if same_owner else 0
             # This is a lower bound: an owner with a shorter renewal interval would have renewed at least once more
             # between the two reads.
             pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
-            stood, version_at = interval, ended
+            previous_interval, version_at = interval, ended
         if not same_owner:
             owner_at = ended
-        if old.next_owner != lease.next_owner:
+        if old_lease.next_owner != lease.next_owner:
             next_owner_at = ended
         watched = began - version_at if began > version_at else 0.0
         # The age of the row according to the store may include an outage. So use at most the time since the outage
@@ -416,7 +426,14 @@ class Watch:
             idle, held, max(0.0, began - next_owner_at) if lease.next_owner is not None else 0.0
         )
         return Sighting(
-            watched_lease, version_at, owner_at, next_owner_at, watched, stood, gap, 0.0 if lease.ended else pace
+            watched_lease,
+            version_at,
+            owner_at,
+            next_owner_at,
+            watched,
+            previous_interval,
+            gap,
+            0.0 if lease.ended else pace,
         )
 
     def _changes(
@@ -435,14 +452,14 @@ class Watch:
         This function visits only the rows that were read and the workers that they name, because nothing else can have
         changed.
         """
-        pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
-        changed = [(earlier, later) for earlier, later in pairs if _parties(earlier) != _parties(later)]
-        if not changed and self.owners_at is not None and self.fleet_at is not None:
+        sighting_pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
+        changed_pairs = [(earlier, later) for earlier, later in sighting_pairs if _parties(earlier) != _parties(later)]
+        if not changed_pairs and self.owners_at is not None and self.fleet_at is not None:
             return self.owners_at, self.fleet_at
         before = _known_leases(self.whole, self.sightings)
-        workers_named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
+        workers_named = {name for pair in changed_pairs for parties in map(_parties, pair) for name in parties} - {None}
         fleet_same = all(before.names(name) == now.names(name) for name in workers_named)
-        owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed)
+        owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed_pairs)
         owners_at = self.owners_at if owners_same else None
         fleet_at = self.fleet_at if fleet_same else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
@@ -459,9 +476,13 @@ def _unchanged(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> b
     for key, sighting in now.items():
         if (earlier := before.get(key)) is None:
             return False
-        old, new = earlier.lease, sighting.lease
-        same = old.owner == new.owner and old.next_owner == new.next_owner and old.ended is new.ended
-        if not (same and old.hash_range == new.hash_range and old.stream == new.stream):
+        old_lease, new_lease = earlier.lease, sighting.lease
+        same_owners = (
+            old_lease.owner == new_lease.owner
+            and old_lease.next_owner == new_lease.next_owner
+            and old_lease.ended is new_lease.ended
+        )
+        if not (same_owners and old_lease.hash_range == new_lease.hash_range and old_lease.stream == new_lease.stream):
             return False
     return True
 

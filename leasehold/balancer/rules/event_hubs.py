@@ -111,20 +111,20 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
     although 3, 3 and 2 would be even.
     """
     floor, extras = _share(census)
-    ceiling, mine = floor + (extras > 0), len(census.mine)
-    if mine >= ceiling:  # E3
+    ceiling, own_count = floor + (extras > 0), len(census.mine)
+    if own_count >= ceiling:  # E3
         return ()
-    free = draw(census.available, me, ceiling - mine if greedy else 1)
-    if free:
-        return tuple(Claim(lease, rule="E3") for lease in free)
-    if mine >= floor:
+    free_partitions = draw(census.available, me, ceiling - own_count if greedy else 1)
+    if free_partitions:
+        return tuple(Claim(lease, rule="E3") for lease in free_partitions)
+    if own_count >= floor:
         return ()
     # Steal from the owner with the most partitions. If several have the most, choose the owner of the partition with
     # the smallest key.
     highest = max(census.counts.values())
     fullest = {owner for owner, count in census.counts.items() if count == highest}
-    first = min(census.each_held_by(fullest), key=attrgetter("key"))
-    return _steal_one(census, me, {first.owner or census.worker}, "E3")
+    first_partition = min(census.each_held_by(fullest), key=attrgetter("key"))
+    return _steal_one(census, me, {first_partition.owner or census.worker}, "E3")
 
 
 def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
@@ -138,13 +138,13 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
     the share. Without this last case, the counts could stay uneven forever.
     """
     floor, _ = _share(census)
-    mine, least = len(census.mine), min(census.counts.values())
-    if mine > floor or (mine == floor and least < floor):  # E4: workers below the share go first
+    own_count, lowest_count = len(census.mine), min(census.counts.values())
+    if own_count > floor or (own_count == floor and lowest_count < floor):  # E4: workers below the share go first
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E4")
     from_owners = _holding(census, above=floor + 1)
-    if not from_owners and mine < floor:
+    if not from_owners and own_count < floor:
         from_owners = _holding(census, above=floor)
     return _steal_one(census, me, from_owners, "E4")
 
@@ -156,10 +156,10 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
     share, or if no other worker holds fewer than it does.
     """
     floor, extras = _share(census)
-    mine, counts = len(census.mine), census.counts.values()
+    own_count, counts = len(census.mine), census.counts.values()
     owners_with_extra = sum(count == floor + 1 for count in counts)
     is_even = min(counts) >= floor and max(counts) <= floor + 1 and owners_with_extra == extras
-    if is_even or (mine >= floor and mine > min(counts)):  # E5
+    if is_even or (own_count >= floor and own_count > min(counts)):  # E5
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E5")
@@ -175,13 +175,13 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
     one. Otherwise it steals from an owner that holds at least two more than the share.
     """
     floor, _ = _share(census)
-    mine = len(census.mine)
-    if mine > floor:  # E6
+    own_count = len(census.mine)
+    if own_count > floor:  # E6
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E6")
     from_owners = _holding(census, above=floor + 1)
-    if not from_owners and mine < floor:
+    if not from_owners and own_count < floor:
         # E6: according to the text of the note, a worker steals only from owners that hold at least two more than the
         # share. But then the example in the note would fail: with 18 partitions and a fourth owner, the counts would
         # stay at 5, 5, 5 and 3.

@@ -132,13 +132,13 @@ class KclRust(RuleSet):
         kcl-rust computes no share, so the first worker may claim most of the leases (R1). The other workers then steal
         one lease per turn from the fullest worker, until no worker holds two more than another (R2).
         """
-        mine = len(census.mine)
-        room = len(census.leases) if self.max_leases is None else self.max_leases - mine
+        own_count = len(census.mine)
+        room = len(census.leases) if self.max_leases is None else self.max_leases - own_count
         if census.free or census.expired:  # R1
             leases = draw(census.available, me, min(self.leases_to_acquire, room))
             return tuple(Claim(lease, rule="R1") for lease in leases)
         highest = max(census.counts.values())
-        if highest < mine + 2 or room < 1:  # R2: if the counts differ by one, a steal would only swap them
+        if highest < own_count + 2 or room < 1:  # R2: if the counts differ by one, a steal would only swap them
             return ()
         digest = digest_under(f"{me.worker}\0{me.turn}")
         fullest = (owner for owner, count in census.counts.items() if count == highest)

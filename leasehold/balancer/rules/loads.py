@@ -110,10 +110,10 @@ def loads_of(
 
     If they counted for the present owners, the next owners would be given too much.
     """
-    loads, dead = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
+    loads, expired_keys = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
     for lease in census.leases:
         owner = moving[lease.key][1] if lease.key in moving else lease.owner
-        if owner in loads and lease.key not in dead:
+        if owner in loads and lease.key not in expired_keys:
             loads[owner] += weight_of(lease, unknown)
     return loads
 
@@ -276,5 +276,5 @@ class _LoadBalancer:
             for lease in self.held[donor]
             if 0 < (weight := weight_of(lease, self.unknown)) < best_gain
         ]
-        gain, _, best = max(gains, default=(0, "", None), key=lambda candidate: candidate[:2])
-        return best if gain >= (BAND * self.mean) ** 2 / 4 else None
+        gain, _, best_lease = max(gains, default=(0, "", None), key=lambda candidate: candidate[:2])
+        return best_lease if gain >= (BAND * self.mean) ** 2 / 4 else None

@@ -65,8 +65,8 @@ ALTERNATES = 3
 
 
 def _check_groups(_rules: object, attribute: "Attribute[Any]", value: object) -> None:
-    separators = isinstance(value, tuple) and all(isinstance(part, str) and part for part in value)
-    if not (value is None or value == "prefix" or separators):
+    is_separators = isinstance(value, tuple) and all(isinstance(separator, str) and separator for separator in value)
+    if not (value is None or value == "prefix" or is_separators):
         raise ValueError(f'{attribute.name}: {value!r} is neither none, "prefix" nor a list of separators')
 
 
@@ -190,9 +190,11 @@ class Minimal(RuleSet):
         shares, free, _ = self._compute_shares(census, me, config)
         keys_by_worker: dict[str, list[str]] = {}
         non_bulletin, free_line = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
-        lacking = sorted((worker in non_bulletin, worker) for worker, lack in shares.lacking.items() if lack > 0)
+        lacking_workers = sorted(
+            (worker in non_bulletin, worker) for worker, lack in shares.lacking.items() if lack > 0
+        )
         stealing_workers, needed = set[str](), 0
-        for writes_no_bulletin, worker in lacking:
+        for writes_no_bulletin, worker in lacking_workers:
             lack, keys = shares.lacking[worker], list[str]()
             while free_line and len(keys) < lack:
                 keys.append(free_line.popleft().key)
@@ -202,8 +204,11 @@ class Minimal(RuleSet):
                 keys_by_worker[worker] = keys
             if not writes_no_bulletin and remaining > shares.tolerance and not shares.loaded(worker):
                 stealing_workers.add(worker)
-        requested = [*shares.surplus(0, needed), *(lease for lease in census.moving if lease.next_owner != lease.owner)]
-        for lease in requested if stealing_workers or census.moving else ():
+        requested_leases = [
+            *shares.surplus(0, needed),
+            *(lease for lease in census.moving if lease.next_owner != lease.owner),
+        ]
+        for lease in requested_leases if stealing_workers or census.moving else ():
             if lease.owner is not None and lease.owner not in non_bulletin:
                 keys_by_worker.setdefault(lease.owner, []).append(lease.key)
         for lease in census.leases if stealing_workers else ():
@@ -217,8 +222,8 @@ class Minimal(RuleSet):
 
         If the option contains only their number, there are no names.
         """
-        hint = self.expected_workers
-        return (hint, len(hint)) if isinstance(hint, tuple) else ((), hint or 0)
+        expected = self.expected_workers
+        return (expected, len(expected)) if isinstance(expected, tuple) else ((), expected or 0)
 
 
 @frozen
@@ -248,9 +253,11 @@ class _Turn:
             # M12: a newcomer may replace a worker that has just ended, so it takes as many leases as the median worker
             # holds.
             shares = self.shares
-            others = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
-            median = others[(len(others) - 1) // 2] if others else 0
-            if inherited_leases := draw(shares.census.available, self.me, min(median, shares.floor, shares.limit)):
+            other_counts = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
+            median_count = other_counts[(len(other_counts) - 1) // 2] if other_counts else 0
+            if inherited_leases := draw(
+                shares.census.available, self.me, min(median_count, shares.floor, shares.limit)
+            ):
                 return tuple(Claim(lease, "M12") for lease in inherited_leases)
         if free:
             return _with_alternates([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
@@ -316,11 +323,11 @@ class _Turn:
             return ()
         releases: list[Release] = []
         for worker in shares.census.led:
-            need, first = shares.lacking[worker], shares.line_position(worker) - len(free)
+            need, position = shares.lacking[worker], shares.line_position(worker) - len(free)
             if need > shares.tolerance:
-                releases += [Release(lease, "M14", worker) for lease in shares.surplus(first, first + need)]
-        mine = [release for release in releases if release.lease.owner == self.me.worker]
-        return tuple(mine[: self.rules.max_steals])
+                releases += [Release(lease, "M14", worker) for lease in shares.surplus(position, position + need)]
+        own_releases = [release for release in releases if release.lease.owner == self.me.worker]
+        return tuple(own_releases[: self.rules.max_steals])
 
     def rebalance_load(self) -> tuple[Action, ...]:
         """Take leases from overloaded workers (M13).
@@ -342,8 +349,10 @@ class _Turn:
             settling=shares.config.cycle_seconds,
         )
         keys = {key for key, taker in takings.items() if taker == self.me.worker}
-        mine = [lease for lease in shares.census.leases if lease.key in keys] if keys else []
-        return tuple(_steal(lease, "M13") for lease in sorted(mine, key=donation_order)[: self.rules.max_steals])
+        leases_to_take = [lease for lease in shares.census.leases if lease.key in keys] if keys else []
+        return tuple(
+            _steal(lease, "M13") for lease in sorted(leases_to_take, key=donation_order)[: self.rules.max_steals]
+        )
 
     def act_for_missing_workers(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Make a move that another worker should have made long ago (M9).

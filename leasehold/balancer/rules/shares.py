@@ -107,10 +107,10 @@ def _favoured_members(workers: Iterable[str], counts: Mapping[str, int], floor: 
 
     Workers above the floor keep their extra lease. The others are chosen by digest.
     """
-    above = [worker for worker in workers if counts[worker] > floor]
-    chosen = _first_by_digest(above, extras)
-    below = [] if len(above) >= extras else [worker for worker in workers if counts[worker] <= floor]
-    return chosen + _first_by_digest(below, extras - len(chosen))
+    workers_above = [worker for worker in workers if counts[worker] > floor]
+    chosen_workers = _first_by_digest(workers_above, extras)
+    workers_below = [] if len(workers_above) >= extras else [worker for worker in workers if counts[worker] <= floor]
+    return chosen_workers + _first_by_digest(workers_below, extras - len(chosen_workers))
 
 
 def _first_by_digest(workers: list[str], count: int) -> list[str]:
@@ -166,10 +166,10 @@ class _Tree:
         workers = tuple(worker for _, worker in members)
         least, fraction = divmod(self.extras * len(workers), self.size)
         if level == self.depth:
-            above = sum(self.counts[worker] > self.floor for worker in workers)
-            return _Group(name, workers, least, fraction, above > least)
-        inner = groupby(members, key=lambda member: member[0][level])
-        parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in inner]
+            above_count = sum(self.counts[worker] > self.floor for worker in workers)
+            return _Group(name, workers, least, fraction, above_count > least)
+        members_by_part = groupby(members, key=lambda member: member[0][level])
+        parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in members_by_part]
         parts.sort(key=lambda part: (not part.fraction, not part.wants, -part.fraction, part.name))
         # This many parts get one extra more than their own least. The part with this index would get the next extra.
         next_part = least - sum(part.least for part in parts)
@@ -182,11 +182,11 @@ class _Tree:
         """
         if not group.parts:
             return _favoured_members(group.workers, self.counts, self.floor, extras)
-        additional = extras - sum(part.least for part in group.parts)
+        parts_with_extra = extras - sum(part.least for part in group.parts)
         return [
             worker
             for index, part in enumerate(group.parts)
-            for worker in self.favoured(part, part.least + (index < additional))
+            for worker in self.favoured(part, part.least + (index < parts_with_extra))
         ]
 
 
@@ -203,15 +203,15 @@ def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups
         return 0
     floor, extras = divmod(len(owners), len(counts))
     surplus = sum(max(count - floor, 0) for count in counts.values())
-    members = Counter(path_of(worker, groups) for worker in counts)
-    above = Counter(path_of(worker, groups) for worker, count in counts.items() if count > floor)
-    kept_extras = wanting_groups = spare = 0
-    for group, size in members.items():
+    size_by_group = Counter(path_of(worker, groups) for worker in counts)
+    above_by_group = Counter(path_of(worker, groups) for worker, count in counts.items() if count > floor)
+    kept_extras = wanting_groups = least_total = 0
+    for group, size in size_by_group.items():
         least, fraction = divmod(extras * size, len(counts))
-        kept_extras += min(least, above[group])
-        spare += least
-        wanting_groups += fraction > 0 and above[group] > least
-    return surplus - kept_extras - min(extras - spare, wanting_groups)
+        kept_extras += min(least, above_by_group[group])
+        least_total += least
+        wanting_groups += fraction > 0 and above_by_group[group] > least
+    return surplus - kept_extras - min(extras - least_total, wanting_groups)
 
 
 def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups: Groups = None) -> str:
@@ -237,10 +237,10 @@ def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups
         path = path_of(worker, groups)
         for depth in range(1, len(path) + 1):
             counts_by_group.setdefault(path[:depth], []).append(count)
-    for group, sizes in counts_by_group.items():
-        if abs(sum(sizes) - leases * len(sizes) / len(counts)) >= 1:
-            share = f"{sum(sizes)} of {leases} leases, with {len(sizes)} of {len(counts)} workers"
-            return f"group {'/'.join(group)} holds {share}"
+    for group, group_counts in counts_by_group.items():
+        if abs(sum(group_counts) - leases * len(group_counts) / len(counts)) >= 1:
+            description = f"{sum(group_counts)} of {leases} leases, with {len(group_counts)} of {len(counts)} workers"
+            return f"group {'/'.join(group)} holds {description}"
     return ""
 
 
@@ -296,8 +296,8 @@ class Shares:
 
         The set is empty if `non_bulletin_last` is false.
         """
-        others = frozenset(self.census.counts) - {self.census.worker} if self.non_bulletin_last else frozenset()
-        return others - our_workers(self.census.leases) if others else others
+        other_workers = frozenset(self.census.counts) - {self.census.worker} if self.non_bulletin_last else frozenset()
+        return other_workers - our_workers(self.census.leases) if other_workers else other_workers
 
     def line_position(self, worker: str) -> int:
         """Return a worker's position in the line: how many leases the workers before it lack.
@@ -407,11 +407,11 @@ def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     end of the wait. Without the early listing, workers that start together would first see each other at the end of the
     wait, and would have to wait again.
     """
-    scale = _scale(history, config)
-    wait, waited = JOIN_WAIT * scale, history.fleet_still - history.full_still
+    scaled_lease_seconds = _scale(history, config)
+    wait, waited = JOIN_WAIT * scaled_lease_seconds, history.fleet_still - history.full_still
     if waited <= 0:
         # 0.1: other workers that are starting now take their first lease and become visible within a second.
-        return 0.1 * scale
+        return 0.1 * scaled_lease_seconds
     return wait - waited if waited < wait else wait
 
 
