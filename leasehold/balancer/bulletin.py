@@ -150,13 +150,13 @@ def call_annotation(
     if (
         to_all
         or len(call) > CALL_LENGTH_MAX
-        or not all(_is_writable(key) for keys in keys_by_worker.values() for key in keys)
+        or not all(_fits_in_call(key) for keys in keys_by_worker.values() for key in keys)
     ):
         call = f"{prefix} *"
-    return ((CALL, call),) if rows and all(map(_is_writable, rows)) else ((CALL, ""),)
+    return ((CALL, call),) if rows and all(map(_fits_in_call, rows)) else ((CALL, ""),)
 
 
-def _is_writable(key: str) -> bool:
+def _fits_in_call(key: str) -> bool:
     """Return whether a lease key contains none of the separators that a call uses.
 
     Keys of Kinesis and Event Hubs shards never contain a separator. If a key of another source contains one, the call
@@ -256,11 +256,11 @@ class BulletinTracker:
             looks_still=max(0.0, began - looks_at),
             warned=previous.warned if warns_at is None else max(0.0, began - warns_at),
             turned=requested_keys is not None and not set(requested_keys) <= set(unchanged_keys),
-            call=max(calls, key=_seconds_of),
+            call=max(calls, key=_call_seconds),
         )
         return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)
 
 
-def _seconds_of(text: str) -> int:
+def _call_seconds(text: str) -> int:
     call = call_of(text)
     return -1 if call is None else call.seconds

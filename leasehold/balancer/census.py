@@ -162,7 +162,9 @@ class KnownLeases(Sequence[Lease]):
     def __init__(self, whole: FullReading, since: Mapping[str, Lease | None]) -> None:
         self.whole, self.since = whole, since
         full_leases = whole.by_key if since else {}
-        self.moved = tuple(key for key, lease in since.items() if _holder(full_leases.get(key)) != _holder(lease))
+        self.moved = tuple(
+            key for key, lease in since.items() if _owner_and_ended(full_leases.get(key)) != _owner_and_ended(lease)
+        )
         added_count = sum(lease is not None and key not in full_leases for key, lease in since.items())
         self._len = (
             len(whole.leases) + added_count - sum(lease is None and key in full_leases for key, lease in since.items())
@@ -188,10 +190,10 @@ class KnownLeases(Sequence[Lease]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Lease, ...]: ...
     def __getitem__(self, index: int | slice) -> Lease | tuple[Lease, ...]:
-        return self._all[index]
+        return self._as_tuple[index]
 
     @cached_property
-    def _all(self) -> tuple[Lease, ...]:
+    def _as_tuple(self) -> tuple[Lease, ...]:
         return tuple(self)
 
     def get(self, key: str) -> Lease | None:
@@ -282,7 +284,7 @@ def indexed(leases: Sequence[Lease]) -> KnownLeases:
     return leases if isinstance(leases, KnownLeases) else KnownLeases(FullReading(tuple(leases)), {})
 
 
-def _holder(lease: Lease | None) -> tuple[str | None, bool] | None:
+def _owner_and_ended(lease: Lease | None) -> tuple[str | None, bool] | None:
     return None if lease is None else (lease.owner, lease.ended)
 
 

@@ -24,7 +24,7 @@ from leasehold.balancer.model import Lease, Me
 
 def digest_under(salt: str) -> Callable[[str], bytes]:
     """Return a function that computes the 8-byte digest of a string under this salt."""
-    salted_hash = _salted(salt)
+    salted_hash = _hash_with_salt(salt)
 
     def digest(text: str) -> bytes:
         hasher = salted_hash.copy()
@@ -36,7 +36,7 @@ def digest_under(salt: str) -> Callable[[str], bytes]:
 
 def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
     """Return a sort key for leases that gives the same order to all workers that use this salt."""
-    salted_hash = _salted(salt)
+    salted_hash = _hash_with_salt(salt)
 
     def sort_key(lease: Lease) -> tuple[bytes, str]:
         key = lease.key  # avoid function calls, because this may run for ten thousand leases
@@ -68,7 +68,7 @@ def draw_owner(counts: Mapping[str, int], me: Me) -> str:
     raise AssertionError("a position after the last lease")
 
 
-def _salted(salt: str) -> blake2b:
+def _hash_with_salt(salt: str) -> blake2b:
     """Return a hash object for this salt.
 
     Copying a hash object takes a third of the time that creating one takes.

@@ -152,7 +152,7 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
         >>> slow_owners(Me("worker-a", history=History(gaps=(("worker-b", 12.0),))), Config(lease_seconds=10))
         (('worker-b', 12.0),)
     """
-    return _slower_owners(me.history.gaps, me, config)
+    return _owners_above_gap_limit(me.history.gaps, me, config)
 
 
 def late_owners(me: Me, config: Config) -> frozenset[str]:
@@ -160,11 +160,15 @@ def late_owners(me: Me, config: Config) -> frozenset[str]:
 
     They may have died.
     """
-    late, slow = (dict(_slower_owners(measured, me, config)) for measured in (me.history.paces, me.history.gaps))
+    late, slow = (
+        dict(_owners_above_gap_limit(measured, me, config)) for measured in (me.history.paces, me.history.gaps)
+    )
     return frozenset(late) - frozenset(slow)
 
 
-def _slower_owners(gaps: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
+def _owners_above_gap_limit(
+    gaps: tuple[tuple[str, float], ...], me: Me, config: Config
+) -> tuple[tuple[str, float], ...]:
     # 1.25: an owner is slower than this worker if its gaps exceed our renewal interval by more than a quarter.
     threshold = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
     our_gap = dict(gaps).get(me.worker, 0.0)

@@ -25,7 +25,7 @@ STUCK_SECONDS = 30.0
 def handoffs(census: Census, config: FleetSeconds) -> tuple[Claim | Release | Steal, ...]:
     """Return this worker's actions for hand-offs in progress, sorted by lease key."""
     expired_keys = {lease.key for lease in census.expired}
-    steps = (_move(lease, census.worker, config, dead=lease.key in expired_keys) for lease in census.moving)
+    steps = (_next_step(lease, census.worker, config, dead=lease.key in expired_keys) for lease in census.moving)
     return tuple(sorted((move for move in steps if move is not None), key=lambda move: move.lease.key))
 
 
@@ -74,7 +74,7 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
     }
 
 
-def _move(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Claim | Release | Steal | None:
+def _next_step(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Claim | Release | Steal | None:
     """Return the step of this hand-off that this worker must take now, if any."""
     if lease.owner is None or lease.owner == lease.next_owner or lease.ended:
         return None

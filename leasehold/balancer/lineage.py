@@ -162,14 +162,14 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
         highest_epoch + EPOCHS_UNSEEN if leases_to_recreate else highest_epoch if highest_epoch >= EPOCHS_UNSEEN else 0
     )
     creates_by_key = {
-        **_covering_holes(family, history.holes, config),
-        **_orphans(family, deleted_leases, leases_to_recreate, config),
-        **_partitions(family),
+        **_create_for_holes(family, history.holes, config),
+        **_create_orphans(family, deleted_leases, leases_to_recreate, config),
+        **_create_added_partitions(family),
         # The rules for children come last so that they override the others, because LATEST would skip a child's first
         # records.
-        **_orphaned_children(family, garbage, config),
-        **_missing_children(family, config),
-        **_recreated_leases(leases_to_recreate),
+        **_create_orphaned_children(family, garbage, config),
+        **_create_missing_children(family, config),
+        **_recreate_leases(leases_to_recreate),
     }
     creates = (creates_by_key[name] for name in sorted(creates_by_key))
     return tuple(
@@ -212,7 +212,7 @@ def children_to_create(
         ['shard-1']
     """
     return tuple(
-        _create(child, child_position(config), "L3")
+        _create_action(child, child_position(config), "L3")
         for child in sorted(children, key=lambda child: child.id)
         if child.id not in leases
         and all(other == parent.key or other in leases or other not in listed for other in child.parents)
@@ -232,11 +232,11 @@ def lease_of(shard: Shard, position: Position, annotations: Annotations = ()) ->
     )
 
 
-def _create(shard: Shard, position: Position, rule: str) -> Create:
+def _create_action(shard: Shard, position: Position, rule: str) -> Create:
     return Create(lease_of(shard, position), rule=rule)
 
 
-def _recreated_leases(leases_to_recreate: Mapping[str, Lease]) -> dict[str, Create]:
+def _recreate_leases(leases_to_recreate: Mapping[str, Lease]) -> dict[str, Create]:
     """Recreate leases that another program deleted, each at the checkpoint that was last read (L13).
 
     A child that has not been started must wait until its parents have been recreated. A parent without a lease counts
@@ -263,7 +263,7 @@ def _descendant_was_read(shard_id: str, family: Family) -> bool:
     return False
 
 
-def _missing_children(family: Family, config: Config) -> dict[str, Create]:
+def _create_missing_children(family: Family, config: Config) -> dict[str, Create]:
     """Create the children of finished shards (L3).
 
     A child is created if at least one parent has ended, and each of the others has ended or has neither a lease nor a
@@ -278,11 +278,11 @@ def _missing_children(family: Family, config: Config) -> dict[str, Create]:
         if any(parent_ended) and all(
             finished or missing for finished, missing in zip(parent_ended, parent_missing, strict=True)
         ):
-            creates[shard.id] = _create(shard, child_position(config), "L3")
+            creates[shard.id] = _create_action(shard, child_position(config), "L3")
     return creates
 
 
-def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
+def _create_orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
     """Create leases for the children of shards that disappeared before they were read to the end (L9).
 
     No worker can read a shard that has disappeared to its end, so the leases of its children would never be created
@@ -292,7 +292,7 @@ def _orphaned_children(family: Family, garbage: Collection[Lease], config: Confi
     would be read before it.
     """
     return {
-        child: _create(family.shards[child], child_position(config), "L9")
+        child: _create_action(family.shards[child], child_position(config), "L9")
         for lease in garbage
         for child in family.children.get(lease.key, ())
         if child not in family.leases
@@ -301,7 +301,7 @@ def _orphaned_children(family: Family, garbage: Collection[Lease], config: Confi
     }
 
 
-def _partitions(family: Family) -> dict[str, Create]:
+def _create_added_partitions(family: Family) -> dict[str, Create]:
     """Create the leases of partitions that were added to a stream that has already been read (L6).
 
     The leases start at the beginning of the partition, so that no events are lost.
@@ -310,13 +310,13 @@ def _partitions(family: Family) -> dict[str, Create]:
     if not (has_only_partitions and any(lease.checkpoint.numbered for lease in family.leases.values())):
         return {}
     return {
-        shard.id: _create(shard, TRIM_HORIZON, "L6")
+        shard.id: _create_action(shard, TRIM_HORIZON, "L6")
         for shard in family.shards.values()
         if shard.id not in family.leases
     }
 
 
-def _orphans(
+def _create_orphans(
     family: Family, deleted_leases: Mapping[str, Lease], leases_to_recreate: Mapping[str, Lease], config: Config
 ) -> dict[str, Create]:
     """Create the leases without which an open shard that has none would not be read (L4, L5).
@@ -364,7 +364,7 @@ def _orphans(
                 and (parent in line_starts or not descends[parent])
             ):  # L5
                 start = TRIM_HORIZON if parent in missed_shards else position
-                creates[parent] = _create(family.shards[parent], start, "L5")
+                creates[parent] = _create_action(family.shards[parent], start, "L5")
         finished_parents = {
             parent for parent in shard.parents if parent in deleted_leases and parent not in leases_to_recreate
         }
@@ -372,9 +372,9 @@ def _orphans(
         if finished_parents and all(
             other in finished_parents or other in family.leases or other not in family.shards for other in shard.parents
         ):  # L13
-            creates[shard_id] = _create(shard, child_position(config), "L13")
+            creates[shard_id] = _create_action(shard, child_position(config), "L13")
         if shard_id in tips and not counting_parents:  # L4
-            creates[shard_id] = _create(shard, TRIM_HORIZON if shard_id in missed_shards else position, "L4")
+            creates[shard_id] = _create_action(shard, TRIM_HORIZON if shard_id in missed_shards else position, "L4")
     return creates
 
 
@@ -393,14 +393,14 @@ def _unleased_lines(tips: Collection[str], family: Family) -> tuple[str, ...]:
     return tuple(TopologicalSorter(parents_of).static_order())
 
 
-def _covering_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
+def _create_for_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
     """Create leases for shards that cover a hole in the hash keys, if three consecutive full reads have shown it (L7).
 
     A lease may be created while a parent is still being read, because a child's lease is not read before that (L12).
     """
     confirmed_holes = [hole for hole in holes if hole.stream == family.stream and hole.times >= HOLE_CONFIDENCE]
     return {
-        shard.id: _create(shard, child_position(config), "L7")
+        shard.id: _create_action(shard, child_position(config), "L7")
         for shard in family.shards.values()
         if shard.id not in family.leases
         and any(parent in family.leases for parent in shard.parents)

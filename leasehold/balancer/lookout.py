@@ -236,7 +236,7 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
             call names, because the call may be more recent than the last listing.
     """
     limit = expires_above(config)
-    ranks = _ranked(leases.our_workers(limit) if isinstance(leases, KnownLeases) else our_workers(leases, limit))
+    ranks = _rank_workers(leases.our_workers(limit) if isinstance(leases, KnownLeases) else our_workers(leases, limit))
     hearing = None if me is None else me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
     if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
@@ -264,7 +264,7 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
 
 
 @lru_cache(maxsize=100)  # most looks find the same workers as the look before
-def _ranked(our_workers: frozenset[str]) -> tuple[str, ...]:
+def _rank_workers(our_workers: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(our_workers, key=lambda worker: (rank_digest(worker), worker)))
 
 
@@ -366,7 +366,7 @@ def next_look(
         settle_wait = seconds_until_joined(me.history, config)
     if settle_wait is not None:
         return Look(settle_wait, annotations=annotations)
-    likely_requested_keys = _requested_soon(census, me, config)
+    likely_requested_keys = _likely_requested_keys(census, me, config)
     if on_duty or ranks.row is None:
         # Between two listings, the lookout reads only those of its rows that other workers will probably request (C7).
         seconds_to_listing = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
@@ -403,13 +403,13 @@ def next_look(
     if lookout_stopped and len(leases) >= LISTED * STAND_INS:
         # C8: if another worker stands in for the lookout, it writes its bulletin on one of these rows. Reading them is
         # cheaper than listing the table.
-        keys += _next_rows(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
+        keys += _bulletin_row_keys(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
     if LISTED * len(likely_requested_keys) > len(leases):
         return Look(2 * seconds, annotations=annotations)
     return Look(seconds, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
 
 
-def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
+def _bulletin_row_keys(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
     """Return, for each of these workers, the key of the row on which it would write a bulletin."""
     rows = (bulletin_row(leases, worker) for worker in workers)
     return tuple(row.key for row in rows if row is not None)
@@ -440,7 +440,7 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     return work_for_us or row_changed_owner or bulletin_stopped or is_last_resort
 
 
-def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
+def _likely_requested_keys(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     """Return the leases that others will request from this worker while workers join and leave (C7).
 
     The result contains the leases beyond this worker's share, in donation order. The worker polls their rows, because
@@ -576,7 +576,7 @@ def _next_bulletin(
     # If other workers do not do what they should, raise *acts* only once per cycle, because every worker then lists the
     # table. While the leases of a dead worker expire one after another, counts are uneven, but no worker can change
     # that.
-    imbalance_persists = not lease_newly_free if open_leases else _uneven(census, me, config)
+    imbalance_persists = not lease_newly_free if open_leases else _uneven_for_a_cycle(census, me, config)
     moves_overdue = hearing.acts_still >= config.cycle_seconds and imbalance_persists
     latest, row = hearing.latest, bulletin_row(own_leases, me.worker)
     if row is None:
@@ -590,7 +590,7 @@ def _next_bulletin(
     # If calls to single workers have no effect, call all workers once per cycle.
     moves_expected = lease_newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
     keys_by_worker = config.rules.calls(census, me, config) if moves_expected and not moves_overdue else {}
-    rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
+    rows = (row.key, *_bulletin_row_keys(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
     call = call_annotation(latest.looks + 1, me.history.full_took, rows, keys_by_worker, to_all=moves_overdue)
     return bulletin_annotations(
         Bulletin(
@@ -602,7 +602,7 @@ def _next_bulletin(
     )
 
 
-def _uneven(census: Census, me: Me, config: Config) -> bool:
+def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
     """Return whether counts (M9), groups (M6) or loads (M13) are uneven and no lease has moved for a cycle.
 
     If the division is uneven, the lookout makes the workers that should act read the table.
@@ -636,5 +636,9 @@ def _last_bulletin(
         return ()
     row = bulletin_row(leases, ranks.ranks[0]) if ranks.ranks else None
     stand_ins = ranks.ranks[1:STAND_INS]
-    call = () if row is None else call_annotation(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, stand_ins)), {})
+    call = (
+        ()
+        if row is None
+        else call_annotation(latest.looks + 1, 0.0, (row.key, *_bulletin_row_keys(leases, stand_ins)), {})
+    )
     return bulletin_annotations(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)

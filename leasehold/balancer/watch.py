@@ -103,7 +103,7 @@ class WorkerReports:
     def after(self, reports: Reports, leases: Iterable[Lease], ended: float) -> "WorkerReports":
         """Return the state after another read of the whole table."""
         counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
-        tracks = {worker: self._track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
+        tracks = {worker: self._next_track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
         return WorkerReports(reports.leader, tracks, empty=False)
 
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
@@ -133,7 +133,7 @@ class WorkerReports:
             for worker, track in sorted(living_tracks.items())
         )
 
-    def _track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
+    def _next_track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
         """Return the state of a worker after another read of the table."""
         before = self.tracks.get(worker)
         if before is None:
@@ -285,17 +285,18 @@ class Watch:
         if requested_keys is None:
             earlier_sightings = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
             new_sightings = {
-                lease.key: self._sight(earlier_sightings.get(lease.key), lease, began, ended) for lease in listing
+                lease.key: self._next_sighting(earlier_sightings.get(lease.key), lease, began, ended)
+                for lease in listing
             }
             sightings: Mapping[str, Sighting] = new_sightings
             leases: Sequence[Lease] = tuple([sighting.lease for sighting in new_sightings.values()])
             whole, deleted_keys = FullReading(tuple(leases)), earlier_sightings.keys() - new_sightings.keys()
-            unchanged = not deleted_keys and _unchanged(earlier_sightings, new_sightings)
+            unchanged = not deleted_keys and _same_state(earlier_sightings, new_sightings)
             owners_at, fleet_at = self._changes(earlier_sightings, new_sightings, ended, unchanged=unchanged)
             history = self._history(sightings, leases, unchanged=unchanged)
         else:
             new_sightings = {
-                lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing
+                lease.key: self._next_sighting(self.sightings.get(lease.key), lease, began, ended) for lease in listing
             }
             sightings = self._updated_sightings(new_sightings, set(requested_keys) - new_sightings.keys())
             deleted_keys, whole = (
@@ -382,7 +383,7 @@ class Watch:
         before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
 
-    def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
+    def _next_sighting(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
         """Return the new state of a lease, given its state before this read.
 
         The times for the version, the owner and the next owner are tracked separately. Each starts again when the value
@@ -440,8 +441,8 @@ class Watch:
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, unchanged: bool
     ) -> tuple[float, float]:
         """Return when the present owners and the present set of workers were first read."""
-        owners_at = self.owners_at if unchanged or _owners(before) == _owners(now) else None
-        fleet_at = self.fleet_at if unchanged or _fleet(before) == _fleet(now) else None
+        owners_at = self.owners_at if unchanged or _owner_by_key(before) == _owner_by_key(now) else None
+        fleet_at = self.fleet_at if unchanged or _named_workers(before) == _named_workers(now) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
     def _changes_in(
@@ -453,13 +454,22 @@ class Watch:
         changed.
         """
         sighting_pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
-        changed_pairs = [(earlier, later) for earlier, later in sighting_pairs if _parties(earlier) != _parties(later)]
+        changed_pairs = [
+            (earlier, later)
+            for earlier, later in sighting_pairs
+            if _owner_and_next_owner(earlier) != _owner_and_next_owner(later)
+        ]
         if not changed_pairs and self.owners_at is not None and self.fleet_at is not None:
             return self.owners_at, self.fleet_at
         before = _known_leases(self.whole, self.sightings)
-        workers_named = {name for pair in changed_pairs for parties in map(_parties, pair) for name in parties} - {None}
+        workers_named = {
+            name for pair in changed_pairs for parties in map(_owner_and_next_owner, pair) for name in parties
+        } - {None}
         fleet_same = all(before.names(name) == now.names(name) for name in workers_named)
-        owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed_pairs)
+        owners_same = all(
+            None not in pair and _owner_and_next_owner(pair[0])[:1] == _owner_and_next_owner(pair[1])[:1]
+            for pair in changed_pairs
+        )
         owners_at = self.owners_at if owners_same else None
         fleet_at = self.fleet_at if fleet_same else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
@@ -471,7 +481,7 @@ def _known_leases(whole: FullReading, sightings: Mapping[str, Sighting]) -> Know
     return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
 
 
-def _unchanged(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
+def _same_state(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
     """Return whether no lease is new, has ended, or has another owner, next owner, hash range or stream than before."""
     for key, sighting in now.items():
         if (earlier := before.get(key)) is None:
@@ -487,16 +497,16 @@ def _unchanged(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> b
     return True
 
 
-def _parties(sighting: Sighting | None) -> tuple[str | None, ...]:
+def _owner_and_next_owner(sighting: Sighting | None) -> tuple[str | None, ...]:
     """Return the owner and next owner of a lease, or an empty tuple if there is no lease."""
     return () if sighting is None else (sighting.lease.owner, sighting.lease.next_owner)
 
 
-def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
+def _owner_by_key(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
     return {key: sighting.lease.owner for key, sighting in sightings.items()}
 
 
-def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
+def _named_workers(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
     """Return all owners and next owners.
 
     A worker that has only requested a lease counts, because it has joined the group.

@@ -143,9 +143,9 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E4")
-    from_owners = _holding(census, above=floor + 1)
+    from_owners = _other_owners(census, above=floor + 1)
     if not from_owners and own_count < floor:
-        from_owners = _holding(census, above=floor)
+        from_owners = _other_owners(census, above=floor)
     return _steal_one(census, me, from_owners, "E4")
 
 
@@ -180,16 +180,16 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E6")
-    from_owners = _holding(census, above=floor + 1)
+    from_owners = _other_owners(census, above=floor + 1)
     if not from_owners and own_count < floor:
         # E6: according to the text of the note, a worker steals only from owners that hold at least two more than the
         # share. But then the example in the note would fail: with 18 partitions and a fourth owner, the counts would
         # stay at 5, 5, 5 and 3.
-        from_owners = _holding(census, above=floor)
+        from_owners = _other_owners(census, above=floor)
     return _steal_one(census, me, from_owners, "E6")
 
 
-def _holding(census: Census, *, above: int) -> set[str]:
+def _other_owners(census: Census, *, above: int) -> set[str]:
     """Return the other owners with more than `above` partitions."""
     return {owner for owner, count in census.counts.items() if count > above and owner != census.worker}
 

@@ -141,7 +141,7 @@ class Minimal(RuleSet):
             return ()  # M3: no share exceeds the floor + 1
         turn = _Turn(shares, me, self)
         return (
-            (() if me.worker in (self._expected()[0] if not overdue else ()) else turn.join(free))
+            (() if me.worker in (self._expected_workers()[0] if not overdue else ()) else turn.join(free))
             or turn.fill(free)
             or turn.take_orphans(free)
             or turn.yield_to_led(free)
@@ -165,7 +165,7 @@ class Minimal(RuleSet):
         # M9: if a lease has been free for this long, the worker that should claim it must be missing. Leases with an
         # infinite idle time are left out, because it is unknown how long they have been free.
         overdue = tuple(lease for lease in free if limit < lease.idle < math.inf)
-        names, size = ((), 0) if overdue else self._expected()  # M9: the expected workers are missing, so ignore them
+        names, size = ((), 0) if overdue else self._expected_workers()  # M9: the expected workers are missing
         counts = {**dict.fromkeys(names, 0), **counts} if names else counts
         floor, extras = divmod(len(census.leases), max(len(counts), size))
         tolerance = 0 if census.led else slack(census.leases, floor)  # M14: a KCL 3.x leader balances loads
@@ -217,7 +217,7 @@ class Minimal(RuleSet):
         keys_by_worker.pop(me.worker, None)
         return keys_by_worker
 
-    def _expected(self) -> tuple[tuple[str, ...], int]:
+    def _expected_workers(self) -> tuple[tuple[str, ...], int]:
         """Return the names and the number of the expected workers (M1).
 
         If the option contains only their number, there are no names.
@@ -268,7 +268,7 @@ class _Turn:
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         chosen_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
         candidates = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in chosen_donors})
-        return _with_alternates([_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
+        return _with_alternates([_request_or_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take as many leases from the line as this worker lacks (M6).
@@ -291,7 +291,7 @@ class _Turn:
         # M7: `max_steals` limits only leases taken from living workers. A claim of a free lease interrupts no other
         # worker.
         return tuple(Claim(lease, "M6") for lease in claimed_leases) + tuple(
-            _steal(lease, "M6") for lease in stolen_leases[: self.rules.max_steals]
+            _request_or_steal(lease, "M6") for lease in stolen_leases[: self.rules.max_steals]
         )
 
     def take_orphans(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
@@ -351,7 +351,8 @@ class _Turn:
         keys = {key for key, taker in takings.items() if taker == self.me.worker}
         leases_to_take = [lease for lease in shares.census.leases if lease.key in keys] if keys else []
         return tuple(
-            _steal(lease, "M13") for lease in sorted(leases_to_take, key=donation_order)[: self.rules.max_steals]
+            _request_or_steal(lease, "M13")
+            for lease in sorted(leases_to_take, key=donation_order)[: self.rules.max_steals]
         )
 
     def act_for_missing_workers(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
@@ -364,7 +365,7 @@ class _Turn:
             return () if is_full else tuple(Claim(lease, "M9") for lease in draw(overdue, self.me, 1))
         highest, fullest = max((count, worker) for worker, count in shares.counts.items())
         if not is_full and highest >= self._own_count + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
-            return tuple(_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
+            return tuple(_request_or_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
         # M11: workers of some libraries never steal. After twice the wait of M9, an overloaded worker releases a lease
         # for them.
         overloaded = self._own_count >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
@@ -374,7 +375,7 @@ class _Turn:
         return tuple(Release(lease, "M11") for lease in shares.donated({self.me.worker: slice(0, 1)}))
 
 
-def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
+def _request_or_steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
     """Return a hand-off request for this lease, or a steal if its owner does not respond to requests (H2)."""
     from_owner = lease.owner or ""
     if lease.yields:

@@ -344,16 +344,16 @@ class Shares:
         )
 
     @cached_property
-    def _unknown(self) -> int:
+    def _assumed_weight(self) -> int:
         return average(self.census.leases)
 
     @cached_property
     def _loads(self) -> dict[str, int]:
-        return loads_of(self.census, self.counts, live_moves(self.census, self.config), self._unknown)
+        return loads_of(self.census, self.counts, live_moves(self.census, self.config), self._assumed_weight)
 
     @cached_property
     def _total_load(self) -> int:
-        return sum(weight_of(lease, self._unknown) for lease in self.census.leases)
+        return sum(weight_of(lease, self._assumed_weight) for lease in self.census.leases)
 
     def loaded(self, worker: str) -> bool:
         """Return whether a worker has about the mean load or more (M13).
@@ -394,7 +394,7 @@ def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> boo
     # read.
     reads_rarely = history.hearing is None and history.full_apart >= 0.8 * config.cycle_seconds
     # 0.8: four of the five seconds are enough, because the measured time is always a little less than the actual time.
-    if reads_rarely or history.fleet_still >= 0.8 * JOIN_WAIT * _scale(history, config):
+    if reads_rarely or history.fleet_still >= 0.8 * JOIN_WAIT * _wait_lease_seconds(history, config):
         return False
     longest_held = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
     return longest_held < config.cycle_seconds
@@ -407,7 +407,7 @@ def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     end of the wait. Without the early listing, workers that start together would first see each other at the end of the
     wait, and would have to wait again.
     """
-    scaled_lease_seconds = _scale(history, config)
+    scaled_lease_seconds = _wait_lease_seconds(history, config)
     wait, waited = JOIN_WAIT * scaled_lease_seconds, history.fleet_still - history.full_still
     if waited <= 0:
         # 0.1: other workers that are starting now take their first lease and become visible within a second.
@@ -415,5 +415,5 @@ def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     return wait - waited if waited < wait else wait
 
 
-def _scale(history: History, config: FleetSeconds) -> float:
+def _wait_lease_seconds(history: History, config: FleetSeconds) -> float:
     return config.lease_seconds if history.hearing is not None else min(config.lease_seconds, LEASE_SECONDS_MAX)
