@@ -110,12 +110,12 @@ class FullReading:
         return {owner: len(leases) for owner, leases in self.by_owner.items()}
 
     @cached_property
-    def named(self) -> Mapping[str | None, int]:
+    def lease_counts_by_name(self) -> Mapping[str | None, int]:
         """For each worker, the number of leases of which it is the owner or the next owner."""
         return Counter([name for lease in self.leases for name in (lease.owner, lease.next_owner)])
 
     @cached_property
-    def measured(self) -> tuple[int, int]:
+    def weight_totals(self) -> tuple[int, int]:
         """The number of leases with a weight, and the sum of the weights."""
         weights = [lease.weight for lease in self.leases if lease.weight is not None]
         return len(weights), sum(weights)
@@ -136,7 +136,7 @@ class FullReading:
             self._unsettled[limit] = {lease.key: lease for lease in unsettled(self.leases, limit)}
         return self._unsettled[limit]
 
-    def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
+    def last_unfinished(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
         """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
         if worker not in self._last:
             unfinished_leases = (lease for lease in self.by_owner.get(worker, ()) if not lease.ended)
@@ -216,17 +216,17 @@ class KnownLeases(Sequence[Lease]):
             if lease is not None and lease.owner == worker and (old_row is None or old_row.owner != worker):
                 yield lease
 
-    def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
+    def last_unfinished(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
         """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
         changed_rows = (row for key in self.moved for row in (self.whole.by_key.get(key), self.since[key]))
         if any(row is not None and row.owner == worker for row in changed_rows):
             return max((lease for lease in self.owned_by(worker) if not lease.ended), key=order, default=None)
-        last_lease = self.whole.last_of(worker, order)
+        last_lease = self.whole.last_unfinished(worker, order)
         return None if last_lease is None else self.get(last_lease.key)
 
-    def names(self, worker: str | None) -> bool:
+    def has_owner_or_next_owner(self, worker: str | None) -> bool:
         """Return whether this worker is the owner or next owner of any lease."""
-        lease_count = self.whole.named.get(worker, 0)
+        lease_count = self.whole.lease_counts_by_name.get(worker, 0)
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
                 lease_count += 0 if row is None else sign * ((row.owner == worker) + (row.next_owner == worker))
@@ -241,16 +241,16 @@ class KnownLeases(Sequence[Lease]):
                     counts[lease.owner] = counts.get(lease.owner, 0) + sign
         return counts
 
-    def measured(self) -> tuple[int, int]:
+    def weight_totals(self) -> tuple[int, int]:
         """Return the number of leases with a weight, and the sum of the weights."""
-        number, load = self.whole.measured
+        number, load = self.whole.weight_totals
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
                 if row is not None and row.weight is not None:
                     number, load = number + sign, load + sign * row.weight
         return number, load
 
-    def load_of_each(self, unknown: int) -> dict[str | None, int]:
+    def load_by_owner(self, unknown: int) -> dict[str | None, int]:
         """Return the sum of the weights of each owner's leases.
 
         A lease without a weight counts as `unknown`.

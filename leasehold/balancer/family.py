@@ -62,7 +62,7 @@ class Family:
     leases: Mapping[str, Lease]
 
     @property
-    def settled(self) -> bool:
+    def needs_no_change(self) -> bool:
         """Whether every shard has a lease, every lease has a shard, and no lease has ended."""
         same_keys = self.shards.keys() == self.leases.keys()
         return same_keys and not any(lease.ended for lease in self.leases.values())
@@ -78,7 +78,7 @@ class Family:
         return open_shards or frozenset(shard for shard in self.shards if not self.children.get(shard))
 
     @property
-    def read(self) -> bool:
+    def has_been_read(self) -> bool:
         """Whether a lease shows that the stream has been read."""
         return any(lease.checkpoint.numbered or lease.ended for lease in self.leases.values())
 

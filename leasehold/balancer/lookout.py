@@ -161,25 +161,26 @@ class LookoutRanks:
     Attributes:
         ranks: The workers, the lookout first.
         row: The row that carries the bulletin.
-        left: Whether the lookout has released the row. If so, the next worker in rank takes over without waiting.
+        row_released: Whether the lookout has released the row. If so, the next worker in rank takes over without a
+            wait.
         place: How many other workers stand in for the lookout before this one, according to the latest call. None if no
             call has been read.
     """
 
     ranks: tuple[str, ...]
     row: Lease | None
-    left: bool = False
+    row_released: bool = False
     place: int | None = None
 
     @property
-    def silent(self) -> float:
+    def silent_seconds(self) -> float:
         """The number of seconds since the row last changed, or infinity if there is no row.
 
         If the owner has released the row, the time starts at the release.
         """
         if self.row is None:
             return math.inf
-        return self.row.held if self.left else self.row.idle
+        return self.row.held if self.row_released else self.row.idle
 
     def on_duty(self, me: Me, hearing: BulletinState, config: Config) -> bool:
         """Return whether this worker acts as the lookout.
@@ -190,7 +191,7 @@ class LookoutRanks:
         if self.row is None or self.ranks[0] == me.worker:
             return True
         seconds_overdue = max(
-            self.silent - (0.0 if self.left else _row_silence_limit(me, hearing, config)),
+            self.silent_seconds - (0.0 if self.row_released else _row_silence_limit(me, hearing, config)),
             hearing.looks_still - _looks_silence_limit(me, hearing, config),
         )
         if seconds_overdue <= 0:
@@ -253,7 +254,7 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         # rank renews its row without listing the table.
         named_row = rows[call.row]
         if named_row is not None and named_row.owner != me.worker and not named_row.ended:
-            return LookoutRanks(ranks, named_row, left=not owner_is_ours(named_row), place=stand_in_place)
+            return LookoutRanks(ranks, named_row, row_released=not owner_is_ours(named_row), place=stand_in_place)
         if named_row is not None and named_row.owner == me.worker:
             row = bulletin_row(leases, ranks[0])
             first_is_alive = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
@@ -274,7 +275,7 @@ def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
     Workers that join take the first leases in donation order, so the last one changes its owner least often.
     """
     if isinstance(leases, KnownLeases):
-        return leases.last_of(lookout, donation_order)
+        return leases.last_unfinished(lookout, donation_order)
     held_leases = [lease for lease in leases if lease.owner == lookout and not lease.ended]
     return max(held_leases, key=donation_order, default=None)
 
@@ -392,14 +393,14 @@ def next_look(
     call = call_of(hearing.call)
     called_keys = _called_keys(leases, me, call)
     # C8: read the row more often if it has not changed for a while, because the lookout may have stopped.
-    row_silent = ranks.left or ranks.silent > heartbeat_seconds(config)
+    row_silent = ranks.row_released or ranks.silent_seconds > heartbeat_seconds(config)
     must_hurry = likely_requested_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
     seconds = scaled(HURRIED_SECONDS if must_hurry else READ_SECONDS, config)
     if called_keys and not hearing.looks_still:
         seconds = scaled(AT_ONCE_SECONDS, config)
     keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *likely_requested_keys)
     lookout_stopped = hearing.looks_still > _looks_silence_limit(me, hearing, config)
-    lookout_stopped |= ranks.left or ranks.silent > _row_silence_limit(me, hearing, config)
+    lookout_stopped |= ranks.row_released or ranks.silent_seconds > _row_silence_limit(me, hearing, config)
     if lookout_stopped and len(leases) >= LISTED * STAND_INS:
         # C8: if another worker stands in for the lookout, it writes its bulletin on one of these rows. Reading them is
         # cheaper than listing the table.
@@ -428,13 +429,13 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     # C8: list the table once, to start measuring how long each lease stays unchanged. A worker that starts to measure
     # only when it becomes the lookout finds expired leases lease_seconds later.
     early_seconds = scaled(EARLY_SECONDS, config) * (1 if ranks.stand_ins_before(me) < EARLY_PLACES else 2)
-    bulletin_stopped = full_still > ranks.silent > early_seconds + (0.0 if call is None else 2 * call.seconds)
+    bulletin_stopped = full_still > ranks.silent_seconds > early_seconds + (0.0 if call is None else 2 * call.seconds)
     # A worker ignores new work unless the lookout calls it. A worker without a lease must list the table in any case,
     # because the lookout doesn't see it and cannot call it.
     listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
     may_act = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
     work_for_us = hearing.latest.acts != hearing.acts_read and may_act
-    row_changed_owner = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
+    row_changed_owner = hearing.turned and (call is None or (ranks.row_released and len(leases) < LISTED * STAND_INS))
     # The ranks contain only workers that write annotations on their rows, but the counts contain all owners.
     is_last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
     return work_for_us or row_changed_owner or bulletin_stopped or is_last_resort

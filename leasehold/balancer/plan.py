@@ -158,7 +158,7 @@ def lifecycle(
     expired_keys = {lease.key for lease in census.expired}
     actions: list[Create | Delete] = []
     for family in families(shards, leases):
-        if family.settled or blocking_problems(family):  # L2
+        if family.needs_no_change or blocking_problems(family):  # L2
             continue
         unlisted_leases = garbage(family, me.worker, expired_keys)
         creates = creations(family, unlisted_leases, me.history, config)

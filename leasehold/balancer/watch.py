@@ -196,12 +196,12 @@ class Sightings(Mapping[str, Sighting]):
         return sighting
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.flat())
+        return iter(self.merged())
 
     def __len__(self) -> int:
-        return len(self.flat())
+        return len(self.merged())
 
-    def flat(self) -> dict[str, Sighting]:
+    def merged(self) -> dict[str, Sighting]:
         """Return the states of all leases by key, in the order in which the leases were read."""
         return {key: sighting for key, sighting in {**self.whole, **self.since}.items() if sighting is not None}
 
@@ -283,7 +283,7 @@ class Watch:
                 listing, began, ended, requested_keys, reports
             )
         if requested_keys is None:
-            earlier_sightings = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
+            earlier_sightings = self.sightings.merged() if isinstance(self.sightings, Sightings) else self.sightings
             new_sightings = {
                 lease.key: self._next_sighting(earlier_sightings.get(lease.key), lease, began, ended)
                 for lease in listing
@@ -465,7 +465,9 @@ class Watch:
         workers_named = {
             name for pair in changed_pairs for parties in map(_owner_and_next_owner, pair) for name in parties
         } - {None}
-        fleet_same = all(before.names(name) == now.names(name) for name in workers_named)
+        fleet_same = all(
+            before.has_owner_or_next_owner(name) == now.has_owner_or_next_owner(name) for name in workers_named
+        )
         owners_same = all(
             None not in pair and _owner_and_next_owner(pair[0])[:1] == _owner_and_next_owner(pair[1])[:1]
             for pair in changed_pairs

@@ -75,7 +75,7 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
     if not isinstance(leases, KnownLeases) and all(lease.weight is None for lease in leases[: limit + 1]):
         return 0  # no worker measures loads, so skip the remaining leases
     indexed_leases = indexed(leases)
-    measured, load = indexed_leases.measured()
+    measured, load = indexed_leases.weight_totals()
     if len(leases) - measured > limit or 2 * load < QUIET * measured:
         return 0
     counts = {owner: count for owner, count in indexed_leases.counts().items() if owner is not None and count}
@@ -94,7 +94,7 @@ def average(leases: Sequence[Lease]) -> int:
 
     Leases that are not measured yet are assumed to have this weight.
     """
-    measured, load = indexed(leases).measured()
+    measured, load = indexed(leases).weight_totals()
     return load // max(measured, 1)
 
 
@@ -146,7 +146,7 @@ def takers(
     unknown = average(indexed_leases)
     if not census.moving:
         # This function runs in every turn. Return early if no worker is above the band.
-        loads = indexed_leases.load_of_each(unknown)
+        loads = indexed_leases.load_by_owner(unknown)
         if max(loads.values()) * len(counts) <= (1 + BAND) * sum(loads.values()):
             return {}
     movable_leases: dict[str, list[Lease]] = {worker: [] for worker in counts}
