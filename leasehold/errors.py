@@ -1,6 +1,7 @@
 """The exceptions that leasehold raises, with a common base class.
 
-All these exceptions can be imported from `leasehold` itself. Invalid arguments raise ValueError or TypeError instead.
+The exceptions in this module can also be imported from `leasehold`. Invalid arguments raise ValueError or TypeError
+instead.
 """
 
 

@@ -131,13 +131,13 @@ class FullReading:
         return loads
 
     def unsettled(self, limit: float) -> Mapping[str, Lease]:
-        """Return the leases, by key, that are not simply held by a living owner (see `unsettled`)."""
+        """Return the leases that may need an action, by key (see the function `unsettled`)."""
         if limit not in self._unsettled:
             self._unsettled[limit] = {lease.key: lease for lease in unsettled(self.leases, limit)}
         return self._unsettled[limit]
 
     def last_unfinished(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
-        """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
+        """Return the last unfinished lease of this owner. `order` must depend only on keys (the result is cached)."""
         if worker not in self._last:
             unfinished_leases = (lease for lease in self.by_owner.get(worker, ()) if not lease.ended)
             self._last[worker] = max(unfinished_leases, key=order, default=None)
@@ -180,7 +180,7 @@ class KnownLeases(Sequence[Lease]):
         yield from (lease for key, lease in since.items() if lease is not None and key not in before)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the other sequence has the same leases in the same order, as a tuple would."""
+        """Return whether the other sequence contains the same leases in the same order."""
         return tuple(self) == tuple(other) if isinstance(other, tuple | KnownLeases) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # no code hashes these
@@ -217,7 +217,7 @@ class KnownLeases(Sequence[Lease]):
                 yield lease
 
     def last_unfinished(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
-        """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
+        """Return the last unfinished lease of this owner. `order` must depend only on keys (the result is cached)."""
         changed_rows = (row for key in self.moved for row in (self.whole.by_key.get(key), self.since[key]))
         if any(row is not None and row.owner == worker for row in changed_rows):
             return max((lease for lease in self.owned_by(worker) if not lease.ended), key=order, default=None)
@@ -264,7 +264,7 @@ class KnownLeases(Sequence[Lease]):
         return loads
 
     def unsettled(self, limit: float) -> list[Lease]:
-        """Return the leases that are not simply held by a living owner (see `unsettled`)."""
+        """Return the leases that may need an action (see the function `unsettled`)."""
         leases = [lease for key, lease in self.whole.unsettled(limit).items() if key not in self.since]
         return leases + unsettled((lease for lease in self.since.values() if lease is not None), limit)
 
@@ -289,7 +289,7 @@ def _owner_and_ended(lease: Lease | None) -> tuple[str | None, bool] | None:
 
 
 def unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
-    """Return the leases that are not simply held by a living owner.
+    """Return the leases that may need an action by some worker.
 
     A lease is unsettled if it has no owner, is finished, has a next owner, or has not changed for more than `limit`
     seconds. All other leases are held by a living owner.

@@ -1,4 +1,4 @@
-"""Settings of a group of workers, validated on construction, and the list of our rule sets."""
+"""Defines the settings of a group of workers (`Config`), and lists the built-in rule sets."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 
 RULE_SETS: tuple[type[RuleSet], ...] = (Kcl, KclRust, EventHubs, Minimal)
-"""Every rule set that the commands, the JSON form, the simulator, the checker and the law tests support."""
+"""The rule sets that the commands, the JSON form, the simulator, the checker and the law tests support."""
 
 
 def _check_initial_position(_config: object, attribute: "Attribute[Any]", value: object) -> None:

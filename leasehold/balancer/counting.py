@@ -133,7 +133,7 @@ def _led_workers(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...
 
 
 def expires_above(config: Config) -> float:
-    """Return the idle time in seconds above which a lease has no living owner."""
+    """Return the number of seconds without a renewal above which a lease is expired."""
     return config.rules.expires_above(config.lease_seconds)
 
 

@@ -1,6 +1,6 @@
 """Groups shards and leases by stream, and finds faults in a listing of shards.
 
-Rule 1: lease keys, shard ids and the names of parents share one namespace per stream.
+Rule 1: within a stream, the key of a lease is the id of its shard, and parents are named by these ids as well.
 Rule 2: every listing of shards is assumed to be complete. If a shard is not listed, all its records have expired.
 """
 

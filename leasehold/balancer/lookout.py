@@ -1,4 +1,4 @@
-"""Decides when workers read the table. The lookout reads all of it, the other workers read its bulletin (C3 to C18).
+"""Decides when each worker reads the lease table, and which rows it reads (C3 to C18).
 
 If every worker listed the table, the cost of reading would be the number of workers times the number of leases.
 Therefore only one worker, the lookout, lists it regularly. Each worker sorts the workers in its last listing by a
@@ -103,9 +103,10 @@ A worker uses the shorter time while it expects hand-off requests or suspects th
 """
 
 WARNED_SECONDS = 10.0
-"""How long workers read the bulletin more often after a warning (C5).
+"""After a warning, workers read the bulletin more often for this long (C5).
 
-Within this time, the suspected owner renews its leases, or they expire and the lookout frees them.
+By the end of this time, the suspected owner has renewed its leases, or they have expired and the lookout has freed
+them.
 """
 
 REQUESTS_SECONDS = 15.0
@@ -205,7 +206,10 @@ class LookoutRanks:
 
 
 def _listing_seconds(me: Me, hearing: BulletinState, config: Config) -> float:
-    """Return how many seconds a listing of the table takes, as measured by the lookout and by this worker (C8)."""
+    """Return how many seconds a listing of the table takes (C8).
+
+    The result is the larger of the times that the lookout and this worker have measured.
+    """
     call = call_of(hearing.call)
     return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_SECONDS_MAX, config)))
 
@@ -539,7 +543,7 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
 
 
 def overdue(idle: float, config: Config) -> bool:
-    """Return whether the owner of a lease that has not changed for `idle` seconds is suspected (C5)."""
+    """Return whether an owner is suspected to be dead if it has not renewed a lease for `idle` seconds (C5)."""
     return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
 
 

@@ -15,7 +15,7 @@ HashRange = tuple[int, int]
 """The first and last hash key of a shard, both inclusive and within 0 .. 2**128 - 1."""
 
 Annotations = tuple[tuple[str, str], ...]
-"""Our own attributes on a lease row, as (name, value) pairs sorted by name."""
+"""The attributes that this library adds to a lease row, as (name, value) pairs sorted by name."""
 
 HASH_KEYS: HashRange = (0, 2**128 - 1)
 """The entire hash key space of a stream."""
@@ -154,7 +154,7 @@ class Lease:
         leaving: Whether a KCL 3.x hand-off is in progress. If so, `next_owner` is its leaseOwner.
         epoch: The fencing number, which grows each time the lease changes its owner. In stores that count every write,
             it also grows with each renewal.
-        annotations: Our own attributes on the row.
+        annotations: The attributes that this library adds to the row.
 
     Raises:
         ValueError: If the weight is out of range or the owner is an empty string; the message names the field.
@@ -210,7 +210,7 @@ class Lease:
         return _copy(fields)
 
     def annotation(self, name: str) -> str | None:
-        """Return the value of one of our attributes, or None if the row does not have it."""
+        """Return the value of the annotation with this name, or None if the lease has none."""
         for key, value in self.annotations:
             if key == name:
                 return value
