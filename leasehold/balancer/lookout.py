@@ -268,7 +268,7 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
 
-@lru_cache(maxsize=100)  # most looks find the same workers as the look before
+@lru_cache(maxsize=100)  # usually the workers are the same as at the previous look
 def _rank_workers(our_workers: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(our_workers, key=lambda worker: (rank_digest(worker), worker)))
 

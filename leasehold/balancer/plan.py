@@ -122,9 +122,10 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     }
     requested_keys |= _action_keys([action for action in planned_actions if isinstance(action, RequestHandoff)])
     if requested_keys:
-        # C10: a newcomer that waits for its first lease also waits for other workers to join. List the table when the
-        # second wait is over. Also, if the owner of a requested lease has stopped renewing it, list the table now to
-        # start measuring how long its other leases stay unchanged (C1). That owner may be a dead lookout.
+        # C10: a newcomer that waits for its first lease also waits for other workers to join. When the second wait is
+        # over, list the table if this worker would take more leases, or if the owner of a requested lease does not
+        # renew it. That owner may be dead, and may have been the lookout. The listing starts to measure how long all
+        # its leases stay unchanged (C1).
         join_wait_over = history.hearing is not None and history.full_still >= seconds_until_joined(history, config)
         owner_silent = any(overdue(lease.idle, config) for lease in unsettled_leases if lease.key in requested_keys)
         lists_table = history.full_still >= config.cycle_seconds or (
@@ -194,7 +195,7 @@ def _seconds_to_next_look(actions: tuple[Action, ...], config: Config) -> float:
     if takes_leases and rules.again_at_once:
         return 0.0
     if rules.keeps_lookout and (settle_wait := settle_seconds(actions, config)) is not None:
-        return settle_wait  # read the result, then take what is still missing
+        return settle_wait  # read the results soon, then take the leases that are still missing
     if any(isinstance(action, Create) for action in actions):
-        return 1.0  # this worker's next look can claim the new lease
+        return 1.0  # after its next look, this worker can claim the new lease
     return config.cycle_seconds
