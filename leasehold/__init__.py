@@ -1,7 +1,7 @@
 """Shares the shards of a stream among a group of workers that coordinate only through a lease table.
 
-The planner's names are imported with the package. Those of a consumer (`run`, `read` …) are imported on first use, so
-that a program that only plans does not load them.
+Importing this package imports the planner. The names for consuming a stream (`run`, `read` …) are imported on first
+use, so that a program that uses only the planner does not load the rest.
 """
 
 from importlib import import_module as _import_module
@@ -129,8 +129,8 @@ def __getattr__(name: str) -> object:
         return _import_module("importlib.metadata").version(__name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return value
+    attribute = globals()[name] = getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return attribute
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 """The exceptions that leasehold raises, with a common base class.
 
-All these exceptions can be imported from `leasehold` itself. Invalid arguments raise ValueError or TypeError instead.
+The exceptions in this module can also be imported from `leasehold`. Invalid arguments raise ValueError or TypeError
+instead.
 """
 
 
@@ -15,7 +16,7 @@ class LeaseholdError(Exception):
 
 
 class StoreError(LeaseholdError):
-    """Raised when a store cannot be used, as its table is missing, credentials are wrong or a request was rejected.
+    """Raised when a store cannot be used because of a missing table, wrong credentials or a rejected request.
 
     Examples:
         >>> from leasehold.stores import StoreError, open_store
@@ -40,7 +41,7 @@ class OutcomeUnknown(StoreError):
 
 
 class NotWritten(OutcomeUnknown):
-    """Raised when the store responded that it cannot write now, because its disk is full or it throttles, for example.
+    """Raised when the store responded that it cannot write now, for example because its disk is full.
 
     Nothing was written. Trying again may help.
 
@@ -92,7 +93,7 @@ class WorkerError(LeaseholdError):
 
 
 class ProducerError(LeaseholdError):
-    """Raised when a record was not written, as far as we know.
+    """Raised when a record was not written, or when its write was not confirmed.
 
     Examples:
         >>> import leasehold
@@ -104,7 +105,7 @@ class ProducerError(LeaseholdError):
 class RecordLate(ProducerError):
     """Raised when a record's time to live has expired.
 
-    If the message mentions it, the record may be in the stream nevertheless.
+    If the record may have been written anyway, the message says so.
 
     Examples:
         >>> import leasehold
@@ -116,7 +117,7 @@ class RecordLate(ProducerError):
 class RecordFailed(ProducerError):
     """Raised when this record cannot be sent, although others can.
 
-    If the message mentions it, the record may be in the stream nevertheless.
+    If the record may have been written anyway, the message says so.
 
     Examples:
         >>> import leasehold

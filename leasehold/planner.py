@@ -1,6 +1,7 @@
-"""Exports the names that programs which embed the planner need in addition to those in `leasehold` itself.
+"""Exports additional names for programs that embed the planner.
 
-`plan`, `renewals`, `look_again`, the rule sets, the data classes and the actions are exported by `leasehold`.
+The main names, such as `plan`, `renewals`, `look_again`, the rule sets and the actions, are exported by `leasehold`
+itself.
 """
 
 from leasehold.balancer import (

@@ -1,9 +1,9 @@
 """Finds the stores, sources, rule sets and commands that other installed distributions add as entry points.
 
 The entry-point groups are `leasehold.stores`, `leasehold.sources`, `leasehold.rules` and `leasehold.commands`. The name
-of an entry point is the URL scheme, the rule set's name or the command. Our own stores, sources and rule sets are
-listed in tables in this package instead, so that a worker also runs from a copy without metadata, such as a zip that
-Spark ships.
+of an entry point is the URL scheme, the rule set's name or the command. The built-in stores, sources and rule sets are
+not entry points, because a copy without package metadata, such as a zip that Spark ships, has none. They are listed in
+tables in this package.
 """
 
 from collections.abc import Mapping

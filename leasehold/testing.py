@@ -1,4 +1,4 @@
-"""Tools for your own tests: Hypothesis strategies, the planner's laws, the store contract, and simulated fleets.
+"""Provides tools for your tests: Hypothesis strategies, laws of the planner, the store contract, and simulated fleets.
 
 Install them with `leasehold[testing]`. Each name is imported on first use, so the store contract does not need
 Hypothesis and the laws do not load the simulator.

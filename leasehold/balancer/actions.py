@@ -49,7 +49,7 @@ class Renew:
 class Claim:
     """Take a free or expired lease, provided that its version has not changed.
 
-    If the store rejects the write, the alternates are tried in turn until one succeeds.
+    If the store rejects the write, the worker tries the actions in `alternates`, in order, until one succeeds.
 
     Examples:
         >>> from leasehold import Config, Lease, Me, plan
@@ -65,7 +65,7 @@ class Claim:
 
 @frozen
 class Steal:
-    """Take a lease from a living worker, provided that this worker still owns the lease.
+    """Take a lease from a living worker, provided that `from_owner` still owns it.
 
     Examples:
         >>> from leasehold import Config, Kcl, Lease, Me, plan
@@ -82,9 +82,11 @@ class Steal:
 
 @frozen
 class RequestHandoff:
-    """Ask the living owner to drain the shard and hand off the lease (H2), replacing a stale next owner if any.
+    """Ask the living owner of a lease to finish its batch and hand off the lease (H2).
 
-    If another worker has already requested the lease, the alternates are requested in turn.
+    If `stale_next_owner` is set, the request replaces an old request by the worker of that name.
+
+    If another worker has already requested the lease, the worker tries the actions in `alternates`, in order.
 
     Examples:
         >>> from leasehold import Lease, RequestHandoff
@@ -102,10 +104,10 @@ class RequestHandoff:
 
 @frozen
 class Release:
-    """Give up one of this worker's leases after its shard is drained, or free an expired lease for any worker to claim.
+    """Give up one of this worker's leases after its last batch, or free an expired lease of another worker.
 
-    If the lease has a next owner, that worker gets it. `next_owner` may also be a worker that has not requested the
-    lease (M14). Such a worker finds the lease when it next reads the table.
+    If `next_owner` is set, the lease is handed to that worker. Usually that worker has requested the lease. If it has
+    not (M14), it finds the lease when it next reads the table.
 
     Examples:
         >>> from leasehold import Lease, Release
@@ -134,17 +136,17 @@ class Delete:
 
 
 Taking = Claim | Steal | RequestHandoff
-"""The actions that obtain a lease. If the store rejects one, the worker may try another."""
+"""The actions by which a worker obtains a lease. If the store rejects one, the worker may try an alternate."""
 
 Action = Create | Renew | Claim | Steal | RequestHandoff | Release | Delete
 
 
 @frozen
 class Look:
-    """When to read the table next, which rows to read, and what renewals should carry until then.
+    """Tells a worker when to read the table next, which rows to read, and what to write with renewals until then.
 
     Attributes:
-        seconds: How many seconds from now to read.
+        seconds: The number of seconds from now until the read.
         keys: The keys of the leases to read, or None to read the whole table.
         annotations: The attributes that renewals should write.
         stale_ok: Whether an eventually consistent read is good enough.

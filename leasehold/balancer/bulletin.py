@@ -1,14 +1,17 @@
-"""Reads and writes the lookout's bulletin and its calls, and tracks the bulletins that a worker has read (C4, C6, C7).
+"""Reads and writes bulletins and calls, by which the lookout informs the other workers (C4, C6, C7).
 
-The lookout writes the bulletin's counts on its rows as the string "looks acts warns". Counts only grow, so the latest
-bulletin is the greatest one ever read, and an old bulletin on a former lookout's row has no effect. We also track how
-long each count has not changed. This time is measured as for leases, by this worker's own clock, from the end of the
-read that first showed the count to the start of the latest read.
+The lookout is the one worker that regularly reads the whole lease table.
 
-A call contains the workers that should act, the rows that each of them should read, and the row that carries the
-bulletin. The lookout computes the call from a read of the whole table. Workers that read the same rows make the same
-decisions, so the lookout knows which worker will claim which free lease, and whose leases will be requested. It writes
-the call on all its rows, next to the bulletin's counts:
+A bulletin consists of three counts, which the lookout writes on its rows as the string "looks acts warns". Counts only
+grow, so the greatest bulletin is the latest, and an old bulletin on the row of a former lookout has no effect.
+
+This module also measures how long each count of the bulletin has not changed. This time is measured by this worker's
+own clock. It starts at the end of the read that first showed the count and ends at the start of the latest read.
+
+A call names the workers that should act, the rows that each of them should read, and the row that carries the bulletin.
+The lookout computes the call from a read of the whole table. Workers that read the same rows make the same decisions.
+Therefore the lookout knows which worker will claim each free lease, and which leases will be requested from their
+owners. It writes the call on all its rows, next to the counts of the bulletin:
 
     8 0 s-17,s-5 4f2a91c0=s-3,s-4 9be01d22
     | | |    |   |                a worker that should read the whole table
@@ -18,8 +21,8 @@ the call on all its rows, next to the bulletin's counts:
     | how many seconds the listing took or, if it is still in progress, has taken so far
     the looks of the bulletin that the call belongs to
 
-A worker that is not in the call reads nothing. A worker that is in it reads its rows, claims the free leases among
-them, and hands off those of its own leases that are requested. `*` makes all workers read the whole table.
+A worker that is not named in the call reads nothing. A worker that is named reads the rows listed for it, claims the
+free leases among them, and hands off its own leases if they were requested. `*` makes all workers read the whole table.
 
 Rule 1: a call does not assign leases. Claims are conditional writes, and the store rejects a claim if the lease's
 version has changed since it was read.
@@ -43,8 +46,7 @@ BULLETIN = "bulletin"
 DIGITS_MAX = 18
 """The maximum number of digits in one of a bulletin's counts.
 
-Real counts are far shorter. The limit exists because Python refuses to convert strings of thousands of digits to
-numbers.
+Real counts are far shorter. Without a limit, `int` would raise an exception for a string of thousands of digits.
 """
 
 
@@ -58,29 +60,30 @@ def bulletin_of(lease: Lease) -> Bulletin:
     return _parse_counts(lease.annotation(BULLETIN) or "")
 
 
-@lru_cache(maxsize=1_000)  # rows that a former lookout left behind stay the same for hours
+@lru_cache(maxsize=1_000)  # the row of a former lookout may keep the same string for hours
 def _parse_counts(text: str) -> Bulletin:
-    words = text.split()
-    digits = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in words)
-    if len(words) != len(fields(Bulletin)) or not digits:
+    parts = text.split()
+    all_numeric = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in parts)
+    if len(parts) != len(fields(Bulletin)) or not all_numeric:
         return Bulletin()
-    return Bulletin(*map(int, words))
+    return Bulletin(*map(int, parts))
 
 
 CALL = "call"
 """The name of the row attribute with the call."""
 
 CALL_LENGTH_MAX = 2000
-"""Maximum length of a call, in characters. It is limited because the lookout stores the call on each of its rows.
+"""Maximum length of a call, in characters.
 
-A longer call becomes `*`, which calls all workers.
+The limit exists because the lookout writes the call on each of its rows. A longer call is replaced by `*`, which calls
+all workers.
 """
 
 DIGITS = 8
-"""The number of hex digits of a worker's digest that a call contains.
+"""The number of hex digits by which a call identifies a worker. They are the first digits of a digest of its id.
 
-If the digests of two workers begin with the same digits, both workers read the rows, and the store rejects one of their
-claims.
+If two workers happen to have the same digits, both read the rows and claim the same leases. The store rejects the
+second claim.
 """
 
 CALL_SECONDS_MAX = 10**6
@@ -130,34 +133,34 @@ def call_annotation(
 ) -> Annotations:
     """Return the row attribute that stores a call.
 
-    If the call would be too long, or one of its lease keys contains a separator, it becomes `*`, which calls all
+    If the call would be too long, or if a key in `names` contains a separator, the call becomes `*`, which calls all
     workers. If a key in `rows` contains a separator, the call is empty.
 
     Args:
         looks: The looks of the bulletin that the call belongs to.
         seconds: How long the read of the whole table took.
-        rows: The key of the bulletin's row, followed by those of the workers that may stand in.
+        rows: The key of the row with the bulletin, then the keys of the rows on which stand-ins would write theirs.
         names: The keys that each called worker should read. An empty sequence stands for the whole table.
         to_all: Whether to call all workers.
     """
     keys_by_worker = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
-    entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in keys_by_worker.items()]
+    worker_entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in keys_by_worker.items()]
     prefix = f"{looks} {min(int(seconds), CALL_SECONDS_MAX)} {','.join(rows)}"
-    text = " ".join([prefix, *entries])
+    call = " ".join([prefix, *worker_entries])
     if (
         to_all
-        or len(text) > CALL_LENGTH_MAX
-        or not all(_is_writable(key) for keys in keys_by_worker.values() for key in keys)
+        or len(call) > CALL_LENGTH_MAX
+        or not all(_fits_in_call(key) for keys in keys_by_worker.values() for key in keys)
     ):
-        text = f"{prefix} *"
-    return ((CALL, text),) if rows and all(map(_is_writable, rows)) else ((CALL, ""),)
+        call = f"{prefix} *"
+    return ((CALL, call),) if rows and all(map(_fits_in_call, rows)) else ((CALL, ""),)
 
 
-def _is_writable(key: str) -> bool:
+def _fits_in_call(key: str) -> bool:
     """Return whether a lease key contains none of the separators that a call uses.
 
-    Keys of Kinesis and Event Hubs shards never contain a separator. If a key of another source does, all workers are
-    called.
+    Keys of Kinesis and Event Hubs shards never contain a separator. If a key of another source contains one, the call
+    names all workers.
     """
     return bool(key) and not set(key) & set(" ,=")
 
@@ -165,15 +168,16 @@ def _is_writable(key: str) -> bool:
 @lru_cache(maxsize=100)
 def call_of(text: str) -> LookoutCall | None:
     """Parse a call. Return None if the string is empty or malformed."""
-    looks, seconds, row, *words = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
+    looks, seconds, row, *entries = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
     numbers_valid = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
     if not numbers_valid or not row:
         return None
-    names = {
-        name: tuple(keys.split(",")) if equals else () for name, equals, keys in (word.partition("=") for word in words)
+    keys_by_digits = {
+        name: tuple(keys.split(",")) if equals else ()
+        for name, equals, keys in (word.partition("=") for word in entries)
     }
-    to_all, (first, *others) = names.pop("*", None) is not None, row.split(",")
-    return LookoutCall(int(looks), min(int(seconds), CALL_SECONDS_MAX), first, tuple(others), to_all, names)
+    to_all, (first, *others) = keys_by_digits.pop("*", None) is not None, row.split(",")
+    return LookoutCall(int(looks), min(int(seconds), CALL_SECONDS_MAX), first, tuple(others), to_all, keys_by_digits)
 
 
 def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
@@ -184,16 +188,17 @@ def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
 
 
 def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotations:
-    """Return a lookout's annotations with the time that its current listing has taken so far.
+    """Return a lookout's annotations, updated with the time that its current listing has taken so far.
 
-    Other workers read this time, and do not stand in for a lookout whose listing takes long (C8).
+    Other workers read the time that the listing has taken. While it grows, they don't stand in for the lookout, even if
+    the listing is slow (C8).
     """
     updated = []
     for name, text in annotations:
         call = call_of(text) if name == CALL else None
-        prolonged = call is not None and int(seconds) > call.seconds
+        time_has_grown = call is not None and int(seconds) > call.seconds
         looks, _, rest = text.partition(" ")
-        updated.append((name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if prolonged else text))
+        updated.append((name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if time_has_grown else text))
     return tuple(updated)
 
 
@@ -203,9 +208,9 @@ class BulletinTracker:
 
     Attributes:
         hearing: The state that the rules use.
-        looks_at: The end of the first read that showed the latest *looks*; None before the first read.
-        acts_at: The same for *acts*; None until they first change.
-        warns_at: The same for *warns*; None until they first change.
+        looks_at: When the read ended that first showed the latest *looks*, or None before the first read.
+        acts_at: When the read ended that first showed the latest *acts*, or None until they first change.
+        warns_at: When the read ended that first showed the latest *warns*, or None until they first change.
     """
 
     hearing: BulletinState = field(factory=BulletinState)
@@ -230,31 +235,32 @@ class BulletinTracker:
             requested_keys: The keys that were requested, or None for a read of the whole table.
             full_at: When the last full read ended.
         """
-        rows, previous = tuple(leases), self.hearing
-        bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.annotation(BULLETIN))]
-        latest = max([previous.latest, *{bulletin for bulletin, _ in bulletins}])
-        # During a listing, the lookout rewrites the same call with the time that the listing has taken so far.
-        calls = [call_in_row(lease, latest) for bulletin, lease in bulletins if bulletin == latest]
-        calls.append(previous.call if latest == previous.latest else "")
-        looks_at = ended if self.looks_at is None or latest.looks != previous.latest.looks else self.looks_at
-        acts_at = ended if latest.acts != previous.latest.acts else self.acts_at
-        warns_at = ended if latest.warns != previous.latest.warns else self.warns_at
-        # A row counts as unchanged if its owner has held it since before the end of the last full read.
+        rows_read, previous = tuple(leases), self.hearing
+        bulletins = [(_parse_counts(text), lease) for lease in rows_read if (text := lease.annotation(BULLETIN))]
+        latest_bulletin = max([previous.latest, *{bulletin for bulletin, _ in bulletins}])
+        # Several rows may contain the same call with different times, because the lookout updates the time during a
+        # listing.
+        calls = [call_in_row(lease, latest_bulletin) for bulletin, lease in bulletins if bulletin == latest_bulletin]
+        calls.append(previous.call if latest_bulletin == previous.latest else "")
+        looks_at = ended if self.looks_at is None or latest_bulletin.looks != previous.latest.looks else self.looks_at
+        acts_at = ended if latest_bulletin.acts != previous.latest.acts else self.acts_at
+        warns_at = ended if latest_bulletin.warns != previous.latest.warns else self.warns_at
+        # A row counts as unchanged if it still has the owner that the last full read showed.
         unchanged_keys = (
-            {lease.key for lease in rows if lease.held >= began - full_at} if requested_keys is not None else ()
+            {lease.key for lease in rows_read if lease.held >= began - full_at} if requested_keys is not None else ()
         )
         hearing = BulletinState(
-            latest=latest,
-            acts_read=latest.acts if requested_keys is None else previous.acts_read,
+            latest=latest_bulletin,
+            acts_read=latest_bulletin.acts if requested_keys is None else previous.acts_read,
             acts_still=previous.acts_still if acts_at is None else max(0.0, began - acts_at),
             looks_still=max(0.0, began - looks_at),
             warned=previous.warned if warns_at is None else max(0.0, began - warns_at),
             turned=requested_keys is not None and not set(requested_keys) <= set(unchanged_keys),
-            call=max(calls, key=_seconds_of),
+            call=max(calls, key=_call_seconds),
         )
         return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)
 
 
-def _seconds_of(text: str) -> int:
+def _call_seconds(text: str) -> int:
     call = call_of(text)
     return -1 if call is None else call.seconds

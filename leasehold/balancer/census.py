@@ -1,4 +1,4 @@
-"""Defines the census of the table: which leases are free, expired or ours, and how many each worker holds.
+"""Defines the census of the lease table: which leases are free or expired, and how many each worker holds.
 
 `counting.py` takes the census, and every rule set uses it.
 
@@ -20,10 +20,10 @@ from attrs import frozen
 from leasehold.balancer.model import Lease
 
 OURS = "process"
-"""The name of the row attribute with the value "process/worker", which our workers write.
+"""The name of the row attribute with the value "process/worker", which workers of this library write.
 
-Ignore the attribute unless it names the lease's current owner, because a worker of the Java KCL leaves it in place when
-it takes the lease.
+Ignore the attribute unless it names the lease's current owner. When a worker of the Java KCL takes the lease, the
+attribute still names the former owner.
 """
 
 
@@ -31,15 +31,17 @@ it takes the lease.
 class Census:
     """The leases that count, grouped by their state and owner.
 
-    Finished leases are left out, except under the rule set `kcl`, which counts them as KCL 2.x does. All tuples are in
-    the order in which the table was read. Sort them by key or by digest before you choose leases from them.
+    Finished leases are left out, except under the rule set `kcl`, because KCL 2.x counts them.
+
+    All tuples are in the order in which the table was read, which may differ between workers. Sort them by key or by
+    digest before you choose leases from them.
 
     Attributes:
         worker: The worker that plans.
         leases: All leases that count: free, expired and held.
         free: Leases without an owner.
         expired: Leases with an owner whose version has not changed for too long, including this worker's own.
-        mine: Unexpired leases of this worker.
+        mine: Unexpired leases of the worker that plans.
         moving: Leases with a next owner, held or not (H1 to H4).
         counts: The number of unexpired leases by owner. The planning worker and led workers are always included,
             perhaps with 0. Other workers without a lease cannot be seen. A worker whose leases have all expired is left
@@ -70,16 +72,17 @@ class Census:
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
         """Iterate over the unexpired leases of these owners.
 
-        Use this instead of `held_by` for many owners, because building a tuple of their leases is slow.
+        If there are many owners, this method is faster than `held_by`, because it does not build a tuple of their
+        leases.
         """
         expired_keys = {lease.key for lease in self.expired}
         return (lease for lease in self.leases if lease.owner in owners and lease.key not in expired_keys)
 
 
 class FullReading:
-    """The rows of a full table read, indexed so that later reads of a few rows can be applied quickly.
+    """The leases from a read of the whole table, with indexes.
 
-    Each index is built on first use.
+    The indexes make it cheap to apply later reads of a few rows. Each is built on first use.
     """
 
     def __init__(self, leases: tuple[Lease, ...]) -> None:
@@ -107,19 +110,19 @@ class FullReading:
         return {owner: len(leases) for owner, leases in self.by_owner.items()}
 
     @cached_property
-    def named(self) -> Mapping[str | None, int]:
-        """The number of leases that name each worker as owner or next owner."""
+    def lease_counts_by_name(self) -> Mapping[str | None, int]:
+        """For each worker, the number of leases of which it is the owner or the next owner."""
         return Counter([name for lease in self.leases for name in (lease.owner, lease.next_owner)])
 
     @cached_property
-    def measured(self) -> tuple[int, int]:
+    def weight_totals(self) -> tuple[int, int]:
         """The number of leases with a weight, and the sum of the weights."""
         weights = [lease.weight for lease in self.leases if lease.weight is not None]
         return len(weights), sum(weights)
 
     @cached_property
     def loads(self) -> Mapping[str | None, tuple[int, int]]:
-        """For each owner, the sum of the weights of its leases and the number of its leases without a weight."""
+        """For each owner, the total weight of its leases and the number of its leases without a weight."""
         loads: dict[str | None, tuple[int, int]] = {}
         for lease in self.leases:
             load, unmeasured = loads.get(lease.owner, (0, 0))
@@ -128,40 +131,44 @@ class FullReading:
         return loads
 
     def unsettled(self, limit: float) -> Mapping[str, Lease]:
-        """Return the leases, by key, that are not simply held by a living owner (see `unsettled`)."""
+        """Return the leases that may need an action, by key (see the function `unsettled`)."""
         if limit not in self._unsettled:
             self._unsettled[limit] = {lease.key: lease for lease in unsettled(self.leases, limit)}
         return self._unsettled[limit]
 
-    def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
-        """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
+    def last_unfinished(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
+        """Return the last unfinished lease of this owner. `order` must depend only on keys (the result is cached)."""
         if worker not in self._last:
-            unended = (lease for lease in self.by_owner.get(worker, ()) if not lease.ended)
-            self._last[worker] = max(unended, key=order, default=None)
+            unfinished_leases = (lease for lease in self.by_owner.get(worker, ()) if not lease.ended)
+            self._last[worker] = max(unfinished_leases, key=order, default=None)
         return self._last[worker]
 
     def our_workers(self, limit: float) -> frozenset[str]:
-        """Return our workers that hold a lease which has been idle for at most `limit` seconds."""
+        """Return the workers of this library with a lease that was renewed in the last `limit` seconds."""
         if limit not in self._our_workers:
             self._our_workers[limit] = our_workers(self.leases, limit)
         return self._our_workers[limit]
 
 
 class KnownLeases(Sequence[Lease]):
-    """All known leases: those of the last read of the whole table, updated by later reads of a few rows.
+    """All leases that a worker knows, from the last read of the whole table and later reads of a few rows.
 
     Attributes:
         whole: The last read of the whole table.
-        since: The rows read since then, by key. The value is None if the row was deleted.
-        moved: The keys of the leases that appeared, disappeared, ended or changed hands since.
+        since: The leases from later reads, by key. The value is None if the row was deleted.
+        moved: The keys of the leases that appeared, disappeared, ended or changed their owner in later reads.
     """
 
     def __init__(self, whole: FullReading, since: Mapping[str, Lease | None]) -> None:
         self.whole, self.since = whole, since
-        before = whole.by_key if since else {}
-        self.moved = tuple(key for key, lease in since.items() if _holder(before.get(key)) != _holder(lease))
-        added = sum(lease is not None and key not in before for key, lease in since.items())
-        self._len = len(whole.leases) + added - sum(lease is None and key in before for key, lease in since.items())
+        full_leases = whole.by_key if since else {}
+        self.moved = tuple(
+            key for key, lease in since.items() if _owner_and_ended(full_leases.get(key)) != _owner_and_ended(lease)
+        )
+        added_count = sum(lease is not None and key not in full_leases for key, lease in since.items())
+        self._len = (
+            len(whole.leases) + added_count - sum(lease is None and key in full_leases for key, lease in since.items())
+        )
 
     def __len__(self) -> int:
         return self._len
@@ -173,7 +180,7 @@ class KnownLeases(Sequence[Lease]):
         yield from (lease for key, lease in since.items() if lease is not None and key not in before)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the other sequence has the same leases in the same order, as a tuple would."""
+        """Return whether the other sequence contains the same leases in the same order."""
         return tuple(self) == tuple(other) if isinstance(other, tuple | KnownLeases) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]  # no code hashes these
@@ -183,10 +190,10 @@ class KnownLeases(Sequence[Lease]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Lease, ...]: ...
     def __getitem__(self, index: int | slice) -> Lease | tuple[Lease, ...]:
-        return self._all[index]
+        return self._as_tuple[index]
 
     @cached_property
-    def _all(self) -> tuple[Lease, ...]:
+    def _as_tuple(self) -> tuple[Lease, ...]:
         return tuple(self)
 
     def get(self, key: str) -> Lease | None:
@@ -209,21 +216,21 @@ class KnownLeases(Sequence[Lease]):
             if lease is not None and lease.owner == worker and (old_row is None or old_row.owner != worker):
                 yield lease
 
-    def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
-        """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
+    def last_unfinished(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
+        """Return the last unfinished lease of this owner. `order` must depend only on keys (the result is cached)."""
         changed_rows = (row for key in self.moved for row in (self.whole.by_key.get(key), self.since[key]))
         if any(row is not None and row.owner == worker for row in changed_rows):
             return max((lease for lease in self.owned_by(worker) if not lease.ended), key=order, default=None)
-        last = self.whole.last_of(worker, order)
-        return None if last is None else self.get(last.key)
+        last_lease = self.whole.last_unfinished(worker, order)
+        return None if last_lease is None else self.get(last_lease.key)
 
-    def names(self, worker: str | None) -> bool:
-        """Return whether any lease names this worker as owner or next owner."""
-        count = self.whole.named.get(worker, 0)
+    def has_owner_or_next_owner(self, worker: str | None) -> bool:
+        """Return whether this worker is the owner or next owner of any lease."""
+        lease_count = self.whole.lease_counts_by_name.get(worker, 0)
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
-                count += 0 if row is None else sign * ((row.owner == worker) + (row.next_owner == worker))
-        return count > 0
+                lease_count += 0 if row is None else sign * ((row.owner == worker) + (row.next_owner == worker))
+        return lease_count > 0
 
     def counts(self) -> dict[str | None, int]:
         """Return the number of leases of each owner, including ended and expired ones."""
@@ -234,16 +241,16 @@ class KnownLeases(Sequence[Lease]):
                     counts[lease.owner] = counts.get(lease.owner, 0) + sign
         return counts
 
-    def measured(self) -> tuple[int, int]:
+    def weight_totals(self) -> tuple[int, int]:
         """Return the number of leases with a weight, and the sum of the weights."""
-        number, load = self.whole.measured
+        number, load = self.whole.weight_totals
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
                 if row is not None and row.weight is not None:
                     number, load = number + sign, load + sign * row.weight
         return number, load
 
-    def load_of_each(self, unknown: int) -> dict[str | None, int]:
+    def load_by_owner(self, unknown: int) -> dict[str | None, int]:
         """Return the sum of the weights of each owner's leases.
 
         A lease without a weight counts as `unknown`.
@@ -257,35 +264,35 @@ class KnownLeases(Sequence[Lease]):
         return loads
 
     def unsettled(self, limit: float) -> list[Lease]:
-        """Return the leases that are not simply held by a living owner (see `unsettled`)."""
+        """Return the leases that may need an action (see the function `unsettled`)."""
         leases = [lease for key, lease in self.whole.unsettled(limit).items() if key not in self.since]
         return leases + unsettled((lease for lease in self.since.values() if lease is not None), limit)
 
     def our_workers(self, limit: float) -> frozenset[str]:
-        """Return our living workers."""
+        """Return the living workers of this library."""
         workers = self.whole.our_workers(limit)
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:
-            alive = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
-            if alive != (worker in workers):  # if unchanged, keep the same object, because its ranks may be cached
+            is_alive = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
+            if is_alive != (worker in workers):  # otherwise keep the same object, for which the ranks are cached
                 workers ^= {worker}
         return workers
 
 
 def indexed(leases: Sequence[Lease]) -> KnownLeases:
-    """Return these leases with an index, for several lookups."""
+    """Return these leases with indexes, which make repeated lookups fast."""
     return leases if isinstance(leases, KnownLeases) else KnownLeases(FullReading(tuple(leases)), {})
 
 
-def _holder(lease: Lease | None) -> tuple[str | None, bool] | None:
+def _owner_and_ended(lease: Lease | None) -> tuple[str | None, bool] | None:
     return None if lease is None else (lease.owner, lease.ended)
 
 
 def unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
-    """Return the leases that are not simply held by a living owner.
+    """Return the leases that may need an action by some worker.
 
-    A lease is unsettled if it has no owner, is finished, has a next owner, or has been idle for more than `limit`
-    seconds.
+    A lease is unsettled if it has no owner, is finished, has a next owner, or has not changed for more than `limit`
+    seconds. All other leases are held by a living owner.
     """
     return [
         lease
@@ -295,9 +302,9 @@ def unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
 
 
 def our_workers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[str]:
-    """Return our workers among the owners, recognized by the attribute that they write on their leases.
+    """Return the owners that are workers of this library, recognized by an attribute on their leases.
 
-    Leases idle for more than `limit` seconds are ignored.
+    Leases that have not changed for more than `limit` seconds are ignored.
     """
     workers: set[str] = set()
     for lease in leases:
@@ -307,5 +314,5 @@ def our_workers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[s
 
 
 def owner_is_ours(lease: Lease) -> bool:
-    """Return whether the owner of this lease is one of our workers."""
+    """Return whether the owner of this lease is a worker of this library (rather than a KCL worker, for example)."""
     return (lease.annotation(OURS) or "").partition("/")[2] == lease.owner

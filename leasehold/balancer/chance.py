@@ -1,6 +1,6 @@
 """Shuffles leases deterministically, by sorting them by a salted digest.
 
-The order is the same in every run, on every machine and in every language.
+The resulting order is the same in every run, on every machine and in every programming language.
 
 The digest of a string under a salt is BLAKE2b, with the salt in its salt field and no key:
 
@@ -10,9 +10,9 @@ The digest of a string under a salt is BLAKE2b, with the salt in its salt field 
 Digests are compared as bytes, starting with the first byte. If two digests are equal, the strings themselves are
 compared. Lone surrogates, which JSON may contain, are encoded as the three bytes of their code point.
 
-The salt for a worker's turn consists of the worker's id, a zero byte, and the number of the turn in decimal. Because of
-the id, competing workers choose different leases. Because of the turn, two workers that have collided once choose again
-differently.
+The salt for a worker's turn consists of the worker's id, a zero byte, and the number of the turn in decimal. As the id
+is part of the salt, competing workers choose different leases. As the turn is part of it, two workers that have chosen
+the same lease once are unlikely to do it again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ from leasehold.balancer.model import Lease, Me
 
 def digest_under(salt: str) -> Callable[[str], bytes]:
     """Return a function that computes the 8-byte digest of a string under this salt."""
-    salted_hash = _salted(salt)
+    salted_hash = _hash_with_salt(salt)
 
     def digest(text: str) -> bytes:
         hasher = salted_hash.copy()
@@ -36,10 +36,10 @@ def digest_under(salt: str) -> Callable[[str], bytes]:
 
 def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
     """Return a sort key for leases that gives the same order to all workers that use this salt."""
-    salted_hash = _salted(salt)
+    salted_hash = _hash_with_salt(salt)
 
     def sort_key(lease: Lease) -> tuple[bytes, str]:
-        key = lease.key  # may run for ten thousand leases, so make as few calls as possible
+        key = lease.key  # avoid function calls, because this may run for ten thousand leases
         hasher = salted_hash.copy()
         hasher.update(key.encode("utf-8", "surrogatepass"))
         return hasher.digest(), key
@@ -48,16 +48,17 @@ def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
 
 
 def draw(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:
-    """Return up to `count` of these leases, drawn by the digest of this worker and turn."""
+    """Return up to `count` of these leases, in an order that depends on the worker and its turn."""
     return tuple(nsmallest(max(count, 0), leases, key=order_under(f"{me.worker}\0{me.turn}")))
 
 
 def draw_owner(counts: Mapping[str, int], me: Me) -> str:
-    """Return an owner, drawn with a probability proportional to its number of leases.
+    """Choose an owner with a probability proportional to its number of leases.
 
-    To draw an owner and then one of its leases is therefore the same as to draw one of all leases. The digest of the
-    empty string, modulo the number of leases, is a position in the list of leases sorted by owner, and the owner at
-    that position is returned.
+    If the caller then draws a random lease of the chosen owner, all leases have the same probability.
+
+    The digest of the empty string, modulo the number of leases, is a position in the list of leases sorted by owner.
+    The owner at that position is returned.
     """
     position = int.from_bytes(digest_under(f"{me.worker}\0{me.turn}")("")) % sum(counts.values())
     for owner in sorted(counts):
@@ -67,7 +68,10 @@ def draw_owner(counts: Mapping[str, int], me: Me) -> str:
     raise AssertionError("a position after the last lease")
 
 
-def _salted(salt: str) -> blake2b:
-    """Return a hash object that has consumed the salt. Copying one takes a third of the time of creating one."""
-    field = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-    return blake2b(digest_size=8, salt=field)
+def _hash_with_salt(salt: str) -> blake2b:
+    """Return a hash object for this salt.
+
+    Copying a hash object takes a third of the time that creating one takes.
+    """
+    salt_field = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return blake2b(digest_size=8, salt=salt_field)

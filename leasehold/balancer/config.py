@@ -1,4 +1,4 @@
-"""Settings of a group of workers, validated on construction, and the list of our rule sets."""
+"""Defines the settings of a group of workers (`Config`), and lists the built-in rule sets."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 
 RULE_SETS: tuple[type[RuleSet], ...] = (Kcl, KclRust, EventHubs, Minimal)
-"""Every rule set that the commands, the JSON form, the simulator, the checker and the law tests support."""
+"""The rule sets that the commands, the JSON form, the simulator, the checker and the law tests support."""
 
 
 def _check_initial_position(_config: object, attribute: "Attribute[Any]", value: object) -> None:
@@ -24,9 +24,9 @@ _IS_RULE_SET: Validator = instance_of(RuleSet)
 _IS_POSITIVE = number(0, above=True)
 
 
-# attrs computes all defaults before it runs validators, so each default validates the fields that it depends on. The
-# defaults are factories rather than `@lease_seconds.default` methods because type checkers without an attrs plugin do
-# not understand the latter.
+# attrs computes all defaults before it runs any validator. So each default below validates the fields that it uses. The
+# defaults are `Factory` objects rather than `@lease_seconds.default` methods, because type checkers without an attrs
+# plugin don't understand those methods.
 
 
 def _validated_rules(config: "Config") -> RuleSet:

@@ -1,10 +1,12 @@
-"""Finds contradictions between a listing of shards and the lease table, and plans how leases restart (L14).
+"""Finds contradictions between a listing of shards and the lease table, and plans the restart of leases (L14).
 
-A stream that is deleted and created again under the same name has the same shard ids, but its old leases no longer fit.
-If a lease is at SHARD_END, its shard is never read. A checkpoint may be after records that no worker has read.
+If a stream is deleted and created again under the same name, its new shards have the ids of the old ones, and the
+workers would continue from the old leases. A shard whose old lease is at SHARD_END would never be read, and an old
+checkpoint would skip records.
+
 Therefore each lease is annotated with the incarnation of its stream, `<stream>:<creation time>`. A lease without this
-annotation was written by another library or by an earlier version. It counts as a lease of the current stream unless it
-contradicts its shard.
+annotation was written by another library or by an earlier version. It is assumed to belong to the present stream unless
+it contradicts its shard.
 """
 
 from collections.abc import Collection, Iterable
@@ -24,7 +26,7 @@ CONTRADICTION = "contradiction"
 """The name of the row attribute in which workers report a contradiction, for tools that read only the table."""
 
 SETTLED = "-"
-"""The value of both attributes after an operator, or a worker that restarts the lease, has set the lease's position."""
+"""The value of both row attributes after an operator or a worker has set the position of the lease."""
 
 REMEDY = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
 
@@ -36,10 +38,10 @@ class Contradiction:
     """A contradiction between a listing and a lease.
 
     Attributes:
-        kind: The first three kinds concern a whole stream, whose workers hold no leases until the contradiction is
-            resolved. The other kinds concern a single shard, and only that shard is not read.
+        kind: The kind of contradiction. The first three concern a whole stream, and its workers hold no leases until
+            the contradiction is resolved. The others concern a single shard, and the workers don't read that shard.
         stream: The name of the stream.
-        key: The key of the lease that shows it.
+        key: The key of the lease that does not match the listing.
         what: A description for the operator, with the remedy.
     """
 
@@ -50,12 +52,12 @@ class Contradiction:
 
     @property
     def of_stream(self) -> bool:
-        """Whether the contradiction makes the position of every lease of the stream doubtful."""
+        """Whether the contradiction concerns all leases of the stream rather than a single one."""
         return self.kind in {"made anew", "another stream", "old listing"}
 
     @property
     def restartable(self) -> bool:
-        """Whether the leases may be restarted automatically. Leases of another stream may not."""
+        """Whether workers may restart the leases automatically. Leases of a different stream must not be restarted."""
         return self.kind in {"made anew", "ended and open", "another shard"}
 
 
@@ -64,12 +66,12 @@ def contradictions(
 ) -> tuple[Contradiction, ...]:
     """Return all contradictions between a complete listing and the leases, sorted by stream and key.
 
-    If a contradiction concerns a whole stream, only that one is returned for the stream.
+    If all leases of a stream contradict the listing, the result contains a single contradiction for the stream.
 
     Args:
         shards: The listed shards.
-        leases: The leases. They must be read before the shards are listed. Otherwise a shard that ends in between would
-            appear to contradict its lease.
+        leases: The leases, which must be read before the shards are listed. Otherwise, if a shard ends between the two
+            reads, it would appear to contradict its lease.
         incarnation: The incarnation of the one stream that was listed, or "" if the source has none.
     """
     result: list[Contradiction] = []
@@ -91,7 +93,7 @@ def contradictions(
 
 
 def _stream_contradiction(lease: Lease, incarnation: str) -> Contradiction | None:
-    """Return a contradiction if the lease belongs to another incarnation than the one that was listed."""
+    """Return a contradiction if the lease belongs to a different incarnation of the stream than the listing."""
     annotated_incarnation = lease.annotation(INCARNATION)
     if not incarnation or annotated_incarnation in {None, SETTLED, incarnation}:
         return None
@@ -148,7 +150,8 @@ def _shard_contradiction(lease: Lease, family: Family) -> Contradiction | None:
         )
     range_differs = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
     parents_differ = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
-    # A listing may omit a parent that is past its retention. But if a parent is listed, its child's entry names it.
+    # A listing may omit the id of a parent whose records have expired. But if the listing contains the parent itself,
+    # the entry of the child must contain its id.
     some_parent_listed = any(parent in family.shards for parent in lease.parents)
     gained_parents = some_parent_listed and not shard.parents and shard.hash_range is not None
     if range_differs or parents_differ or gained_parents:
@@ -166,14 +169,14 @@ def reported(leases: Iterable[Lease]) -> tuple[str, ...]:
 
     The result is sorted by lease key and contains no duplicates.
     """
-    ordered = sorted(leases, key=lambda lease: lease.key)
-    return tuple(dict.fromkeys(filter(None, map(reported_on, ordered))))
+    sorted_leases = sorted(leases, key=lambda lease: lease.key)
+    return tuple(dict.fromkeys(filter(None, map(reported_on, sorted_leases))))
 
 
 def reported_on(lease: Lease) -> str:
     """Return the contradiction that a worker has written on this row, or "" if there is none."""
-    sentence = lease.annotation(CONTRADICTION)
-    return sentence if sentence not in {None, SETTLED} and sentence else ""
+    contradiction = lease.annotation(CONTRADICTION)
+    return contradiction if contradiction not in {None, SETTLED} and contradiction else ""
 
 
 @frozen
@@ -183,7 +186,7 @@ class Restart:
     Attributes:
         stored: The lease to replace, or None to create one.
         lease: The new lease, or None to delete the stored one.
-        marks: Whether to write only the incarnation and keep the checkpoint.
+        marks: Whether the step only writes the incarnation and keeps the checkpoint.
     """
 
     stored: Lease | None
@@ -201,18 +204,18 @@ def restarts(
     """Return the steps that restart leases at `start`, in the order in which they must be written.
 
     If the stream was recreated, the steps replace all leases that are not annotated with its present incarnation.
-    Otherwise they replace those that contradict their shards. The order is:
+    Otherwise the steps replace the leases that contradict their shards. The steps have this order:
 
-    - Leases without an incarnation are marked first, in steps of their own. Otherwise, once the last lease that shows
-      the contradiction is replaced, they would count as leases of the present stream.
-    - Then leases are created for shards that have none. If this came last and the worker stopped before, these leases
-      would be created at the initial position, and LATEST would skip records.
-    - Existing leases follow, parents before children. Otherwise a child could be read while the old lease of its parent
-      is still at SHARD_END.
-    - Leases of shards that no longer exist come last.
+    - First, leases without an incarnation are annotated with the old one. Otherwise they would be taken for leases of
+    the present stream as soon as all annotated leases have been replaced.
+    - Then leases are created for shards that have none. If this were the last step and the worker stopped before it,
+    these leases would later be created at the initial position, and LATEST would skip records.
+    - Then existing leases are replaced, parents before children. Otherwise a child could be read before its parent,
+    because the old lease of the parent is still at SHARD_END.
+    - Finally, leases of shards that no longer exist are deleted.
 
-    If `start` is LATEST, closed shards contain nothing to read. Their leases are set to SHARD_END, and missing ones are
-    not created.
+    If `start` is LATEST, nothing is read from closed shards. Their existing leases are set to SHARD_END, and missing
+    ones are not created.
 
     Args:
         shards: The listed shards.
@@ -228,7 +231,7 @@ def restarts(
     steps: list[Restart] = []
     for family in families(shards, leases):
         is_recreated, family_leases = family.stream in recreated_streams, family.leases
-        to_replace = {
+        leases_to_replace = {
             key: lease
             for key, lease in sorted(family_leases.items())
             if (
@@ -236,15 +239,24 @@ def restarts(
             )
         }
         former_incarnation = next(
-            (previous for lease in to_replace.values() if (previous := lease.annotation(INCARNATION)) is not None), ""
+            (
+                previous
+                for lease in leases_to_replace.values()
+                if (previous := lease.annotation(INCARNATION)) is not None
+            ),
+            "",
         )
-        unmarked = [lease for lease in to_replace.values() if is_recreated and lease.annotation(INCARNATION) is None]
-        if unmarked:
-            annotated = (
-                (lease, tuple(sorted((*lease.annotations, (INCARNATION, former_incarnation))))) for lease in unmarked
+        leases_without_incarnation = [
+            lease for lease in leases_to_replace.values() if is_recreated and lease.annotation(INCARNATION) is None
+        ]
+        if leases_without_incarnation:
+            leases_to_mark = (
+                (lease, tuple(sorted((*lease.annotations, (INCARNATION, former_incarnation)))))
+                for lease in leases_without_incarnation
             )
             steps += [
-                Restart(lease, evolve(lease, annotations=annotations), marks=True) for lease, annotations in annotated
+                Restart(lease, evolve(lease, annotations=annotations), marks=True)
+                for lease, annotations in leases_to_mark
             ]
             continue
         parents_by_shard = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
@@ -262,11 +274,11 @@ def restarts(
             if is_recreated and shard.id not in family_leases and (shard.open or start != LATEST)
         ]
         for shard in ordered_shards:
-            if shard.id in to_replace:
+            if shard.id in leases_to_replace:
                 position = SHARD_END if start == LATEST and not shard.open else start
                 new_lease = evolve(
-                    to_replace[shard.id], checkpoint=position, parents=shard.parents, hash_range=shard.hash_range
+                    leases_to_replace[shard.id], checkpoint=position, parents=shard.parents, hash_range=shard.hash_range
                 )
-                steps.append(Restart(to_replace[shard.id], new_lease))
-        steps += [Restart(lease, None) for key, lease in to_replace.items() if key not in family.shards]
+                steps.append(Restart(leases_to_replace[shard.id], new_lease))
+        steps += [Restart(lease, None) for key, lease in leases_to_replace.items() if key not in family.shards]
     return tuple(steps)

@@ -1,8 +1,8 @@
-"""Takes the census for every rule set: which workers are alive, and which leases each of them holds.
+"""Determines, for every rule set, which workers are alive and which leases each of them holds (the census).
 
 Rule 1: counting for all rule sets happens here and nowhere else, so that all of them agree on which workers are alive.
-Rule 2: passes over all leases use fast built-ins such as `Counter`. In most turns the leases are balanced, and then
-counting them is nearly all the work.
+Rule 2: loops over all leases use fast built-ins such as `Counter`. In most turns the leases are balanced, and the
+planner has little to do except count them.
 
 A lease is free if it has no owner, expired if its version has not changed for longer than the rule set allows, and held
 otherwise. Two kinds of owners get more time because they are alive and merely slow:
@@ -11,8 +11,8 @@ otherwise. Two kinds of owners get more time because they are alive and merely s
 An owner that was slow only once gets no more time, because the store may have paused. Two slow renewals in a row show
 that the owner is slow.
 
-A worker is known to the others only by the leases that it holds. The others cannot see a worker without a lease, unless
-it has a KCL 3.x leader, whose workers also write reports.
+Workers know each other only by the owners of leases. So a worker without a lease is invisible to the others. Workers of
+a KCL 3.x leader are an exception, because they also write reports.
 """
 
 from collections import Counter
@@ -26,10 +26,10 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me
 
 GAP_EXPIRY_MAX = 6
-"""The longest time after which a slow owner's leases expire, as a multiple of our `lease_seconds`.
+"""Leases of a slow owner expire after this multiple of our `lease_seconds` at the latest.
 
-A worker configured with six times our `lease_seconds` renews its leases once in two of ours. This limit therefore gives
-it three of its renewal intervals.
+Example: a worker is configured with six times our `lease_seconds`, and renews its leases three times within this
+period. With the present limit, its leases expire after three missed renewals.
 """
 
 
@@ -37,8 +37,8 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     """Return the census of these leases, which must have distinct keys."""
     known_leases = leases if isinstance(leases, KnownLeases) else tuple(leases)
     limit = expires_above(config)
-    # Nearly all leases are simply held by a living owner. One pass finds the few others, and the rest of the work is on
-    # those alone.
+    # Nearly all leases are held by a living owner and need no action. One pass finds the few others, so that the later
+    # steps need not visit all leases.
     unsettled_leases = (
         known_leases.unsettled(limit) if isinstance(known_leases, KnownLeases) else unsettled_of(known_leases, limit)
     )
@@ -48,9 +48,11 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     if not config.rules.counts_ended:
         omitted_keys |= {lease.key for lease in unsettled_leases if lease.ended}
     if omitted_keys:
-        remaining = known_leases.without(omitted_keys) if isinstance(known_leases, KnownLeases) else None
+        remaining_leases = known_leases.without(omitted_keys) if isinstance(known_leases, KnownLeases) else None
         known_leases = (
-            tuple(lease for lease in known_leases if lease.key not in omitted_keys) if remaining is None else remaining
+            tuple(lease for lease in known_leases if lease.key not in omitted_keys)
+            if remaining_leases is None
+            else remaining_leases
         )
         unsettled_leases = [lease for lease in unsettled_leases if lease.key not in omitted_keys]
     limit_by_gap = {owner: expires_above_gap(gap, config) for owner, gap in slow_owners(me, config)}
@@ -61,8 +63,8 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
         if lease.owner is not None
         and lease.idle > limit
         and lease.idle > limit_by_gap.get(lease.owner, limit)
-        # M14: an owner that its KCL 3.x leader has chosen renews only at its next poll, and KCL polls every
-        # lease_seconds.
+        # M14: after a KCL 3.x leader has given a lease to a worker, the worker renews it only at its next poll. KCL
+        # polls every lease_seconds, so such a lease expires later.
         and not (lease.owner in reporting_workers and lease.held <= lease.idle <= 2 * limit)
     ]
     counts_by_owner = (
@@ -83,13 +85,13 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
             owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led_workers
         }
     expired_keys = {lease.key for lease in expired}
-    mine = known_leases.owned_by(me.worker) if isinstance(known_leases, KnownLeases) else known_leases
+    own_leases = known_leases.owned_by(me.worker) if isinstance(known_leases, KnownLeases) else known_leases
     return Census(
         worker=me.worker,
         leases=known_leases,
         free=tuple(lease for lease in unsettled_leases if lease.owner is None),
         expired=tuple(expired),
-        mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in expired_keys]),
+        mine=tuple([lease for lease in own_leases if lease.owner == me.worker and lease.key not in expired_keys]),
         moving=tuple(lease for lease in unsettled_leases if lease.next_owner is not None),
         counts=counts,
         led=led_workers,
@@ -97,45 +99,52 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
 
 
 def _unreadable_children(leases: Collection[Lease], unsettled_leases: Collection[Lease]) -> frozenset[str]:
-    """Return the free leases that must not be read yet (L12) because a parent is still being read (M1).
+    """Return the free leases that cannot be read yet because a parent shard is still being read (L12, M1).
 
-    If such a lease were claimed now, it would count toward its owner's share, and the counts would become uneven when
-    the parent ends.
+    Child leases must not be claimed before their parents end. A claimed lease counts toward its owner's share, so the
+    division of leases would become uneven when the parent's lease ends.
     """
     free_children = [lease for lease in unsettled_leases if lease.owner is None and lease.parents]
     parent_keys = {parent_key for lease in free_children for parent_key in lease.parents}
-    candidates = map(leases.get, parent_keys) if isinstance(leases, KnownLeases) else leases if parent_keys else ()
+    possible_parents = (
+        map(leases.get, parent_keys) if isinstance(leases, KnownLeases) else leases if parent_keys else ()
+    )
     unread_parents = {
-        lease.key for lease in candidates if lease is not None and lease.key in parent_keys and not lease.ended
+        lease.key for lease in possible_parents if lease is not None and lease.key in parent_keys and not lease.ended
     }
     return frozenset(lease.key for lease in free_children if not unread_parents.isdisjoint(lease.parents))
 
 
 def _led_workers(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
-    """Return the workers with a KCL 3.x leader that report and may still be given leases (M14).
+    """Return the workers to which their KCL 3.x leader may still give leases (M14).
 
-    A worker is left out if it has let a lease expire, or if its leader has not given it a lease for too long.
+    The result does not contain a worker if one of its leases has expired, or if its leader has not given it a lease for
+    too long.
     """
-    limit = config.rules.overdue_seconds(config.lease_seconds, config.cycle_seconds)
-    if limit is None or not me.history.led:
+    wait_limit = config.rules.overdue_seconds(config.lease_seconds, config.cycle_seconds)
+    if wait_limit is None or not me.history.led:
         return ()
-    losing_workers = {lease.owner for lease in expired}
+    workers_with_expired_leases = {lease.owner for lease in expired}
     return tuple(
-        worker for worker, seconds_waited in me.history.led if seconds_waited <= limit and worker not in losing_workers
+        worker
+        for worker, seconds_waited in me.history.led
+        if seconds_waited <= wait_limit and worker not in workers_with_expired_leases
     )
 
 
 def expires_above(config: Config) -> float:
-    """Return the idle time in seconds above which a lease has no living owner."""
+    """Return the number of seconds without a renewal above which a lease is expired."""
     return config.rules.expires_above(config.lease_seconds)
 
 
 def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
-    """Return the living owners that renew too slowly for our `lease_seconds`, with the longest gap measured.
+    """Return the living owners that renew too slowly for our `lease_seconds`, each with its longest renewal gap.
 
     Such owners are configured with longer `lease_seconds` (failoverTimeMillis, expiry) than ours. A renewal gap is too
-    long if it exceeds half of `lease_seconds` and is clearly longer than our own renewal interval. If our own leases
-    had such gaps too, the store had paused for all workers, so a gap must exceed ours by `lease_seconds`.
+    long if it exceeds half of `lease_seconds` and is clearly longer than our own renewal interval.
+
+    If our own leases have long gaps as well, the cause is probably a pause of the store. In this case, a gap is too
+    long only if it exceeds our own longest gap by more than `lease_seconds`.
 
     Examples:
         >>> from leasehold import Config, Me
@@ -143,20 +152,24 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
         >>> slow_owners(Me("worker-a", history=History(gaps=(("worker-b", 12.0),))), Config(lease_seconds=10))
         (('worker-b', 12.0),)
     """
-    return _slower_owners(me.history.gaps, me, config)
+    return _owners_above_gap_limit(me.history.gaps, me, config)
 
 
 def late_owners(me: Me, config: Config) -> frozenset[str]:
-    """Return the owners that renewed too rarely between two reads of the table, yet are not known to be slow (C16).
+    """Return the owners that missed renewals between two reads of the table, although they are not slow owners (C16).
 
     They may have died.
     """
-    late, slow = (dict(_slower_owners(measured, me, config)) for measured in (me.history.paces, me.history.gaps))
+    late, slow = (
+        dict(_owners_above_gap_limit(measured, me, config)) for measured in (me.history.paces, me.history.gaps)
+    )
     return frozenset(late) - frozenset(slow)
 
 
-def _slower_owners(gaps: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
-    # 1.25: an owner is clearly slower than we are if its gaps are a quarter longer.
+def _owners_above_gap_limit(
+    gaps: tuple[tuple[str, float], ...], me: Me, config: Config
+) -> tuple[tuple[str, float], ...]:
+    # 1.25: an owner is slower than this worker if its gaps exceed our renewal interval by more than a quarter.
     threshold = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
     our_gap = dict(gaps).get(me.worker, 0.0)
     limit = our_gap + config.lease_seconds if our_gap > threshold else threshold
@@ -164,8 +177,9 @@ def _slower_owners(gaps: tuple[tuple[str, float], ...], me: Me, config: Config) 
 
 
 def expires_above_gap(gap: float, config: Config) -> float:
-    """Return the idle time in seconds after which an owner with this renewal gap counts as dead.
+    """Return the number of seconds without a renewal after which an owner with this renewal gap counts as dead.
 
-    The limit is capped because a gap may also result from a pause of the store.
+    The result is at most `GAP_EXPIRY_MAX` times `lease_seconds`, because a long gap may also be the effect of a pause
+    of the store.
     """
     return min(3 * gap, GAP_EXPIRY_MAX * config.lease_seconds)

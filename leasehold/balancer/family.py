@@ -1,7 +1,7 @@
-"""Relates a stream's shards to its leases, and detects faulty listings of shards.
+"""Groups shards and leases by stream, and finds faults in a listing of shards.
 
-Rule 1: lease keys, shard ids and the names of parents share one namespace per stream.
-Rule 2: a listing of shards is assumed to be complete, so a shard that is not listed is past its retention.
+Rule 1: within a stream, the key of a lease is the id of its shard, and parents are named by these ids as well.
+Rule 2: every listing of shards is assumed to be complete. If a shard is not listed, all its records have expired.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -15,8 +15,8 @@ from leasehold.balancer.model import HASH_KEYS, HashRange, Hole, Lease, Problem,
 def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
     """Return the first range of hash keys that none of these ranges covers, or None. Ranges may overlap.
 
-    Source: KCL's PeriodicShardSyncManager. KCL also reports a hole if the range that begins last ends before the last
-    hash key, even if another range reaches further. That is not a hole, so we don't report it.
+    Source: PeriodicShardSyncManager of KCL. There is one difference. KCL also reports a hole if the range with the
+    greatest start ends before the last hash key, even if another range extends to it. This function does not.
     """
     last_covered = HASH_KEYS[0] - 1
     for first, last in sorted(ranges):
@@ -27,29 +27,34 @@ def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
 
 
 def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hole, ...]:
-    """Return the first hole of each stream, with the number of consecutive full reads that have shown it (L7).
+    """Return, for each stream, the first range of hash keys that no unfinished lease covers (L7).
 
-    If a stream's hole has changed, its number starts at 1 again. No hole is reported for a stream with an unfinished
-    lease whose range is unknown.
+    Each `Hole` counts the consecutive reads of the whole table that have shown the same range.
+
+    If the range has changed, the count starts at 1 again. A stream is skipped if the range of any unfinished lease is
+    unknown.
     """
-    times = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
-    streams: dict[str, list[HashRange | None]] = {}
+    times_by_hole = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
+    ranges_by_stream: dict[str, list[HashRange | None]] = {}
     for lease in leases:
-        ranges = streams.setdefault(lease.stream, [])
+        hash_ranges = ranges_by_stream.setdefault(lease.stream, [])
         if not lease.ended:
-            ranges.append(lease.hash_range)
+            hash_ranges.append(lease.hash_range)
     holes = []
-    for stream, ranges in sorted(streams.items()):
-        known_ranges = [hash_range for hash_range in ranges if hash_range is not None]
-        hole = first_hole(known_ranges) if len(known_ranges) == len(ranges) else None
+    for stream, hash_ranges in sorted(ranges_by_stream.items()):
+        known_ranges = [hash_range for hash_range in hash_ranges if hash_range is not None]
+        hole = first_hole(known_ranges) if len(known_ranges) == len(hash_ranges) else None
         if hole is not None:
-            holes.append(Hole(stream, *hole, times=times.get((stream, *hole), 0) + 1))
+            holes.append(Hole(stream, *hole, times=times_by_hole.get((stream, *hole), 0) + 1))
     return tuple(holes)
 
 
 @frozen
 class Family:
-    """The listed shards of one stream, their children, and the stream's leases, each by name."""
+    """The listed shards and the leases of one stream.
+
+    `children` maps each parent, even one that is not listed, to its listed children.
+    """
 
     stream: str
     shards: Mapping[str, Shard]
@@ -57,54 +62,54 @@ class Family:
     leases: Mapping[str, Lease]
 
     @property
-    def settled(self) -> bool:
+    def needs_no_change(self) -> bool:
         """Whether every shard has a lease, every lease has a shard, and no lease has ended."""
-        same = self.shards.keys() == self.leases.keys()
-        return same and not any(lease.ended for lease in self.leases.values())
+        same_keys = self.shards.keys() == self.leases.keys()
+        return same_keys and not any(lease.ended for lease in self.leases.values())
 
     @property
     def tips(self) -> frozenset[str]:
         """The shards at which lines of descent end.
 
-        Usually the open shards are the tips. If no shard is open, as in a stream that was disabled, the tips are the
-        shards without children.
+        Usually the tips are the open shards. If no shard is open (DynamoDB closes all shards of a disabled stream), the
+        tips are the shards without children.
         """
         open_shards = frozenset(shard.id for shard in self.shards.values() if shard.open)
         return open_shards or frozenset(shard for shard in self.shards if not self.children.get(shard))
 
     @property
-    def read(self) -> bool:
+    def has_been_read(self) -> bool:
         """Whether a lease shows that the stream has been read."""
         return any(lease.checkpoint.numbered or lease.ended for lease in self.leases.values())
 
-    def unread(self, gone: Mapping[str, Lease]) -> frozenset[str]:
+    def unread(self, deleted_leases: Mapping[str, Lease]) -> frozenset[str]:
         """Return the listed shards that have no lease and no descendant with a lease.
 
-        A lease in `gone`, whose row was deleted, counts as existing.
+        A lease in `deleted_leases` was deleted by another program, and counts as existing.
         """
-        leases = {**gone, **self.leases}
-        parents = {key: lease.parents for key, lease in leases.items()}
-        parents |= {key: shard.parents for key, shard in self.shards.items()}
-        leased, to_visit = set(leases), list(leases)
+        leases = {**deleted_leases, **self.leases}
+        parents_by_key = {key: lease.parents for key, lease in leases.items()}
+        parents_by_key |= {key: shard.parents for key, shard in self.shards.items()}
+        covered_keys, to_visit = set(leases), list(leases)
         while to_visit:
-            new_parents = set(parents.get(to_visit.pop(), ())) - leased
-            leased |= new_parents
+            new_parents = set(parents_by_key.get(to_visit.pop(), ())) - covered_keys
+            covered_keys |= new_parents
             to_visit += new_parents
-        return frozenset(self.shards.keys() - leased)
+        return frozenset(self.shards.keys() - covered_keys)
 
     def parents(self, shard: Shard) -> list[str]:
         """Return the parents of a shard that are still listed or have a lease.
 
-        KCL considers only listed parents. If a parent is unlisted and its lease is unfinished, KCL starts the child at
-        the initial position, and under LATEST the child's first records would be lost (L9).
+        KCL ignores unlisted parents. If an unlisted parent has an unfinished lease, KCL therefore starts the child at
+        the initial position, and LATEST skips the child's first records (L9).
         """
         return [parent for parent in shard.parents if parent in self.shards or parent in self.leases]
 
 
 def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Family, ...]:
-    """Return the streams that have a listed shard (L1), sorted by name.
+    """Return a `Family` for each stream with a listed shard, sorted by name (L1).
 
-    Leases of other streams are left out.
+    Leases of streams without a listed shard are left out.
     """
     by_stream: dict[str, dict[str, Shard]] = {}
     for shard in sorted(shards, key=lambda shard: shard.id):
@@ -124,32 +129,32 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
 
 
 def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
-    """Return the problems of a complete listing: open parents of listed children, cycles, and holes.
+    """Return the faults of a complete listing of shards: parents that are still open, cycles, and holes.
 
-    Open parents and cycles stop the creation and deletion of leases for their stream (L2). A hole among the open shards
-    is only reported, because the leases may be correct even if one listing is not.
+    If a parent of a listed shard is still open, or if there is a cycle, no leases of that stream are created or deleted
+    (L2). A hole among the hash keys of the open shards is only reported, because the leases may cover it.
 
     Examples:
         >>> from leasehold import Shard, problems
         >>> problems([Shard("shard-0")])
         ()
     """
-    issues: list[Problem] = []
+    found_problems: list[Problem] = []
     for family in families(shards):
-        issues += blocking_problems(family)
-        ranges = [shard.hash_range for shard in family.shards.values() if shard.open]
-        known_ranges = [hash_range for hash_range in ranges if hash_range is not None]
-        # If the range of an open shard is unknown, we can't tell whether there is a hole.
-        hole = first_hole(known_ranges) if known_ranges and len(known_ranges) == len(ranges) else None
+        found_problems += blocking_problems(family)
+        hash_ranges = [shard.hash_range for shard in family.shards.values() if shard.open]
+        known_ranges = [hash_range for hash_range in hash_ranges if hash_range is not None]
+        # If the hash range of any open shard is unknown, that shard may cover the hole.
+        hole = first_hole(known_ranges) if known_ranges and len(known_ranges) == len(hash_ranges) else None
         if hole is not None:
-            issues.append(Problem(family.stream, "", f"no open shard covers hash keys {hole[0]} to {hole[1]}"))
-    return tuple(issues)
+            found_problems.append(Problem(family.stream, "", f"no open shard covers hash keys {hole[0]} to {hole[1]}"))
+    return tuple(found_problems)
 
 
 def blocking_problems(family: Family) -> tuple[Problem, ...]:
-    """Return the problems of a listing that make it unsafe to create or delete leases of this stream (L2)."""
-    # An open shard cannot have children, so the entry of the shard or of its child is out of date.
-    issues = [
+    """Return the faults of a listing because of which no leases of this stream may be created or deleted (L2)."""
+    # An open shard cannot have children. If the listing contains both, one of the two entries is out of date.
+    found_problems = [
         Problem(family.stream, parent, f"is open but has a child, {children[0]}: one of the two is out of date")
         for parent, children in sorted(family.children.items())
         if parent in family.shards and family.shards[parent].open
@@ -158,22 +163,22 @@ def blocking_problems(family: Family) -> tuple[Problem, ...]:
         # A shard without parents cannot be part of a cycle. Leaving such shards out saves sorting ten thousand shards
         # that were never split.
         TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
-    except CycleError as error:  # a shard that is its own ancestor would wait for itself forever
+    except CycleError as error:  # the lease of such a shard would wait for itself forever
         cycle = sorted(set(error.args[1]))
-        issues.append(Problem(family.stream, cycle[0], f"is its own ancestor, by way of {', '.join(cycle)}"))
-    return tuple(issues)
+        found_problems.append(Problem(family.stream, cycle[0], f"is its own ancestor, by way of {', '.join(cycle)}"))
+    return tuple(found_problems)
 
 
 def unrelated(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
-    """Return the shards that are not related, directly or through other shards, to any shard in `unread`.
+    """Return the shards that are not related to any shard in `unread`, either directly or through other shards.
 
-    Parents and children are related, because the leases of a shard's relatives determine where its own lease starts (L3
-    to L9). All partitions of a stream count as related (L6).
+    Parents and children are related, and so are all partitions of a stream (L6). The position at which a lease starts
+    depends on the leases of related shards (L3 to L9).
     """
     neighbors: dict[str, set[str]] = {}
     for shard in shards if unread else ():
-        partition = not shard.parents and shard.hash_range is None
-        for other in (*shard.parents, *((f"partitions of {shard.stream}",) if partition else ())):
+        is_partition = not shard.parents and shard.hash_range is None
+        for other in (*shard.parents, *((f"partitions of {shard.stream}",) if is_partition else ())):
             neighbors.setdefault(shard.id, set()).add(other)
             neighbors.setdefault(other, set()).add(shard.id)
     related, to_visit = set(unread), list(unread)

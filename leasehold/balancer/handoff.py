@@ -1,12 +1,14 @@
 """Plans the remaining steps of hand-offs: the owner releases the lease, and the next owner takes it (H3 and H4).
 
-Every rule set uses these functions, because a group of workers may change its rule set during a hand-off. Only
-`minimal` requests hand-offs (H2, H5), and only `minimal` plans with the division of leases that they will lead to (H1).
+Every rule set finishes hand-offs, because a group of workers may change its rule set while a hand-off is in progress.
+Only `minimal` requests hand-offs (H2, H5), and only `minimal` counts them as done when it computes shares (H1).
 
 A hand-off has three steps. The next owner writes its name on the lease. The owner sees the name, finishes its batch,
-and releases the lease to the next owner. The next owner accepts it. If the owner dies in the meantime, the next owner
-claims the expired lease. If the owner lives but does not release the lease, the next owner steals it after
-`lease_seconds` + 30 s. If it does not, and still holds no lease one cycle later, its request is ignored.
+and releases the lease to the next owner. The next owner accepts it.
+
+If the owner dies before it releases the lease, the next owner claims the lease when it expires. If the owner lives but
+does not release the lease, the next owner steals it after `lease_seconds` + 30 s. If the next owner has neither stolen
+the lease by one cycle later nor got any other lease, it is assumed to be dead, and its request is ignored.
 """
 
 from collections.abc import Mapping
@@ -17,18 +19,20 @@ from leasehold.balancer.model import Lease
 from leasehold.balancer.rule_set import FleetSeconds
 
 STUCK_SECONDS = 30.0
-"""How much longer than `lease_seconds` a living owner may take to drain before its lease is stolen (H4)."""
+"""After `lease_seconds` plus this time, the next owner steals a lease that a living owner has not released (H4)."""
 
 
 def handoffs(census: Census, config: FleetSeconds) -> tuple[Claim | Release | Steal, ...]:
     """Return this worker's actions for hand-offs in progress, sorted by lease key."""
-    expired = {lease.key for lease in census.expired}
-    moves = (_move(lease, census.worker, config, dead=lease.key in expired) for lease in census.moving)
-    return tuple(sorted((move for move in moves if move is not None), key=lambda move: move.lease.key))
+    expired_keys = {lease.key for lease in census.expired}
+    steps = (_next_step(lease, census.worker, config, dead=lease.key in expired_keys) for lease in census.moving)
+    return tuple(sorted((move for move in steps if move is not None), key=lambda move: move.lease.key))
 
 
 def renewed_request(request: Lease, lease: Lease) -> RequestHandoff | None:
-    """Return a new request if the owner released the lease and took it back because the next owner was late (H4).
+    """Return a new request if the owner has released the lease and then taken it back (H4).
+
+    An owner takes a lease back if the next owner does not accept it in time.
 
     Args:
         request: The lease as the request left it.
@@ -51,14 +55,14 @@ def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:
 
 
 def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str]]:
-    """Return the owner and next owner, by key, of the held leases that will be handed off (H1).
+    """Map the key of each held lease that will be handed off to its owner and next owner (H1).
 
-    A request counts if its next owner holds a lease, if it was made recently, as by a newcomer without a lease, or if a
-    KCL 3.x leader made it.
+    A request is ignored if it is old and its next owner holds no lease, because that worker is probably dead. A request
+    that a KCL 3.x leader made always counts.
     """
     expired_keys = {lease.key for lease in census.expired} if census.moving else set()
-    # The limit is one cycle after the next owner would steal the lease (H4). If requests were given up earlier, two
-    # next owners could replace each other forever.
+    # A request expires one cycle after the time at which the next owner would steal the lease (H4). If it expired
+    # earlier, two next owners could replace each other's requests forever.
     request_limit = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
         lease.key: (lease.owner, lease.next_owner)
@@ -70,12 +74,13 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
     }
 
 
-def _move(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Claim | Release | Steal | None:
+def _next_step(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Claim | Release | Steal | None:
     """Return the step of this hand-off that this worker must take now, if any."""
     if lease.owner is None or lease.owner == lease.next_owner or lease.ended:
         return None
     if lease.owner == worker:
-        # H3: the owner drains the shard, then releases the lease. If our lease has expired, we claim it again first.
+        # H3: the owner finishes its batch, then releases the lease. If our lease has expired, we must claim it again
+        # first.
         return None if dead else Release(lease, rule="H3", next_owner=lease.next_owner)
     if lease.next_owner != worker:
         return None

@@ -1,4 +1,4 @@
-"""Decides which leases of a stream to create and which to delete, given the tree of its shards (`family`).
+"""Decides which leases of a stream to create and which to delete, from its shards and existing leases (`family`).
 
 Leases are created for new streams, for orphans (open shards without a lease of their own or of an ancestor), and for
 the children of finished shards (L3 to L7). The position at which a lease starts must be chosen with care. If the child
@@ -6,13 +6,14 @@ of a finished shard started at LATEST, its first records would be skipped withou
 ancestor has been read, the child starts at its beginning. A shard without a leased ancestor starts at the configured
 initial position. L3 and L5 preserve AT_TIMESTAMP.
 
-A lease is deleted once it is finished and reading of its children has begun, or if its shard is long gone (L8 to L10).
+A lease is deleted when its shard has been read to the end and reading of its children has begun, or when its shard is
+no longer listed (L8 to L10).
 
 Source: HierarchicalShardSyncer, ShutdownTask, PeriodicShardSyncManager and LeaseCleanupManager of the Kinesis Client
-Library 2.7, and the README of kcl-rust. There are two differences. KCL leaves the creation of a child to the worker
-that finished its parent, while here every worker creates missing children (L3). KCL keeps the list of leases to clean
-up in the memory of the worker that finished the shard, so the list is lost with that worker, while here it is computed
-from the table.
+Library 2.7, and the README of kcl-rust. There are two differences. In KCL, only the worker that finished a shard
+creates the leases of its children; here, every worker creates missing ones (L3). In KCL, that worker also keeps the
+list of leases to delete in memory, so the list is lost if the worker dies; here, every worker computes the list from
+the table.
 """
 
 from bisect import bisect
@@ -28,12 +29,16 @@ from leasehold.balancer.family import Family
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Annotations, History, Hole, Lease, Position, Shard
 
 NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
-"""The checkpoints of a child shard from which no record has been read yet (L8). LATEST counts as started."""
+"""The checkpoints of a shard from which no record has been read yet (L8).
+
+A shard with the checkpoint LATEST counts as started.
+"""
 
 EPOCHS_UNSEEN = 1_000_000
-"""The amount added to a lease's epoch when its row is recreated as it was last read (L13).
+"""The amount added to a lease's epoch when its row is recreated after another program deleted it (L13).
 
-The amount must exceed the number of epochs that other writers of the row may have issued since that read.
+The row may have changed after we last read it, so the new epoch must exceed every epoch that may have been issued since
+then.
 """
 
 HOLE_CONFIDENCE = 3
@@ -41,7 +46,9 @@ HOLE_CONFIDENCE = 3
 
 
 def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
-    """Return whether a held lease may be read: every parent's lease is absent or at SHARD_END (L12).
+    """Return whether the owner of a lease may read its shard (L12).
+
+    The owner may read the shard if the lease of every parent is at SHARD_END or does not exist.
 
     `leases` maps keys to leases.
 
@@ -56,35 +63,41 @@ def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
 
 
 def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
-    """Return the finished leases that this worker should delete after it has listed the shards (L8).
+    """Return the keys of the finished leases that this worker should delete (L8).
 
-    For each key, a single worker of ours does this on behalf of all: the one that follows the key's digest on a hash
-    ring. Finished leases should be deleted soon, because workers of KCL 2.x count them as load and hold fewer
-    unfinished leases than their share until then.
+    The worker must list the shards before it deletes these leases.
+
+    A hash ring assigns each key to a single worker, so that not all workers try to delete the lease.
+
+    Finished leases should be deleted soon, because workers of KCL 2.x count them. Until then, those workers hold fewer
+    unfinished leases than their share.
     """
-    ended = {lease.key for lease in leases if lease.ended}
-    if not ended:
+    ended_keys = {lease.key for lease in leases if lease.ended}
+    if not ended_keys:
         return frozenset()
     keys, children_started = {lease.key for lease in leases}, dict[str, bool]()
     for child in leases:
-        for parent in ended.intersection(child.parents):
+        for parent in ended_keys.intersection(child.parents):
             children_started[parent] = (
                 children_started.get(parent, True) and child.checkpoint.sequence not in NOT_STARTED
             )
     roots = {lease.key for lease in leases if keys.isdisjoint(lease.parents)}
-    digest = digest_under("")
-    ring = sorted((digest(name), name) for name in {lease.owner for lease in leases if lease.yields and lease.owner})
+    key_digest = digest_under("")
+    ring = sorted(
+        (key_digest(name), name) for name in {lease.owner for lease in leases if lease.yields and lease.owner}
+    )
     if all(name != worker for _, name in ring):
         return frozenset()
     deletable_keys = (key for key, started in children_started.items() if started and key in roots)
-    return frozenset(key for key in deletable_keys if ring[bisect(ring, (digest(key), "")) % len(ring)][1] == worker)
+    return frozenset(
+        key for key in deletable_keys if ring[bisect(ring, (key_digest(key), "")) % len(ring)][1] == worker
+    )
 
 
 def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:
-    """Return the leases of unlisted shards that can be deleted without taking them from a living worker (L10).
+    """Return the leases of unlisted shards that are not held by another living worker, sorted by key (L10).
 
-    The result contains this worker's own leases and those that have no owner, are in `expired`, or have ended, sorted
-    by key.
+    The result contains leases that belong to this worker, have no owner, have ended, or are in `expired`.
     """
     return tuple(
         lease
@@ -94,43 +107,46 @@ def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Leas
 
 
 def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
-    """Return the deletions of the leases that are no longer needed. The listing of their stream must have no faults.
+    """Return a `Delete` for each lease that is no longer needed.
 
-    Before a worker deletes the lease of an unlisted shard, it looks the shard up in the source, because a listing may
-    be out of date. If the source returns ResourceNotFound for the shard while the stream exists, the shard is certainly
-    gone.
+    The listing of the stream's shards must have no faults.
+
+    A listing may be out of date. Therefore, before a worker deletes the lease of an unlisted shard, it asks the source
+    for that shard. Only if the stream exists and the source returns ResourceNotFound is the shard certainly gone.
     """
-    finished = (
+    finished_deletions = (
         Delete(lease, rule="L8")
         for _, lease in sorted(family.leases.items())
         if lease.ended
         and lease.key in family.shards
         and (children := family.children.get(lease.key))
-        # Reading of every child has begun, and no parent's lease still needs this lease to prove that its child is
-        # done.
+        # Reading of every child must have begun. The leases of all parents must have been deleted first, because their
+        # deletion depends on this lease in the same way.
         and all(
             child in family.leases and family.leases[child].checkpoint.sequence not in NOT_STARTED for child in children
         )
         and family.leases.keys().isdisjoint({*lease.parents, *family.shards[lease.key].parents})
     )
-    unlisted = (
+    unlisted_deletions = (
         Delete(lease, rule="L10")
         for lease in garbage
         if all(child in family.leases for child in family.children.get(lease.key, ()))  # L9
     )
-    return (*finished, *unlisted)
+    return (*finished_deletions, *unlisted_deletions)
 
 
 def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:
-    """Return the leases that are missing in a stream whose listing has no faults, sorted by shard id.
+    """Return a `Create` for each missing lease of a stream, sorted by shard id.
 
-    `garbage` is the result of the function of that name.
+    The listing of the stream's shards must have no faults.
+
+    `garbage` is the result of the function `garbage`.
     """
     deleted_leases = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
-    # Our rules delete a row only if its lease is finished and reading of its children has begun (L8), or if its shard
-    # is not listed (L10). So if the row of a listed shard is gone and a descendant has been read, the lease was
-    # finished. Any other missing row was deleted by another program, and its lease must be created again.
-    due_again = {
+    # The rules delete the lease of a listed shard only if it is finished and reading of its children has begun (L8). So
+    # if a lease is missing and a descendant of its shard has been read, the lease was finished. Any other missing lease
+    # was deleted by another program, and must be created again.
+    leases_to_recreate = {
         key: lease
         for key, lease in deleted_leases.items()
         if key in family.shards
@@ -138,20 +154,22 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
         and not lease.ended
         and not _descendant_was_read(key, family)
     }
-    # L13: compute the lowest epoch for a new lease. If rows were deleted, the shard may have had a row that we never
-    # saw, whose epochs were passed to handlers. Deletions show in leases that must be created again, and in rows whose
-    # epochs are far above normal because they were recreated.
-    highest = max((lease.epoch for lease in (*family.leases.values(), *due_again.values())), default=0)
-    lowest_epoch = highest + EPOCHS_UNSEEN if due_again else highest if highest >= EPOCHS_UNSEEN else 0
+    # L13: compute the lowest epoch for a new lease. If another program deleted rows, the shard may have had a row that
+    # we never read, and its epochs may have been passed to handlers. We assume that rows were deleted if a lease must
+    # be created again, or if the high epoch of a row shows that it was recreated.
+    highest_epoch = max((lease.epoch for lease in (*family.leases.values(), *leases_to_recreate.values())), default=0)
+    lowest_epoch = (
+        highest_epoch + EPOCHS_UNSEEN if leases_to_recreate else highest_epoch if highest_epoch >= EPOCHS_UNSEEN else 0
+    )
     creates_by_key = {
-        **_covering_holes(family, history.holes, config),
-        **_orphans(family, deleted_leases, due_again, config),
-        **_partitions(family),
-        # The rules for children come last so that they take precedence, because LATEST would skip a child's first
+        **_create_for_holes(family, history.holes, config),
+        **_create_orphans(family, deleted_leases, leases_to_recreate, config),
+        **_create_added_partitions(family),
+        # The rules for children come last so that they override the others, because LATEST would skip a child's first
         # records.
-        **_orphaned_children(family, garbage, config),
-        **_missing_children(family, config),
-        **_recreated_leases(due_again),
+        **_create_orphaned_children(family, garbage, config),
+        **_create_missing_children(family, config),
+        **_recreate_leases(leases_to_recreate),
     }
     creates = (creates_by_key[name] for name in sorted(creates_by_key))
     return tuple(
@@ -162,20 +180,21 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
 def child_position(config: Config) -> Position:
     """Return where the child of a finished shard starts.
 
-    The child starts at its beginning, because all its records were written after those of its parent. If kcl-rust was
-    started AT_TIMESTAMP, every lease starts at that time, even those of later shards.
+    The child starts at its beginning, because all its records were written after those of its parent. The rule set
+    `kcl-rust` is an exception: if the initial position is AT_TIMESTAMP, every lease starts at that time.
     """
-    starts_there = config.rules.starts_at_time and config.initial_position.sequence == "AT_TIMESTAMP"
-    return config.initial_position if starts_there else TRIM_HORIZON
+    starts_at_timestamp = config.rules.starts_at_time and config.initial_position.sequence == "AT_TIMESTAMP"
+    return config.initial_position if starts_at_timestamp else TRIM_HORIZON
 
 
 def children_to_create(
     parent: Lease, children: Iterable[Shard], leases: Mapping[str, Lease], listed: Collection[str], config: Config
 ) -> tuple[Create, ...]:
-    """Return the leases that a worker must create at the end of a shard before it writes SHARD_END (L3).
+    """Return the leases that a worker must create at the end of a shard, before it writes SHARD_END (L3).
 
-    With this order, a crash between the two writes leaves no child without a lease. The child of a merge waits until
-    every other parent has a lease or is no longer listed.
+    If SHARD_END were written first, a crash after it would leave the children without leases.
+
+    The lease of a merged shard is created only when each of its other parents has a lease or is no longer listed.
 
     Args:
         parent: The lease that reached its end.
@@ -193,7 +212,7 @@ def children_to_create(
         ['shard-1']
     """
     return tuple(
-        _create(child, child_position(config), "L3")
+        _create_action(child, child_position(config), "L3")
         for child in sorted(children, key=lambda child: child.id)
         if child.id not in leases
         and all(other == parent.key or other in leases or other not in listed for other in child.parents)
@@ -213,66 +232,67 @@ def lease_of(shard: Shard, position: Position, annotations: Annotations = ()) ->
     )
 
 
-def _create(shard: Shard, position: Position, rule: str) -> Create:
+def _create_action(shard: Shard, position: Position, rule: str) -> Create:
     return Create(lease_of(shard, position), rule=rule)
 
 
-def _recreated_leases(due: Mapping[str, Lease]) -> dict[str, Create]:
-    """Recreate the leases whose rows were deleted, each at the checkpoint that was last read (L13).
+def _recreate_leases(leases_to_recreate: Mapping[str, Lease]) -> dict[str, Create]:
+    """Recreate leases that another program deleted, each at the checkpoint that was last read (L13).
 
-    If a child has not been started, its parents are recreated before it. While their rows are missing, they count as
-    finished, and the child would be read first (L12).
+    A child that has not been started must wait until its parents have been recreated. A parent without a lease counts
+    as finished, so the child would be read before it (L12).
     """
     return {
         key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
-        for key, lease in due.items()
-        if lease.checkpoint.sequence not in NOT_STARTED or due.keys().isdisjoint(lease.parents)
+        for key, lease in leases_to_recreate.items()
+        if lease.checkpoint.sequence not in NOT_STARTED or leases_to_recreate.keys().isdisjoint(lease.parents)
     }
 
 
-def _descendant_was_read(shard: str, family: Family) -> bool:
+def _descendant_was_read(shard_id: str, family: Family) -> bool:
     """Return whether a descendant of this shard has been read."""
-    to_visit, visited = list(family.children.get(shard, ())), set[str]()
+    to_visit, visited = list(family.children.get(shard_id, ())), set[str]()
     while to_visit:
-        if (child := to_visit.pop()) in visited:
+        if (child_id := to_visit.pop()) in visited:
             continue
-        visited.add(child)
-        lease = family.leases.get(child)
+        visited.add(child_id)
+        lease = family.leases.get(child_id)
         if lease is not None and lease.checkpoint.sequence not in NOT_STARTED:
             return True
-        to_visit += family.children.get(child, ())
+        to_visit += family.children.get(child_id, ())
     return False
 
 
-def _missing_children(family: Family, config: Config) -> dict[str, Create]:
+def _create_missing_children(family: Family, config: Config) -> dict[str, Create]:
     """Create the children of finished shards (L3).
 
-    At least one parent must have ended. Each of the others must have ended too, or have neither a lease nor a listed
-    shard.
+    A child is created if at least one parent has ended, and each of the others has ended or has neither a lease nor a
+    listed shard.
     """
-    created = {}
+    creates = {}
     for shard in family.shards.values():
         if shard.id in family.leases:
             continue
-        ended_parents = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
-        missing_parents = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
-        if any(ended_parents) and all(
-            finished or missing for finished, missing in zip(ended_parents, missing_parents, strict=True)
+        parent_ended = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
+        parent_missing = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
+        if any(parent_ended) and all(
+            finished or missing for finished, missing in zip(parent_ended, parent_missing, strict=True)
         ):
-            created[shard.id] = _create(shard, child_position(config), "L3")
-    return created
+            creates[shard.id] = _create_action(shard, child_position(config), "L3")
+    return creates
 
 
-def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
-    """Create the children of a shard that disappeared before its lease was finished (L9).
+def _create_orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
+    """Create leases for the children of shards that disappeared before they were read to the end (L9).
 
-    No worker will finish such a shard and create its children.
+    No worker can read a shard that has disappeared to its end, so the leases of its children would never be created
+    otherwise.
 
-    After a merge, the other parent must have a lease first, because a parent without one counts as finished once the
-    child has a lease.
+    The other parent of a merged shard must have a lease first. Without one, it would count as finished, and the child
+    would be read before it.
     """
     return {
-        child: _create(family.shards[child], child_position(config), "L9")
+        child: _create_action(family.shards[child], child_position(config), "L9")
         for lease in garbage
         for child in family.children.get(lease.key, ())
         if child not in family.leases
@@ -281,91 +301,106 @@ def _orphaned_children(family: Family, garbage: Collection[Lease], config: Confi
     }
 
 
-def _partitions(family: Family) -> dict[str, Create]:
-    """Create the leases of partitions that appear later, at their beginning so that no events are lost (L6)."""
-    unrelated = all(not shard.parents and shard.hash_range is None for shard in family.shards.values())
-    if not (unrelated and any(lease.checkpoint.numbered for lease in family.leases.values())):
+def _create_added_partitions(family: Family) -> dict[str, Create]:
+    """Create the leases of partitions that were added to a stream that has already been read (L6).
+
+    The leases start at the beginning of the partition, so that no events are lost.
+    """
+    has_only_partitions = all(not shard.parents and shard.hash_range is None for shard in family.shards.values())
+    if not (has_only_partitions and any(lease.checkpoint.numbered for lease in family.leases.values())):
         return {}
     return {
-        shard.id: _create(shard, TRIM_HORIZON, "L6")
+        shard.id: _create_action(shard, TRIM_HORIZON, "L6")
         for shard in family.shards.values()
         if shard.id not in family.leases
     }
 
 
-def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease], config: Config) -> dict[str, Create]:
-    """Create the leases that are needed so that each open shard without a lease will be read (L4, L5).
+def _create_orphans(
+    family: Family, deleted_leases: Mapping[str, Lease], leases_to_recreate: Mapping[str, Lease], config: Config
+) -> dict[str, Create]:
+    """Create the leases without which an open shard that has none would not be read (L4, L5).
 
-    From each such shard, we walk up to the ancestors that have a lease or begin a line. Parents are visited before
-    children, so that each shard can use the results for its parents:
+    From each open shard without a lease, the function walks up to the nearest ancestors with a lease, or to the oldest
+    listed ones. It then visits these shards, parents before children, and decides for each:
 
-    - A shard *descends* if it has a lease or if one of its parents counts.
-    - A shard *begins* a line if none of its parents counts, and the initial position is not LATEST or the shard was
-      never read because of an outage (`unread`).
+    - A shard *descends* if it has a lease or if one of its parents *counts*.
+    - A shard *begins* a line if none of its parents counts and the initial position is not LATEST. Under LATEST it
+    begins a line only if it is in `missed_shards`, because the workers missed it during an outage.
 
-    A parent counts if it descends or if it begins a line. If one parent of a shard counts, leases are created for all
-    of its parents that have none and do not descend. Otherwise the hash keys of these parents would not be read from
+    A parent *counts* if it descends or begins a line. If one parent of a shard counts, leases are also created for
+    those of its parents that have none and do not descend. Without these leases, their hash keys would not be read from
     the requested start.
 
-    A lease whose row was deleted counts as a lease here (L13). Unless it is in `due`, it was finished, and its children
-    start at their beginning. The worker that finished it had created their leases before, so those rows were deleted as
-    well. The exception is a merge whose other parent has not ended, because its child had not been created yet.
+    A deleted lease is treated like an existing one (L13). Unless it is in `leases_to_recreate`, it was finished, and
+    its children start at their beginning. Their leases had existed before and were deleted as well, except for a merged
+    shard whose other parent has not ended.
     """
-    created, position = dict[str, Create](), config.initial_position
-    # During a long outage, all shards that have leases, and their children, may disappear. If the stream had been read
-    # before, LATEST would skip the remaining records of their descendants, or of a hash range that no lease covers.
-    unread = family.unread(gone) if position == LATEST and family.read else frozenset[str]()
+    creates, position = dict[str, Create](), config.initial_position
+    # During a long outage, all shards with leases, and even their children, may leave the listing. If the stream has
+    # been read before, LATEST would skip the records that remain in later descendants, or in a hash range that no lease
+    # covers.
+    missed_shards = family.unread(deleted_leases) if position == LATEST and family.has_been_read else frozenset[str]()
     tips = family.tips
     if not family.leases.keys() <= family.shards.keys() or family.leases.keys().isdisjoint(tips):
-        # After such an outage, a closed shard ends a line if its children are not listed. Shards may leave a listing in
-        # another order than the one in which they were closed.
-        tips |= {name for name in unread if not family.children.get(name)}
-    descends: dict[str, bool] = {}  # whether it descends from a lease or from a shard that begins a line
-    begins: set[str] = set()
-    for name in _unleased_lines(tips, family):
-        if name in family.leases or name in gone:
-            descends[name] = True
+        # After such an outage, a closed shard without listed children must be read as well. Shards don't always leave
+        # the listing in the order in which they were closed, so its children may be gone already.
+        tips |= {shard_id for shard_id in missed_shards if not family.children.get(shard_id)}
+    descends: dict[str, bool] = {}  # True if it descends from a lease or from a shard that begins a line
+    line_starts: set[str] = set()
+    for shard_id in _unleased_lines(tips, family):
+        if shard_id in family.leases or shard_id in deleted_leases:
+            descends[shard_id] = True
             continue
-        shard, parents = family.shards[name], family.parents(family.shards[name])
-        counting_parents = [parent for parent in parents if descends[parent] or parent in begins]
-        descends[name] = bool(counting_parents)
-        if not counting_parents and (position != LATEST or name in unread):
-            begins.add(name)
+        shard, parents = family.shards[shard_id], family.parents(family.shards[shard_id])
+        counting_parents = [parent for parent in parents if descends[parent] or parent in line_starts]
+        descends[shard_id] = bool(counting_parents)
+        if not counting_parents and (position != LATEST or shard_id in missed_shards):
+            line_starts.add(shard_id)
         for parent in parents if counting_parents else ():
-            if parent not in family.leases and parent not in gone and (parent in begins or not descends[parent]):  # L5
-                start = TRIM_HORIZON if parent in unread else position
-                created[parent] = _create(family.shards[parent], start, "L5")
-        finished_parents = {parent for parent in shard.parents if parent in gone and parent not in due}
-        # The other parent of a merge needs a row first, because without one it would count as finished (L12).
+            if (
+                parent not in family.leases
+                and parent not in deleted_leases
+                and (parent in line_starts or not descends[parent])
+            ):  # L5
+                start = TRIM_HORIZON if parent in missed_shards else position
+                creates[parent] = _create_action(family.shards[parent], start, "L5")
+        finished_parents = {
+            parent for parent in shard.parents if parent in deleted_leases and parent not in leases_to_recreate
+        }
+        # The other parent of a merged shard must have a lease first. Without one it would count as finished (L12).
         if finished_parents and all(
             other in finished_parents or other in family.leases or other not in family.shards for other in shard.parents
         ):  # L13
-            created[name] = _create(shard, child_position(config), "L13")
-        if name in tips and not counting_parents:  # L4
-            created[name] = _create(shard, TRIM_HORIZON if name in unread else position, "L4")
-    return created
+            creates[shard_id] = _create_action(shard, child_position(config), "L13")
+        if shard_id in tips and not counting_parents:  # L4
+            creates[shard_id] = _create_action(shard, TRIM_HORIZON if shard_id in missed_shards else position, "L4")
+    return creates
 
 
 def _unleased_lines(tips: Collection[str], family: Family) -> tuple[str, ...]:
-    """Return the tips without a lease, and their ancestors up to the nearest ones with a lease, parents first."""
+    """Return the tips without a lease, with their ancestors, parents before children.
+
+    Each line of ancestors ends with the nearest one that has a lease.
+    """
     parents_of: dict[str, list[str]] = {}
     to_visit = [shard for shard in tips if shard not in family.leases]
     while to_visit:
-        name = to_visit.pop()
-        if name not in parents_of:
-            parents_of[name] = [] if name in family.leases else family.parents(family.shards[name])
-            to_visit += parents_of[name]
+        shard_id = to_visit.pop()
+        if shard_id not in parents_of:
+            parents_of[shard_id] = [] if shard_id in family.leases else family.parents(family.shards[shard_id])
+            to_visit += parents_of[shard_id]
     return tuple(TopologicalSorter(parents_of).static_order())
 
 
-def _covering_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
-    """Create leases for shards that cover a hole which three consecutive full reads have shown (L7).
+def _create_for_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
+    """Create leases for shards that cover a hole in the hash keys, if three consecutive full reads have shown it (L7).
 
-    A lease is created even if a parent is still being read, because L12 ensures that the parent is read first.
+    A lease may be created while a parent is still being read, because a child's lease is not read before that (L12).
     """
     confirmed_holes = [hole for hole in holes if hole.stream == family.stream and hole.times >= HOLE_CONFIDENCE]
     return {
-        shard.id: _create(shard, child_position(config), "L7")
+        shard.id: _create_action(shard, child_position(config), "L7")
         for shard in family.shards.values()
         if shard.id not in family.leases
         and any(parent in family.leases for parent in shard.parents)

@@ -1,8 +1,9 @@
-"""Decides when workers read the table. The lookout reads all of it, the other workers read its bulletin (C3 to C18).
+"""Decides when each worker reads the lease table, and which rows it reads (C3 to C18).
 
-If every worker listed the table, reading would cost workers x leases. Instead, each worker ranks the workers in its own
-last listing by a digest of their ids. Workers that read the same rows compute the same ranks. So the first in rank, the
-lookout, needs no election and no lock, and when it dies the others need not wait for one.
+If every worker listed the table, the cost of reading would be the number of workers times the number of leases.
+Therefore only one worker, the lookout, lists it regularly. Each worker sorts the workers in its last listing by a
+digest of their ids, and the first in this order is the lookout. Workers that read the same rows compute the same order,
+so no election or lock is needed, either at the start or when the lookout dies.
 
 The lookout lists the table every 3 s, or sooner if the leases of a late owner reach their limit (C5). It frees the
 leases of dead workers, so that other workers may claim these leases even if they have not watched them (C6). On its own
@@ -27,14 +28,16 @@ of every write:
     a bulletin unread       the counts only grow, so the next bulletin has the same effect
     a row given away        its readers see another owner, and list the table (C7)
 
-Example: one of twenty workers dies just after it renewed its leases. After 6.8 s the lookout suspects it (a renewal was
-due after 5.3 s) and warns at its next look. After 10.5 s the leases have expired. The lookout looks at that moment,
-frees them and raises *acts*. The new count is written to the row at once, and within 0.5 s readers see it and claim the
-leases. specs/cadence.md has the purpose and the benefit of each rule (`python benchmarks/cadence_ablation.py`).
+Example: one of twenty workers dies just after it renewed its leases. The next renewal was due after 5.3 s. After 6.8 s
+the lookout suspects that the worker is dead, and the next bulletin contains a warning. After 10.5 s the leases have
+expired. The lookout lists the table at that moment, frees the leases and raises *acts*. It writes the new count to its
+row immediately. The other workers read the count within 0.5 s and claim the leases.
 
-Rule 1: nothing here decides which worker owns a lease.
-Rule 2: the times here are for `lease_seconds` of 10 and are scaled to the configured value. Waits for requests are only
-scaled down, never up.
+specs/cadence.md explains the purpose of each rule, and `python benchmarks/cadence_ablation.py` measures its benefit.
+
+Rule 1: this module does not decide which worker owns a lease.
+Rule 2: all times in this module are given for `lease_seconds` of 10. They are multiplied by the configured
+`lease_seconds` / 10, except that a wait for the store's response never becomes longer than given.
 
 There is no election. Workers that list the table at different moments may briefly disagree: two of them may be the
 lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die. Its row last changed
@@ -69,74 +72,87 @@ from leasehold.balancer.rules.loads import slack, takers
 from leasehold.balancer.rules.shares import awaits_joiners, donation_order, seconds_until_joined
 
 HEARTBEAT_SECONDS = 1.5
-"""How often the bulletin's row is renewed, so that its silence is noticed within seconds (C4)."""
+"""The lookout renews the row with the bulletin this often, so that others notice within seconds if it stops (C4)."""
 
 SILENT_SECONDS, LOOKS_SILENT_SECONDS = 2.5, 7.5
-"""How long the bulletin's row, or *looks*, may stay unchanged before the lookout counts as stopped (C8).
+"""How long the bulletin's row, or its count of looks, may stay unchanged before the lookout counts as stopped (C8).
 
-After these times, a heartbeat of the lookout is one second overdue, or two of its looks are missing.
+When the first time has passed, the renewal of the row is one second overdue. When the second has passed, the lookout
+has missed two listings of the table.
 """
 
 STAND_IN_SECONDS = 1.0
-"""If the lookout is silent, each worker waits this much longer than the one before it in rank before it takes over
-(C8)."""
+"""The extra time that each worker waits for those before it in rank (C8).
+
+If the lookout stops, the second in rank stands in for it first, and the third does so this much later.
+"""
 
 LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
 """The time between two listings by the lookout (C5), and by a worker that sees no leases of other workers (C13)."""
 
 LATE_SECONDS = 1.5
-"""How long a renewal may be overdue before its owner is suspected to be dead (C5). Requests stall and processes pause.
+"""How long a renewal may be overdue before the lookout suspects that the owner is dead (C5).
+
+A renewal that is overdue for a shorter time may only be a slow request or a short pause of the process.
 """
 
 READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
-"""The time between two reads of the bulletin: usually, and while a request, a death or a late heartbeat is likely (C7).
+"""The time between two reads of the bulletin (C7).
+
+A worker uses the shorter time while it expects hand-off requests or suspects that another worker is dead.
 """
 
 WARNED_SECONDS = 10.0
-"""How long workers read the bulletin more often after a warning (C5).
+"""After a warning, workers read the bulletin more often for this long (C5).
 
-Within this time, the suspected owner renews its leases, or they expire and the lookout frees them.
+By the end of this time, the suspected owner has renewed its leases, or they have expired and the lookout has freed
+them.
 """
 
 REQUESTS_SECONDS = 15.0
-"""How long after the last worker joined or left a worker expects requests for its own leases (C7)."""
+"""How long a worker expects hand-off requests for its own leases after any worker joined or left (C7)."""
 
 EARLY_SECONDS, EARLY_PLACES = 4.0, 12
-"""How long the bulletin's row may be silent before workers list the table, and how many of them list it first (C8).
+"""How long the bulletin's row may stay unchanged before workers list the table, and how many list it first (C8).
 
-The other workers list the table after twice this time. All workers read the row equally often, so some may notice the
-silence before the second in rank does. Without the limit, they would all list the table in vain.
+The other workers list the table only after twice this time. All workers read the bulletin's row equally often, so many
+may notice that it has stopped changing before the second in rank does. If all of them listed the table then, nearly all
+of these reads would be wasted.
 """
 
 LAST_RESORT_SECONDS = 20.0
-"""Each worker lists the table after this time multiplied by the number of workers, whatever it has read (C11)."""
+"""Each worker lists the table at least once in this time multiplied by the number of workers (C11)."""
 
 FREE_SECONDS = 30.0
-"""How long after a lease became free the lookout calls workers to it at every look (C6).
+"""How long the lookout tells workers at every look to claim a lease that has become free (C6).
 
-Later it does so once per cycle.
+After this time, the lookout tells workers only once per cycle.
 """
 
 START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
-"""The longest wait before a worker's first look (C15), and the wait for the next look after claims (C10)."""
+"""The maximum wait before a worker's first read of the table (C15), and the wait for a read after claims (C10).
+"""
 
 OUTAGE_SECONDS = 2.0
-"""If all reads fail for longer than this, the store has an outage, in which owners could not renew either (C17)."""
+"""If all reads fail for longer than this, the store has an outage (C17).
+
+Owners cannot renew their leases during an outage, so the time of an outage must not count against them.
+"""
 
 AT_ONCE_SECONDS = 0.05
-"""How soon a worker reads the rows that a call names for it (C7)."""
+"""How soon a worker reads the rows that the lookout has told it to read (C7)."""
 
 LISTING_SECONDS_MAX = 60.0
-"""How long a listing may take before its lookout is assumed to hang (C8).
+"""How long a listing of the table may take before the lookout is assumed to hang (C8).
 
-Other workers stand in after twice this time and two missing looks.
+Other workers stand in for the lookout after twice this time plus the time in which it misses two listings.
 """
 
 STAND_INS = 4
-"""How many of the first workers in rank have their rows read when the bulletin's row is silent (C8)."""
+"""The number of workers whose rows are read if the lookout stops, because one of them may stand in for it (C8)."""
 
 LISTED = 12
-"""The number of rows that a listing returns at the price of reading one row by its key."""
+"""How many rows a listing returns for the cost of reading a single row by its key."""
 
 
 @frozen
@@ -146,38 +162,42 @@ class LookoutRanks:
     Attributes:
         ranks: The workers, the lookout first.
         row: The row that carries the bulletin.
-        left: Whether the row's owner has released it. If so, there is no lookout, and the next in rank need not wait.
-        place: How many other workers stand in for the lookout before this one, according to the latest call; None
-            without a call.
+        row_released: Whether the lookout has released the row. If so, the next worker in rank takes over without a
+            wait.
+        place: How many other workers stand in for the lookout before this one, according to the latest call. None if no
+            call has been read.
     """
 
     ranks: tuple[str, ...]
     row: Lease | None
-    left: bool = False
+    row_released: bool = False
     place: int | None = None
 
     @property
-    def silent(self) -> float:
-        """Seconds since the row last changed or, if its owner released it, since then; infinity if there is no row."""
+    def silent_seconds(self) -> float:
+        """The number of seconds since the row last changed, or infinity if there is no row.
+
+        If the owner has released the row, the time starts at the release.
+        """
         if self.row is None:
             return math.inf
-        return self.row.held if self.left else self.row.idle
+        return self.row.held if self.row_released else self.row.idle
 
     def on_duty(self, me: Me, hearing: BulletinState, config: Config) -> bool:
         """Return whether this worker acts as the lookout.
 
-        A worker acts as the lookout if it is first in rank, or if the lookout's bulletin has stopped changing and it is
-        this worker's turn to stand in (C8).
+        The first worker in rank is the lookout. If the bulletin of the lookout has stopped changing, the other workers
+        stand in one after the other (C8).
         """
         if self.row is None or self.ranks[0] == me.worker:
             return True
-        silent = max(
-            self.silent - (0.0 if self.left else _row_silence_limit(me, hearing, config)),
+        seconds_overdue = max(
+            self.silent_seconds - (0.0 if self.row_released else _row_silence_limit(me, hearing, config)),
             hearing.looks_still - _looks_silence_limit(me, hearing, config),
         )
-        if silent <= 0:
+        if seconds_overdue <= 0:
             return False
-        return silent > self.stand_ins_before(me) * scaled(STAND_IN_SECONDS, config)
+        return seconds_overdue > self.stand_ins_before(me) * scaled(STAND_IN_SECONDS, config)
 
     def stand_ins_before(self, me: Me) -> int:
         """Return how many other workers stand in for the lookout before this one."""
@@ -186,7 +206,10 @@ class LookoutRanks:
 
 
 def _listing_seconds(me: Me, hearing: BulletinState, config: Config) -> float:
-    """Return how many seconds a listing of the table takes, as measured by the lookout and by this worker (C8)."""
+    """Return how many seconds a listing of the table takes (C8).
+
+    The result is the larger of the times that the lookout and this worker have measured.
+    """
     call = call_of(hearing.call)
     return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_SECONDS_MAX, config)))
 
@@ -194,8 +217,8 @@ def _listing_seconds(me: Me, hearing: BulletinState, config: Config) -> float:
 def _looks_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long *looks* may stay unchanged (C8).
 
-    After this time two looks are missing, even if each takes as long as a listing of the table. During a listing, the
-    lookout writes how long it has taken so far (`prolonged_annotations`), so that no worker stands in for it.
+    The limit grows with the time that a listing of the table takes, so that a slow listing is not mistaken for a dead
+    lookout. During a listing, the lookout writes how long the listing has taken so far (`prolonged_annotations`).
     """
     return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing_seconds(me, hearing, config)
 
@@ -203,22 +226,22 @@ def _looks_silence_limit(me: Me, hearing: BulletinState, config: Config) -> floa
 def _row_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long the bulletin's row may stay unchanged (C8).
 
-    If a listing takes long, heartbeats may be delayed, too.
+    A long listing may also delay the renewals of the row.
     """
     return scaled(SILENT_SECONDS, config) + math.floor(_listing_seconds(me, hearing, config)) / 2
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
-    """Return the workers by rank. The first is the lookout, and the others stand in for it in this order (C3, C8).
+    """Return the workers by rank: the lookout, then the workers that stand in for it, in this order (C3, C8).
 
     Args:
         leases: The known leases.
         config: The settings of the group of workers.
-        me: The calling worker, or None. If this worker has read a call, the row is the one that the latest call names.
-            It is more up to date than an old listing about which worker is the lookout and which row has its bulletin.
+        me: The calling worker, or None. If this worker has read a call, the result contains the row that the latest
+            call names, because the call may be more recent than the last listing.
     """
     limit = expires_above(config)
-    ranks = _ranked(leases.our_workers(limit) if isinstance(leases, KnownLeases) else our_workers(leases, limit))
+    ranks = _rank_workers(leases.our_workers(limit) if isinstance(leases, KnownLeases) else our_workers(leases, limit))
     hearing = None if me is None else me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
     if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
@@ -230,39 +253,39 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
         stand_in_place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
-        # If the call names this worker's own row, this worker stood in for the lookout, and the call does not show
-        # which worker is the lookout now. So use the ranks, but stay on duty as long as the first in rank renews its
-        # row without listing the table.
+        # If the latest call names a row of this worker, this worker has stood in for the lookout. The call then does
+        # not show which worker is the lookout now, so use the ranks. But continue to stand in as long as the first in
+        # rank renews its row without listing the table.
         named_row = rows[call.row]
         if named_row is not None and named_row.owner != me.worker and not named_row.ended:
-            return LookoutRanks(ranks, named_row, left=not owner_is_ours(named_row), place=stand_in_place)
+            return LookoutRanks(ranks, named_row, row_released=not owner_is_ours(named_row), place=stand_in_place)
         if named_row is not None and named_row.owner == me.worker:
             row = bulletin_row(leases, ranks[0])
-            first_renews = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
-            # The first in rank has not looked since another worker wrote the bulletin.
-            if row is not None and first_renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
+            first_is_alive = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
+            # The first in rank has not listed the table since another worker wrote the latest bulletin.
+            if row is not None and first_is_alive and 0 < bulletin_of(row).looks < hearing.latest.looks:
                 return LookoutRanks((me.worker, *(worker for worker in ranks if worker != me.worker)), named_row)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
 
-@lru_cache(maxsize=100)  # most looks find the same workers as the look before
-def _ranked(our_workers: frozenset[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=100)  # usually the workers are the same as at the previous look
+def _rank_workers(our_workers: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(our_workers, key=lambda worker: (rank_digest(worker), worker)))
 
 
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
-    """Return the lookout's row that carries the bulletin, which is the last of its rows in donation order (C4).
+    """Return the row on which this lookout writes its bulletin: the last of its rows in donation order (C4).
 
-    Newcomers take leases from the front of that order, so the last row changes its owner least often.
+    Workers that join take the first leases in donation order, so the last one changes its owner least often.
     """
     if isinstance(leases, KnownLeases):
-        return leases.last_of(lookout, donation_order)
+        return leases.last_unfinished(lookout, donation_order)
     held_leases = [lease for lease in leases if lease.owner == lookout and not lease.ended]
     return max(held_leases, key=donation_order, default=None)
 
 
 def heartbeat(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
-    """Return the renewal of the bulletin's row if it is due, which it is more often than for other rows (C4)."""
+    """Return the renewal of the bulletin's row if it is due (C4). This row is renewed more often than others."""
     row = bulletin_row(mine, me.worker)
     return (Renew(row, "C4"),) if row is not None and row.idle >= heartbeat_seconds(config) else ()
 
@@ -284,45 +307,48 @@ def called_claims(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
     keys = set(call.keys(me.worker)) if call is not None and config.rules.keeps_lookout else set()
     if not keys:
         return ()
-    limit = config.rules.most_leases
-    free = sorted((lease for lease in census.free if lease.key in keys), key=donation_order)
-    return tuple(Claim(lease, "C6") for lease in free[: None if limit is None else max(0, limit - len(census.mine))])
+    lease_limit = config.rules.most_leases
+    called_leases = sorted((lease for lease in census.free if lease.key in keys), key=donation_order)
+    return tuple(
+        Claim(lease, "C6")
+        for lease in called_leases[: None if lease_limit is None else max(0, lease_limit - len(census.mine))]
+    )
 
 
 def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config) -> tuple[Release, ...]:
     """Return a `Release` for each expired lease if this worker is the lookout (C6).
 
-    Other workers can then claim these leases even if they have not watched them. With M12 no lease is freed, because a
-    released lease is reserved for its owner's successor, and a dead worker has none.
+    Any worker may claim a lease that has no owner, even if it has not watched the lease expire. If released leases are
+    reserved for newcomers (M12), no lease is freed, because the reservation would only delay the next claim.
     """
     hearing = me.history.hearing
     others_expired = (lease for lease in census.expired if lease.owner != me.worker)
-    expired = tuple(sorted(others_expired, key=lambda lease: lease.key))
+    sorted_leases = tuple(sorted(others_expired, key=lambda lease: lease.key))
     if (
         hearing is None
-        or not expired
+        or not sorted_leases
         or not config.rules.frees_expired
         or not lookout_ranks(leases, config, me).on_duty(me, hearing, config)
     ):
         return ()
-    return tuple(Release(lease, "C6") for lease in expired)
+    return tuple(Release(lease, "C6") for lease in sorted_leases)
 
 
 def start_seconds(worker: str, config: Config) -> float:
-    """Return how long a worker waits before its first look, which is up to half a second, by a digest of its id (C15).
+    """Return how long a worker waits before it first reads the table, up to half a second (C15).
 
-    Workers that hold nothing cannot see each other. If many of them looked at the same moment, they would choose the
-    same first lease.
+    The wait depends on a digest of the worker's id. Workers that hold no leases cannot see each other, so if many of
+    them read the table at the same moment, they would choose the same first lease.
     """
     fraction = int.from_bytes(rank_digest(worker)) / 2**64
     return fraction * _scaled_for_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
 
 
 def _scaled_for_requests(seconds: float, config: Config) -> float:
-    """Convert a wait for requests, given for `lease_seconds` of 10, to this configuration.
+    """Convert a wait for the store's response, given for `lease_seconds` of 10, to this configuration.
 
-    Longer leases do not make requests slower, so the wait is not scaled up. With shorter leases there is less time, so
-    it is scaled down.
+    The wait is shortened if `lease_seconds` is less than 10. It is never lengthened, because longer leases don't make
+    the store slower.
     """
     return seconds * min(1.0, config.lease_seconds / 10)
 
@@ -330,7 +356,7 @@ def _scaled_for_requests(seconds: float, config: Config) -> float:
 def next_look(
     actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: BulletinState
 ) -> Look:
-    """Return when to look next, at which rows, and what to write on this worker's own rows."""
+    """Return when to read the table next, which rows to read, and what to write on this worker's own rows."""
     ranks, is_partial_read = lookout_ranks(leases, config, me), me.history.full_still > 0
     on_duty = ranks.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
@@ -345,19 +371,24 @@ def next_look(
         settle_wait = seconds_until_joined(me.history, config)
     if settle_wait is not None:
         return Look(settle_wait, annotations=annotations)
-    wanted_keys = _requested_soon(census, me, config)
+    likely_requested_keys = _likely_requested_keys(census, me, config)
     if on_duty or ranks.row is None:
-        # The rows that others will request are read on their own between two listings (C7).
-        until_judged = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
-        own_row = bulletin_row(mine, me.worker) if wanted_keys else None
+        # Between two listings, the lookout reads only those of its rows that other workers will probably request (C7).
+        seconds_to_listing = max(0.0, _seconds_to_next_listing(census, me, config) - me.history.full_still)
+        own_row = bulletin_row(mine, me.worker) if likely_requested_keys else None
         hurried_seconds = scaled(HURRIED_SECONDS, config)
-        if own_row is None or until_judged <= hurried_seconds or LISTED * len(wanted_keys) > len(leases):
+        if (
+            own_row is None
+            or seconds_to_listing <= hurried_seconds
+            or LISTED * len(likely_requested_keys) > len(leases)
+        ):
             return Look(
-                min(until_judged, 2 * hurried_seconds) if wanted_keys else until_judged, annotations=annotations
+                min(seconds_to_listing, 2 * hurried_seconds) if likely_requested_keys else seconds_to_listing,
+                annotations=annotations,
             )
         return Look(
             hurried_seconds,
-            keys=tuple(dict.fromkeys((own_row.key, *wanted_keys))),
+            keys=tuple(dict.fromkeys((own_row.key, *likely_requested_keys))),
             annotations=annotations,
             stale_ok=True,
         )
@@ -365,31 +396,32 @@ def next_look(
         return Look(0.0, annotations=annotations)
     call = call_of(hearing.call)
     called_keys = _called_keys(leases, me, call)
-    # C8: read more often, to learn whether the row has stopped changing or only a heartbeat is late.
-    row_silent = ranks.left or ranks.silent > heartbeat_seconds(config)
-    must_hurry = wanted_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
+    # C8: read the row more often if it has not changed for a while, because the lookout may have stopped.
+    row_silent = ranks.row_released or ranks.silent_seconds > heartbeat_seconds(config)
+    must_hurry = likely_requested_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
     seconds = scaled(HURRIED_SECONDS if must_hurry else READ_SECONDS, config)
     if called_keys and not hearing.looks_still:
         seconds = scaled(AT_ONCE_SECONDS, config)
-    keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *wanted_keys)
+    keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *likely_requested_keys)
     lookout_stopped = hearing.looks_still > _looks_silence_limit(me, hearing, config)
-    lookout_stopped |= ranks.left or ranks.silent > _row_silence_limit(me, hearing, config)
+    lookout_stopped |= ranks.row_released or ranks.silent_seconds > _row_silence_limit(me, hearing, config)
     if lookout_stopped and len(leases) >= LISTED * STAND_INS:
-        # C8: a worker that stands in writes the bulletin on one of these rows, so we find it without listing the table.
-        keys += _next_rows(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
-    if LISTED * len(wanted_keys) > len(leases):
+        # C8: if another worker stands in for the lookout, it writes its bulletin on one of these rows. Reading them is
+        # cheaper than listing the table.
+        keys += _bulletin_row_keys(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
+    if LISTED * len(likely_requested_keys) > len(leases):
         return Look(2 * seconds, annotations=annotations)
     return Look(seconds, keys=tuple(dict.fromkeys(keys)), annotations=annotations, stale_ok=True)
 
 
-def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
-    """Return the keys of the rows that would carry the bulletin if these workers were the lookout."""
+def _bulletin_row_keys(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
+    """Return, for each of these workers, the key of the row on which it would write a bulletin."""
     rows = (bulletin_row(leases, worker) for worker in workers)
     return tuple(row.key for row in rows if row is not None)
 
 
 def _called_keys(leases: Sequence[Lease], me: Me, call: LookoutCall | None) -> tuple[str, ...]:
-    """Return the keys that this worker is called to read, unless listing the whole table costs less."""
+    """Return the keys that this worker is called to read, or nothing if listing the whole table costs less."""
     keys = () if call is None else call.keys(me.worker)
     return keys if LISTED * len(keys) <= len(leases) else ()
 
@@ -398,96 +430,102 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     """Return whether this reader should list the whole table now (C7, C8, C11)."""
     hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
     call = call_of(hearing.call)
-    # C8: with one listing, this worker starts to measure how long each lease stays unchanged. Otherwise it would need
-    # another lease_seconds to find expired leases.
+    # C8: list the table once, to start measuring how long each lease stays unchanged. A worker that starts to measure
+    # only when it becomes the lookout finds expired leases lease_seconds later.
     early_seconds = scaled(EARLY_SECONDS, config) * (1 if ranks.stand_ins_before(me) < EARLY_PLACES else 2)
-    bulletin_stopped = full_still > ranks.silent > early_seconds + (0.0 if call is None else 2 * call.seconds)
-    # A worker that is not called reads nothing. But the lookout cannot see a worker without a lease, and cannot call
-    # it.
+    bulletin_stopped = full_still > ranks.silent_seconds > early_seconds + (0.0 if call is None else 2 * call.seconds)
+    # A worker ignores new work unless the lookout calls it. A worker without a lease must list the table in any case,
+    # because the lookout doesn't see it and cannot call it.
     listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
-    concerns_us = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
-    work_for_us = hearing.latest.acts != hearing.acts_read and concerns_us
-    row_turned = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
-    # Ranks contain only workers that have annotated a row, but counts contain all owners.
+    may_act = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
+    work_for_us = hearing.latest.acts != hearing.acts_read and may_act
+    row_changed_owner = hearing.turned and (call is None or (ranks.row_released and len(leases) < LISTED * STAND_INS))
+    # The ranks contain only workers that write annotations on their rows, but the counts contain all owners.
     is_last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
-    return work_for_us or row_turned or bulletin_stopped or is_last_resort
+    return work_for_us or row_changed_owner or bulletin_stopped or is_last_resort
 
 
-def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
+def _likely_requested_keys(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     """Return the leases that others will request from this worker while workers join and leave (C7).
 
-    The result contains the leases beyond this worker's share, in donation order. The worker reads their rows because it
-    would otherwise see a request only when it renews the lease.
+    The result contains the leases beyond this worker's share, in donation order. The worker polls their rows, because
+    it would otherwise notice a request only when it next renews the lease.
     """
     if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
         return ()
-    spare = max(0, len(census.mine) - len(census.leases) // len(_present_workers(census)))
-    return tuple(lease.key for lease in nsmallest(spare, census.mine, key=donation_order) if lease.next_owner is None)
+    surplus_count = max(0, len(census.mine) - len(census.leases) // len(_present_workers(census)))
+    return tuple(
+        lease.key for lease in nsmallest(surplus_count, census.mine, key=donation_order) if lease.next_owner is None
+    )
 
 
 def _present_workers(census: Census) -> frozenset[str]:
-    """Return the workers that hold a lease or have requested their first."""
+    """Return the workers that own a lease or have requested one."""
     return frozenset(census.counts) | {lease.next_owner for lease in census.moving if lease.next_owner is not None}
 
 
 def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
-    """Return `settle_seconds` for these actions, ignoring claims that the leases already show as successful (C10).
+    """Return `settle_seconds` for these actions without the claims that have already succeeded (C10).
 
-    Another look would show nothing new about such claims. Successful claims count only if there is more to take,
-    because M5 takes only one lease at first, and M9 one per turn.
+    After a successful claim, the worker need not read the table again unless it lacks more leases. M5 takes only one
+    lease at first, and M9 takes one lease per turn.
     """
-    mine = {lease.key for lease in census.mine}
-    confirmed = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
-    takes_again = bool(confirmed) and takes_more(census, me, config)
-    return settle_seconds([action for action in actions if action not in confirmed or takes_again], config)
+    own_keys = {lease.key for lease in census.mine}
+    succeeded_claims = {action for action in actions if isinstance(action, Claim) and action.lease.key in own_keys}
+    wants_more = bool(succeeded_claims) and takes_more(census, me, config)
+    return settle_seconds([action for action in actions if action not in succeeded_claims or wants_more], config)
 
 
 def takes_more(census: Census, me: Me, config: Config) -> bool:
-    """Return whether this worker would take a lease if it had no need to wait for workers that are joining (C10).
+    """Return whether this worker would take a lease if it did not have to wait for workers that are joining (C10).
 
-    If it would take none, it need not read the table.
+    If the worker would take no lease, it need not read the table when the wait is over.
     """
     return bool(config.rules.take(census, evolve(me, history=evolve(me.history, fleet_still=math.inf)), config))
 
 
 def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
-    """Return how soon a worker looks again after these actions (C10), or None if it need not look at their result.
+    """Return the seconds until a worker reads the results of these actions (C10), or None if it need not read them.
 
-    After claims the wait is short, because workers that started together have chosen their leases by then (C15). After
-    leases are taken from living workers, the wait is longer, because other workers may be joining. Shares computed
-    without those workers are too large, and the surplus would be taken away again.
+    After claims the wait is short. Even workers that started together have chosen their leases by the end of it (C15).
+
+    After leases are taken from living workers, the wait is longer, because other workers may be joining. A share that
+    is computed before those workers are visible is too large, and they would take the surplus away again.
     """
-    kinds = {type(action) for action in actions}
-    if kinds & {Steal, RequestHandoff}:
+    action_types = {type(action) for action in actions}
+    if action_types & {Steal, RequestHandoff}:
         return 0.5 * config.lease_seconds
-    return _scaled_for_requests(CLAIMED_SECONDS, config) if kinds & {Claim, Create} else None
+    return _scaled_for_requests(CLAIMED_SECONDS, config) if action_types & {Claim, Create} else None
 
 
 def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Config) -> float:
-    """Return the time until a second read can show whether a late owner has died (C16).
+    """Return the seconds until another read of the table can show whether a late owner has died (C16).
 
-    It is infinite if no owner is late.
+    The result is infinite if no owner is late.
     """
-    late = late_owners(me, config) if config.rules.keeps_lookout else frozenset()
-    seconds_left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
-    # 0.02 allows 0.2 s for the read itself, because idle times start at the end of a read.
+    late_workers = late_owners(me, config) if config.rules.keeps_lookout else frozenset()
+    seconds_left = [
+        expires_above(config) - lease.idle for lease in leases if lease.owner in late_workers and not lease.ended
+    ]
+    # 0.02 adds 0.2 s (for lease_seconds of 10), because idle times count from the end of the first read.
     return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
 
 def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     """Return the seconds from one listing of the lookout to the next.
 
-    The usual result is `LOOK_SECONDS`. It is less if the lease of a suspected owner expires sooner (C5), and more if
-    there is no other worker to watch (C13).
+    The result is usually `LOOK_SECONDS`. It is less if the lease of a suspected owner expires earlier (C5), and more if
+    no other worker holds a lease (C13).
     """
     limit = expires_above(config)
     other_idle_times = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not other_idle_times:
-        # If the lookout has just released its row, no other worker is seen only because no other row was read.
+        # If this worker has read only a few rows and the lookout has just released one of them, other workers may exist
+        # although none is visible. So list the table now.
         turned = (me.history.hearing or BulletinState()).turned
         return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
-    # Times count from the start of the read, as `idle` does. If listings take long, every worker renews between two of
-    # them, so a lease that did not change at all is suspected, too.
+    # `idle` ends at the start of a read, so add the time that a listing takes. If listings take long, a living owner
+    # renews between two of them, so a lease that has not changed is suspicious.
     listing_seconds = me.history.full_took
     seconds_left = [
         limit - idle
@@ -495,26 +533,26 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
         if (overdue(idle, config) or (idle > 0 and overdue(idle + listing_seconds, config))) and idle <= limit
     ]
     usual_pause = scaled(LOOK_SECONDS, config)
-    # If a slow listing begins a moment too early, it cannot show that any owner is dead, and the next result comes a
-    # whole listing later.
-    soonest = (
+    # If listings are slow, don't start one before the first lease expires. It would show no owner as dead, and the next
+    # result would come a whole listing later.
+    next_seconds = (
         min(seconds_left) if seconds_left and listing_seconds >= usual_pause else min([usual_pause, *seconds_left])
     )
-    # 0.05: wait at least 50 ms before the next look, however close the limit is.
-    return max(scaled(0.05, config), soonest)
+    # 0.05: wait at least 50 ms before the next listing, even if a lease expires sooner.
+    return max(scaled(0.05, config), next_seconds)
 
 
 def overdue(idle: float, config: Config) -> bool:
-    """Return whether the owner of a lease that has not changed for `idle` seconds is suspected (C5)."""
+    """Return whether an owner is suspected to be dead if it has not renewed a lease for `idle` seconds (C5)."""
     return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
 
 
 def _next_bulletin(
     actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config
 ) -> Annotations:
-    """Return the bulletin after one more look, and its call.
+    """Return the annotations with the next bulletin and its call.
 
-    *acts* grows if there is work for others, *warns* if an owner may be dead.
+    The count of looks grows by one. *acts* grows if other workers must act, and *warns* if an owner may be dead.
     """
     taken_keys = {action.lease.key for action in actions if isinstance(action, Claim)}
     open_leases = [lease for lease in census.available if lease.key not in taken_keys and lease.owner != me.worker]
@@ -524,55 +562,55 @@ def _next_bulletin(
         for lease in census.leases
     )
     hearing = me.history.hearing or BulletinState()
-    mine = [lease for lease in leases if lease.owner == me.worker]
+    own_leases = [lease for lease in leases if lease.owner == me.worker]
     if me.history.full_still > 0:  # nothing new is known between two listings
-        carries_bulletin = any(bulletin_of(lease) == hearing.latest for lease in mine)
+        carries_bulletin = any(bulletin_of(lease) == hearing.latest for lease in own_leases)
         return (
             bulletin_annotations(hearing.latest, ((CALL, hearing.call),) if hearing.call else ())
             if carries_bulletin
             else ()
         )
     worker_joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
-    # Other workers have not had time yet to take leases that were just released, or that only became available when
-    # their parents ended (M1).
+    # If a lease was just released, or became available because its parents ended (M1), other workers have not had time
+    # yet to claim it.
     max_idle = scaled(FREE_SECONDS, config)
     lease_newly_free = any(lease.idle < max_idle for lease in open_leases)
     if open_leases and not lease_newly_free:
-        ended = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
-        lease_newly_free = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
-    # If leases are not taken or moves are not made, *acts* grows only once per cycle, because each time costs every
-    # worker a listing. While a dead worker's leases expire one after another, its count is low, and no worker can do
-    # anything about that.
-    imbalance_persists = not lease_newly_free if open_leases else _uneven(census, me, config)
-    stuck = hearing.acts_still >= config.cycle_seconds and imbalance_persists
-    latest, row = hearing.latest, bulletin_row(mine, me.worker)
+        recently_ended_keys = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
+        lease_newly_free = any(not recently_ended_keys.isdisjoint(lease.parents) for lease in open_leases)
+    # If other workers do not do what they should, raise *acts* only once per cycle, because every worker then lists the
+    # table. While the leases of a dead worker expire one after another, counts are uneven, but no worker can change
+    # that.
+    imbalance_persists = not lease_newly_free if open_leases else _uneven_for_a_cycle(census, me, config)
+    moves_overdue = hearing.acts_still >= config.cycle_seconds and imbalance_persists
+    latest, row = hearing.latest, bulletin_row(own_leases, me.worker)
     if row is None:
         return bulletin_annotations(
             Bulletin(
                 latest.looks + 1,
-                latest.acts + (stuck or worker_joined or lease_newly_free),
+                latest.acts + (moves_overdue or worker_joined or lease_newly_free),
                 latest.warns + owner_may_be_dead,
             )
         )
-    # A call that has no effect becomes a call to all workers, once per cycle.
+    # If calls to single workers have no effect, call all workers once per cycle.
     moves_expected = lease_newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
-    names = config.rules.calls(census, me, config) if moves_expected and not stuck else {}
-    rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
-    call = call_annotation(latest.looks + 1, me.history.full_took, rows, names, to_all=stuck)
+    keys_by_worker = config.rules.calls(census, me, config) if moves_expected and not moves_overdue else {}
+    rows = (row.key, *_bulletin_row_keys(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
+    call = call_annotation(latest.looks + 1, me.history.full_took, rows, keys_by_worker, to_all=moves_overdue)
     return bulletin_annotations(
         Bulletin(
             latest.looks + 1,
-            latest.acts + (stuck or worker_joined or lease_newly_free),
+            latest.acts + (moves_overdue or worker_joined or lease_newly_free),
             latest.warns + owner_may_be_dead,
         ),
         call,
     )
 
 
-def _uneven(census: Census, me: Me, config: Config) -> bool:
-    """Return whether the counts (M9), groups (M6) or loads (M13) of the workers have been uneven for a cycle.
+def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
+    """Return whether counts (M9), groups (M6) or loads (M13) are uneven and no lease has moved for a cycle.
 
-    If so, the workers that should act must read the table.
+    If the division is uneven, the lookout makes the workers that should act read the table.
     """
     if me.history.owners_still <= config.cycle_seconds:
         return False
@@ -580,26 +618,32 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
     floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
         return True
-    # Groups may be uneven even if counts differ by only one. Then the rules call a worker that should take leases from
-    # living workers to the whole table, by an empty list of keys.
+    # Groups may be uneven even if no two counts differ by more than one. The rules then return an empty list of keys
+    # for a worker that should take leases from living workers.
     if not all(config.rules.calls(census, me, config).values()):
         return True
-    moving = live_moves(census, config)
-    return bool(takers(census, counts, floor, moving, config.rules.most_leases, settling=config.cycle_seconds))
+    moves_in_progress = live_moves(census, config)
+    return bool(
+        takers(census, counts, floor, moves_in_progress, config.rules.most_leases, settling=config.cycle_seconds)
+    )
 
 
 def _last_bulletin(
-    mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ranks: LookoutRanks
+    own_leases: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ranks: LookoutRanks
 ) -> Annotations:
-    """Return the last bulletin of a worker that is no longer the lookout, and the call next to it (C3).
+    """Return the last bulletin that a worker writes when it is no longer the lookout, and its call (C3).
 
-    The call names the row that carries the bulletin now. If the row's key cannot be written in a call, workers list the
+    The call points readers to the row of the new lookout. If a call cannot contain that row's key, readers list the
     table instead, because *acts* has grown.
     """
     latest = hearing.latest
-    if not latest.looks or all(bulletin_of(lease) != latest for lease in mine if lease.owner == me.worker):
+    if not latest.looks or all(bulletin_of(lease) != latest for lease in own_leases if lease.owner == me.worker):
         return ()
     row = bulletin_row(leases, ranks.ranks[0]) if ranks.ranks else None
-    others = ranks.ranks[1:STAND_INS]
-    call = () if row is None else call_annotation(latest.looks + 1, 0.0, (row.key, *_next_rows(leases, others)), {})
+    stand_ins = ranks.ranks[1:STAND_INS]
+    call = (
+        ()
+        if row is None
+        else call_annotation(latest.looks + 1, 0.0, (row.key, *_bulletin_row_keys(leases, stand_ins)), {})
+    )
     return bulletin_annotations(evolve(latest, looks=latest.looks + 1, acts=latest.acts + 1), call)

@@ -1,6 +1,6 @@
-"""Defines the values that every rule works on: leases, shards, positions, and the worker that plans.
+"""Defines the data types that all rules use: leases, shards, positions, and the worker that plans.
 
-Nothing here depends on a particular store or cloud. Each store and source converts its own formats.
+These types do not depend on any store or cloud. Each store and each source converts its own formats to them.
 """
 
 import math
@@ -15,7 +15,7 @@ HashRange = tuple[int, int]
 """The first and last hash key of a shard, both inclusive and within 0 .. 2**128 - 1."""
 
 Annotations = tuple[tuple[str, str], ...]
-"""Our own attributes on a lease row, as (name, value) pairs sorted by name."""
+"""The attributes that this library adds to a lease row, as (name, value) pairs sorted by name."""
 
 HASH_KEYS: HashRange = (0, 2**128 - 1)
 """The entire hash key space of a stream."""
@@ -28,12 +28,12 @@ DIGITS_MAX = 129
 
 
 def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
-    # attrs runs validators after it has set all fields.
+    # attrs runs validators after it has set all fields, so this function can validate all of them.
     if not (isinstance(sequence, str) and isinstance(position.sub, int) and isinstance(position.token, str)):
         msg = f"checkpoint: {position!r} needs a str, an int and a str"
         raise TypeError(msg)
-    number = sequence.isascii() and sequence.isdigit() and len(sequence) <= DIGITS_MAX
-    if sequence not in SENTINELS and not number:
+    is_number = sequence.isascii() and sequence.isdigit() and len(sequence) <= DIGITS_MAX
+    if sequence not in SENTINELS and not is_number:
         msg = f"checkpoint: {sequence!r} is neither one of {sorted(SENTINELS)} nor a decimal sequence number"
         raise ValueError(msg)
 
@@ -43,9 +43,9 @@ class Position:
     """A point in a shard. All records up to and including (sequence, sub) have been read.
 
     Attributes:
-        sequence: A sentinel or a decimal string.
-        sub: The index of a user record within an aggregated record, from 0. For AT_TIMESTAMP it is the time in
-            milliseconds since 1970, as kcl-rust stores it.
+        sequence: "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END", or a sequence number in decimal.
+        sub: The index of a user record within an aggregated record, from 0. In an AT_TIMESTAMP position it is the time
+            in milliseconds since 1970, because kcl-rust stores the time there.
         token: An opaque offset (Event Hubs).
 
     Raises:
@@ -74,9 +74,9 @@ class Position:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """A sort key: sentinels first, then numbers by value and `sub`, and SHARD_END last.
+        """A sort key: first named positions such as LATEST, then numbers by value and `sub`, then SHARD_END.
 
-        Sentinels are recognized by name, not by length, because a number such as "17" may be shorter than "LATEST".
+        Named positions are recognized by their name rather than by length, because numbers may be short.
         """
         if self.sequence in SENTINELS:
             return (2, 0, 0) if self.sequence == "SHARD_END" else (0, 0, 0)
@@ -100,9 +100,10 @@ def at_timestamp(milliseconds: int) -> Position:
 
 
 WEIGHT_MAX = 10**15
-"""The largest weight in bytes per second.
+"""The maximum weight of a lease, in bytes per second.
 
-The limit is a thousand terabytes per second, small enough that sums stay exact in stores that keep numbers as floats.
+The maximum is a thousand terabytes per second, so that sums of weights stay exact even in stores that keep numbers as
+floats.
 """
 
 
@@ -113,7 +114,7 @@ def _check_weight(_lease: object, _attribute: object, weight: int | None) -> Non
 
 
 def _check_names_and_owner(lease: Any, _attribute: object, owner: Any) -> None:  # noqa: ANN401  as given
-    # This, too, runs after all fields are set.
+    # attrs runs validators after it has set all fields, so this function can validate several.
     for name in ("key", "stream", "shard"):
         if not isinstance(value := getattr(lease, name), str):
             msg = f"{name}: {value!r} is not a str"
@@ -126,7 +127,8 @@ def _check_names_and_owner(lease: Any, _attribute: object, owner: Any) -> None: 
         raise ValueError(msg)
 
 
-# No slots: `watched` copies every lease at each look, and copying `__dict__` takes a quarter of the time.
+# No slots: `watched` copies every lease at each read of the table. Copying `__dict__` takes a quarter of the time that
+# copying slots takes.
 @frozen(slots=False)
 class Lease:
     """A row of the lease table, as it was read.
@@ -138,20 +140,21 @@ class Lease:
         parents: The keys of the parent leases. There are two after a merge.
         owner: The worker that processes the shard, or None.
         version: The store's compare-and-swap token.
-        idle: Seconds for which the version has not changed (see `Watch`). It is infinite only for a lease that had no
-            owner when first seen. In a store's own listing it is the row's age, if the store records it.
+        idle: Seconds for which the version has not changed (see `Watch`). It is infinite only if the lease had no owner
+            when this worker first read it. In the result of a store's `list`, it is the age of the row if the store
+            records one.
         checkpoint: How far the shard has been processed.
         hash_range: The first and last hash key, or None if unknown.
-        weight: Throughput in whole bytes per second, or None if unmeasured. Fractions are not allowed, because their
-            sum depends on their order, and two workers that read the same rows could decide differently.
+        weight: Throughput in whole bytes per second, or None if unmeasured. Fractions are not allowed: their sum would
+            depend on the order of addition, so workers that read the same rows could decide differently.
         held: Seconds for which the present owner has held the lease, as far as this worker has observed.
         next_owner: The worker to which a requested hand-off will move the lease.
-        next_owner_idle: Seconds for which this worker has seen that worker as the next owner.
+        next_owner_idle: Seconds for which the lease has had its present next owner, as far as this worker has observed.
         yields: Whether the owner responds to hand-off requests.
         leaving: Whether a KCL 3.x hand-off is in progress. If so, `next_owner` is its leaseOwner.
-        epoch: A fencing number that grows with each owner, if the store has one. If the store counts every write, each
-            renewal also adds one.
-        annotations: Our own attributes on the row.
+        epoch: The fencing number, which grows each time the lease changes its owner. In stores that count every write,
+            it also grows with each renewal.
+        annotations: The attributes that this library adds to the row.
 
     Raises:
         ValueError: If the weight is out of range or the owner is an empty string; the message names the field.
@@ -180,7 +183,7 @@ class Lease:
     leaving: bool = False
     epoch: int = 0
     annotations: Annotations = ()
-    # `ended` is stored rather than computed because every rule reads it for every lease in each turn.
+    # `ended` is stored rather than computed on access, because every rule reads it for every lease in each turn.
     ended: bool = field(init=False, eq=False, repr=False)
 
     @ended.default
@@ -198,16 +201,16 @@ class Lease:
         return _copy(fields)
 
     def written(self, epoch: int, annotations: Annotations) -> "Lease":
-        """Return the row after a write that changes only the counter and the annotations.
+        """Return the lease after a write that changes only its counter and its annotations.
 
-        The counter also serves as the version.
+        The new counter is also used as the version of the returned lease.
         """
         fields = self.__dict__.copy()
         fields["epoch"], fields["version"], fields["annotations"] = epoch, Version(str(epoch)), annotations
         return _copy(fields)
 
     def annotation(self, name: str) -> str | None:
-        """Return the value of one of our attributes, or None if the row does not have it."""
+        """Return the value of the annotation with this name, or None if the lease has none."""
         for key, value in self.annotations:
             if key == name:
                 return value
@@ -229,10 +232,10 @@ def _copy(fields: dict[str, object]) -> Lease:
 
 @frozen
 class Shard:
-    """A shard of a stream, as its source lists it. A partition is a shard without parents.
+    """A shard of a stream, as its source lists it. Event Hubs partitions are shards without parents.
 
-    `id` and `parents` share a namespace with lease keys. If a table serves several streams, the source adds the stream
-    to each id.
+    `id` is also the key of the shard's lease, and `parents` contains ids. If a table serves several streams, the source
+    adds the name of the stream to each id.
 
     Examples:
         >>> from leasehold import Shard
@@ -267,10 +270,13 @@ class Hole:
 
 @frozen(order=True)
 class Bulletin:
-    """Counts how often lookouts have read the table, found work for other workers, and warned of a dead owner (C4).
+    """Three counts by which the lookout informs the other workers (C4).
 
-    A new lookout continues the counts of the previous one. Bulletins compare by their counts in this order, so the
-    greatest is the latest.
+    The lookout is the worker that regularly reads the whole table. It counts its reads (`looks`), the reads that showed
+    work for other workers (`acts`), and those that showed an owner that may be dead (`warns`).
+
+    A new lookout continues the counts of the previous one. Bulletins are compared by these counts, in this order, so
+    the greatest bulletin is the latest.
     """
 
     looks: int = 0
@@ -280,16 +286,17 @@ class Bulletin:
 
 @frozen
 class BulletinState:
-    """The state of the bulletins according to all reads of the table so far (C7, C8).
+    """What a worker knows about bulletins after all reads of the table so far (C7, C8).
 
     Attributes:
         latest: The greatest bulletin read so far.
-        acts_read: The `acts` of that bulletin at the last full read.
+        acts_read: The value of `acts` in the latest bulletin at the last full read.
         acts_still: Seconds since `acts` last grew; infinite if it never has.
         looks_still: Seconds since `looks` last grew.
         warned: Seconds since `warns` last grew; infinite if it never has.
-        turned: Whether, in a read of a few rows, a row was missing or had another owner than at the last full read.
-        call: The call written next to that bulletin (`bulletin.py`), or "" if there is none.
+        turned: Whether the last read was of a few rows, and one of them was missing or had changed its owner since the
+            last full read.
+        call: The call that belongs to the latest bulletin (`bulletin.py`), or "" if there is none.
     """
 
     latest: Bulletin = Bulletin()
@@ -303,25 +310,27 @@ class BulletinState:
 
 @frozen
 class History:
-    """The results of earlier reads of the table, computed by `Watch` so that rules can stay pure functions.
+    """What the rules need to know about earlier reads of the table.
+
+    `Watch` computes it, so that rules can be pure functions.
 
     Attributes:
         owners_still: Seconds since any lease last changed hands.
         fleet_still: Seconds since the set of owners and next owners last changed.
         holes: Uncovered hash ranges, each with the number of consecutive full reads that showed it.
-        gaps: For each owner, sorted, the longest gap among its leases at the last full read. A lease's gap is the
-            shorter of the last two times, in seconds, for which it stayed unchanged before the owner renewed it. This
-            is a lower bound of the owner's renewal interval.
-        paces: For each owner, a lower bound of its renewal interval in seconds, computed from how far counters moved
-            between two reads, if the store counts renewals. A high value shows that the owner is slow, or that it died
-            before the second read (C16).
+        gaps: For each owner, sorted by name, the longest gap among its leases at the last full read. The gap of a lease
+            is the shorter of its last two intervals without a renewal, in seconds. It is a lower bound of the owner's
+            renewal interval.
+        paces: For each owner, another lower bound of its renewal interval, in seconds. It is the time between two
+            reads, divided by the number of renewals plus one, if the store counts renewals. A high value shows that the
+            owner is slow, or that it died before the second read (C16).
         full_still: Seconds since the whole table was last read; 0 right after that.
         full_apart: Seconds between the last two reads of the whole table; infinite before the second.
         full_took: How many seconds the last read of the whole table took.
         hearing: The state of the bulletins, or None if every worker lists the table itself (C14).
         led: The living workers of a KCL 3.x leader, sorted, each with the seconds since it was last given a lease
             (M14).
-        gone: Leases that earlier reads returned and the latest do not, as last read, sorted by key.
+        gone: Leases whose rows have been deleted, as they were last read, sorted by key.
 
     Examples:
         >>> from leasehold.planner import History
@@ -346,7 +355,7 @@ class History:
 class Me:
     """The worker that plans.
 
-    `turn` counts this worker's plans. Together with the worker's name it is the only source of randomness.
+    `turn` counts the plans of this worker. All random choices are derived from `worker` and `turn`.
 
     Examples:
         >>> from leasehold import Me
@@ -361,7 +370,7 @@ class Me:
 
 @frozen
 class Problem:
-    """A fault in a listing of shards. It is returned, never raised.
+    """A fault in a listing of shards. It is returned by `problems` and never raised.
 
     Examples:
         >>> from leasehold import Shard, problems

@@ -3,7 +3,7 @@
 `plan` decides what a worker does now, and `look_again` when it decides next. Neither reads a clock, calls a store or
 keeps state between calls. Time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
 Each action contains the lease as it was read, and a store applies the action only if the lease has not changed since.
-So a plan made from outdated leases can be rejected, but it cannot do harm (S1).
+If a plan is made from outdated leases, the store may reject its actions, but the plan cannot do harm (S1).
 """
 
 from collections.abc import Collection, Iterable
@@ -28,24 +28,26 @@ from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.rules.shares import awaits_joiners, seconds_until_joined
 
 HANDOFF_POLL_SECONDS = 0.125
-"""The time between two reads of the leases that a next owner has requested.
+"""The time between two reads of the leases that a worker has requested from their owners.
 
-Each poll reads every requested lease once, and a hand-off is noticed at most this much later. An eventually consistent
-read, at half the price, is good enough, because the write that takes the lease is conditional.
+After a hand-off, the worker notices within this time that the lease is free. It uses eventually consistent reads, which
+cost half as much. A stale result does no harm, because the write that takes the lease is conditional.
 """
 
 
 def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> tuple[Action, ...]:
     """Return everything that this worker should do now.
 
-    The same input gives the same plan on every machine, whatever the order of leases and shards. No two actions name
-    the same key, alternates included. If several actions would, only one is kept, in this order of precedence:
-    deletion, taking, planned move, release of an expired lease, renewal.
+    The plan depends only on the arguments, and not on the order of leases and shards.
+
+    No two actions have the same lease key, including those in `alternates`. If the rules produce several actions for a
+    key, the plan contains the first of these: deletion, claim, steal or request, next step of a hand-off, release of an
+    expired lease, renewal.
 
     Args:
-        leases: Every known lease, as `Watch.look` returns them. Their keys must be distinct.
-        shards: A complete listing of the shards of every stream that occurs in it. If it is None or empty, nothing is
-            created or deleted.
+        leases: All known leases, as returned by `Watch.look`. Their keys must be distinct.
+        shards: The shards of one or more streams. For each of these streams, all shards must be included. If `shards`
+            is None or empty, no lease is created or deleted.
         me: The worker that plans.
         config: The settings of the group of workers.
 
@@ -60,28 +62,31 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     lifecycle_actions = lifecycle(known_leases, shards, census, me, config) if shards else ()
     deleted_keys = {action.lease.key for action in lifecycle_actions if isinstance(action, Delete)}
     if deleted_keys:
-        # A lease that is about to be deleted must not count toward a share, or it would be taken only to be deleted.
+        # A lease that is about to be deleted must not count toward any share. Otherwise a worker could take it only for
+        # it to be deleted.
         known_leases = tuple(lease for lease in known_leases if lease.key not in deleted_keys)
         census = take_census(known_leases, me, config)
-    # After a read of a few rows, the other leases may have changed unnoticed. Such a read is used only for hand-offs in
-    # progress (H2) and for the leases that the lookout calls this worker to claim (C6).
+    # If only a few rows were read, other leases may have changed since the last full read. So plan only hand-offs in
+    # progress (H2) and claims to which the lookout has called this worker (C6).
     takings = config.rules.take(census, me, config) if me.history.full_still <= 0 else called_claims(census, me, config)
-    claimed_keys = deleted_keys | _action_keys(takings)
-    moves = tuple(move for move in handoffs(census, config) if move.lease.key not in claimed_keys)
-    claimed_keys |= {move.lease.key for move in moves}
+    planned_keys = deleted_keys | _action_keys(takings)
+    handoff_steps = tuple(move for move in handoffs(census, config) if move.lease.key not in planned_keys)
+    planned_keys |= {move.lease.key for move in handoff_steps}
     # C6: release expired leases unless another action names them.
     releases = tuple(
-        release for release in free_expired(census, known_leases, me, config) if release.lease.key not in claimed_keys
+        release for release in free_expired(census, known_leases, me, config) if release.lease.key not in planned_keys
     )
-    renewal_actions = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in claimed_keys)
-    return (*renewal_actions, *lifecycle_actions, *moves, *takings, *releases)
+    renewal_actions = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in planned_keys)
+    return (*renewal_actions, *lifecycle_actions, *handoff_steps, *takings, *releases)
 
 
 def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
-    """Return renewals of this worker's unexpired leases that were idle for at least `renew_seconds`, sorted by key.
+    """Return renewals of this worker's leases that have not been renewed for `renew_seconds`, sorted by key.
 
-    `plan` includes these actions, but a worker may call this function more often. A lease that is being drained for its
-    next owner is renewed here too, until it is handed off.
+    Expired leases are left out.
+
+    `plan` includes these actions, but a worker may also renew its leases between two plans. A lease with a hand-off in
+    progress is renewed until its owner releases it.
 
     Examples:
         >>> from leasehold import Config, Lease, Me, renewals
@@ -95,8 +100,9 @@ def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ..
 def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, config: Config) -> Look:
     """Return when to read the table next after these actions of `plan`, and which leases to read.
 
-    Until requested leases are handed off, only their rows are read, but the whole table is still read every
-    `cycle_seconds`. `me.history` shows whether `leases` come from a read of the whole table or of a few rows.
+    While this worker waits for requested leases, it reads only their rows, and the whole table every `cycle_seconds`.
+
+    `me.history` must be the history after the read that returned `leases`.
 
     Examples:
         >>> from leasehold import Config, Kcl, Lease, Me, look_again
@@ -104,7 +110,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), config).seconds
         20.05
     """
-    without_renewals, history, rules = tuple(actions), me.history, config.rules
+    planned_actions, history, rules = tuple(actions), me.history, config.rules
     known_leases = leases if isinstance(leases, KnownLeases) else tuple(leases)
     unsettled_leases = (
         known_leases.unsettled(expires_above(config)) if isinstance(known_leases, KnownLeases) else known_leases
@@ -114,25 +120,26 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         for lease in unsettled_leases
         if lease.next_owner == me.worker and lease.owner not in {None, me.worker}
     }
-    requested_keys |= _action_keys([action for action in without_renewals if isinstance(action, RequestHandoff)])
+    requested_keys |= _action_keys([action for action in planned_actions if isinstance(action, RequestHandoff)])
     if requested_keys:
-        # C10: a newcomer waits at the same time for its first lease and for other workers that join. If the owner of
-        # the requested lease does not renew it, that owner may be dead, and may have been the lookout. A listing starts
-        # to measure how long all its leases stay unchanged (C1).
+        # C10: a newcomer that waits for its first lease also waits for other workers to join. When the second wait is
+        # over, list the table if this worker would take more leases, or if the owner of a requested lease does not
+        # renew it. That owner may be dead, and may have been the lookout. The listing starts to measure how long all
+        # its leases stay unchanged (C1).
         join_wait_over = history.hearing is not None and history.full_still >= seconds_until_joined(history, config)
         owner_silent = any(overdue(lease.idle, config) for lease in unsettled_leases if lease.key in requested_keys)
-        read_all = history.full_still >= config.cycle_seconds or (
+        lists_table = history.full_still >= config.cycle_seconds or (
             join_wait_over and (owner_silent or takes_more(take_census(known_leases, me, config), me, config))
         )
         return Look(
-            HANDOFF_POLL_SECONDS, keys=None if read_all else tuple(sorted(requested_keys)), stale_ok=not read_all
+            HANDOFF_POLL_SECONDS, keys=None if lists_table else tuple(sorted(requested_keys)), stale_ok=not lists_table
         )
     if history.hearing is not None and rules.keeps_lookout:
-        return next_look(without_renewals, known_leases, me, config, history.hearing)
+        return next_look(planned_actions, known_leases, me, config, history.hearing)
     if history.full_still > 0:
-        return Look(0.0)  # no request is pending, so read the whole table now
+        return Look(0.0)  # only a few rows were read, and no request is pending, so list the table now
     seconds = min(
-        _seconds_to_next_look(without_renewals, config),
+        _seconds_to_next_look(planned_actions, config),
         seconds_until_late_owners_expire(known_leases, me, config),
         config.cycle_seconds,
     )
@@ -146,22 +153,22 @@ def lifecycle(
 ) -> tuple[Create | Delete, ...]:
     """Return the leases to create (L3 to L7, L9) and to delete (L8, L10) for these shards.
 
-    A stream is skipped if its listing has a fault (L2). A stream is also skipped if every shard has a lease, every
-    lease has a shard and no lease has ended. Nearly all streams are in this state nearly all the time.
+    A stream is skipped if its listing has a fault (L2). As an optimization, a stream is also skipped if every shard has
+    a lease, every lease has a shard and no lease has ended, which is nearly always the case.
     """
-    expired = {lease.key for lease in census.expired}
+    expired_keys = {lease.key for lease in census.expired}
     actions: list[Create | Delete] = []
     for family in families(shards, leases):
-        if family.settled or blocking_problems(family):  # L2
+        if family.needs_no_change or blocking_problems(family):  # L2
             continue
-        unlisted_leases = garbage(family, me.worker, expired)
+        unlisted_leases = garbage(family, me.worker, expired_keys)
         creates = creations(family, unlisted_leases, me.history, config)
-        # The last lease that proves that a stream was read is deleted only after the leases of its successors exist
-        # (L5).
+        # Delete leases only when none is to be created. Otherwise the last lease that proves that a stream was read
+        # could be deleted before the leases of the later shards exist (L5).
         actions += creates or deletions(family, unlisted_leases)
     if not actions:
         return ()
-    # Keys must stay unique in the table even if a source gives shards of different streams the same id.
+    # If a source uses the same id for shards of different streams, create only one lease, because keys must be unique.
     existing_keys = {lease.key for lease in leases}
     created_by_key = {action.lease.key: action for action in reversed(actions) if action.lease.key not in existing_keys}
     deletes = [action for action in actions if action.lease.key in existing_keys and isinstance(action, Delete)]
@@ -170,14 +177,16 @@ def lifecycle(
 
 def _action_keys(actions: Collection[Action]) -> set[str]:
     """Return every key in these actions, including those of alternates."""
-    with_alternates = (action for action in actions if isinstance(action, Taking) and action.alternates)
-    alternate_keys = {other.lease.key for action in with_alternates for other in action.alternates}
+    takings_with_alternates = (action for action in actions if isinstance(action, Taking) and action.alternates)
+    alternate_keys = {other.lease.key for action in takings_with_alternates for other in action.alternates}
     return alternate_keys | {action.lease.key for action in actions}
 
 
 def _renewals(census: Census, config: Config) -> tuple[Renew, ...]:
-    due = (lease for lease in census.mine if lease.idle >= config.renew_seconds)
-    return tuple(Renew(lease, rule=config.rules.renewal_rule) for lease in sorted(due, key=lambda lease: lease.key))
+    due_leases = (lease for lease in census.mine if lease.idle >= config.renew_seconds)
+    return tuple(
+        Renew(lease, rule=config.rules.renewal_rule) for lease in sorted(due_leases, key=lambda lease: lease.key)
+    )
 
 
 def _seconds_to_next_look(actions: tuple[Action, ...], config: Config) -> float:
@@ -186,7 +195,7 @@ def _seconds_to_next_look(actions: tuple[Action, ...], config: Config) -> float:
     if takes_leases and rules.again_at_once:
         return 0.0
     if rules.keeps_lookout and (settle_wait := settle_seconds(actions, config)) is not None:
-        return settle_wait  # read the result, then take what is still missing
+        return settle_wait  # read the results soon, then take the leases that are still missing
     if any(isinstance(action, Create) for action in actions):
-        return 1.0  # this worker's next look can claim the new lease
+        return 1.0  # after its next look, this worker can claim the new lease
     return config.cycle_seconds

@@ -1,13 +1,13 @@
 """Defines the base class of rule sets: options, the choice of leases, and the properties that other modules use.
 
-Each rule set is a class in a file of its own in `rules/`. It has attrs fields for its options, each with a validator, a
-`take` method, and overrides of the properties below that differ from the defaults. Once the class is in `RULE_SETS` of
-`config.py`, the planner, the JSON form, the commands, the simulator, the checker and the law tests use it.
+To add a rule set, write a class in `rules/`. It has attrs fields with validators for its options, a `take` method, and
+overrides of the properties below that differ from the defaults. Then add the class to `RULE_SETS` in `config.py`. The
+planner, the JSON form, the commands, the simulator, the checker and the law tests use all classes in this list.
 
 Rule 1: other code never checks which rule set it uses. Every difference between rule sets is a property or a method of
 this class.
-Rule 2: rule sets get the settings of their group of workers as `FleetSeconds`, because they cannot import `Config`,
-which contains a rule set.
+Rule 2: rule sets get their settings as `FleetSeconds`. They cannot import `Config`, because its module imports all rule
+sets.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +20,13 @@ from leasehold.balancer.census import Census
 from leasehold.balancer.model import Me
 
 LARGEST = 1e12
-"""The largest count or number of seconds. No real group of workers comes near it, and sums stay finite."""
+"""The maximum of every numeric option. It is far above any real value, and small enough that sums stay finite."""
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 
 def number(least: float, *, above: bool = False, none: bool = False, whole: bool = False) -> Validator:
-    """Return a validator for a number from `least` (or above it, if `above`) to LARGEST.
+    """Return a validator for a number from `least` to LARGEST. If `above` is true, `least` itself is not allowed.
 
     True and False are not accepted as numbers.
     """
@@ -34,12 +34,12 @@ def number(least: float, *, above: bool = False, none: bool = False, whole: bool
     def check(_config: object, attribute: "Attribute[Any]", value: Any) -> None:  # noqa: ANN401  any value is possible
         if none and value is None:
             return
-        kinds = int if whole else (int, float)
-        fits = isinstance(value, kinds) and not isinstance(value, bool) and abs(value) <= LARGEST
-        if not (fits and (value > least if above else value >= least)):
-            kind = "whole number" if whole else "number"
+        allowed_types = int if whole else (int, float)
+        has_valid_type = isinstance(value, allowed_types) and not isinstance(value, bool) and abs(value) <= LARGEST
+        if not (has_valid_type and (value > least if above else value >= least)):
+            type_name = "whole number" if whole else "number"
             raise ValueError(
-                f"{attribute.name}: {value!r} is not a {kind} {'above' if above else 'of at least'} {least:g}"
+                f"{attribute.name}: {value!r} is not a {type_name} {'above' if above else 'of at least'} {least:g}"
                 f" (and at most {LARGEST:g})"
             )
 
@@ -47,7 +47,7 @@ def number(least: float, *, above: bool = False, none: bool = False, whole: bool
 
 
 class FleetSeconds(Protocol):
-    """The times that rules need to know, in seconds. `Config` implements this protocol."""
+    """The settings that rule sets use, in seconds. `Config` implements this protocol."""
 
     @property
     def lease_seconds(self) -> float:
@@ -60,15 +60,16 @@ class FleetSeconds(Protocol):
 
 @frozen
 class RuleSet:
-    """Base class of rule sets. Each overrides the properties in which it differs from the defaults.
+    """Base class of rule sets. A subclass implements `take` and overrides any other property or method.
 
     Attributes:
         name: The name in commands, options and the JSON form.
         renewal_rule: The rule that renewals cite.
-        keeps_lookout: Whether one worker, the lookout, reads the table for all, as in C3 to C16.
+        keeps_lookout: Whether one worker, the lookout, reads the table for all others (C3 to C16).
         counts_ended: Whether ended leases are counted, claimed, renewed, and kept by their owners.
-        children_later: Whether a free child lease counts only once the leases of its parents have ended (M1).
-        starts_at_time: Whether children start AT_TIMESTAMP if the stream does.
+        children_later: Whether the free lease of a child shard is ignored until the leases of its parents have ended
+            (M1).
+        starts_at_time: Whether child shards start at the initial position if it is AT_TIMESTAMP.
 
     Examples:
         >>> from leasehold import Kcl, Minimal
@@ -85,19 +86,22 @@ class RuleSet:
     starts_at_time: ClassVar[bool] = False
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
-        """Return everything that this worker takes now. The result depends only on the arguments."""
+        """Return the actions by which this worker obtains or gives up leases now.
+
+        The result depends only on the arguments.
+        """
         raise NotImplementedError
 
     def calls(self, _census: Census, _me: Me, _config: FleetSeconds) -> Mapping[str, Sequence[str]]:
-        """Return, for each worker, the keys of the leases that it will claim or that will be requested from it (C6).
+        """Return, for each worker, the keys of the leases that it will claim or should hand off (C6).
 
-        A worker without keys should read the whole table.
+        A worker with an empty sequence of keys should read the whole table.
         """
         return {}
 
     @classmethod
     def variants(cls) -> Mapping[str, "RuleSet"]:
-        """Return the variants of this rule set that the simulator tries, by name."""
+        """Map names to the variants of this rule set that the simulator tests."""
         return {cls.name: cls()}
 
     def given(self, **options: object) -> Self:
@@ -105,27 +109,29 @@ class RuleSet:
 
         Options that are None or that this rule set does not have are ignored.
         """
-        fields = fields_dict(type(self))
-        return evolve(self, **{name: value for name, value in options.items() if name in fields and value is not None})
+        own_options = fields_dict(type(self))
+        return evolve(
+            self, **{name: value for name, value in options.items() if name in own_options and value is not None}
+        )
 
     @property
     def groups(self) -> Literal["prefix"] | tuple[str, ...] | None:
-        """How workers form groups under these rules (`Groups` in `rules/shares.py`), or None without groups."""
+        """How workers form groups (`Groups` in `rules/shares.py`), or None if they form none."""
         return None
 
     @property
     def evens_out(self) -> bool:
-        """Whether workers act until no two of them differ by more than one lease."""
+        """Whether workers move leases until the numbers of leases of any two workers differ by at most one."""
         return True
 
     @property
     def again_at_once(self) -> bool:
-        """Whether a worker looks again at once after it has taken a lease."""
+        """Whether a worker reads the table again immediately after it has taken a lease."""
         return False
 
     @property
     def weighs_loads(self) -> bool:
-        """Whether counts may differ in order to balance bytes per second (M13)."""
+        """Whether the numbers of leases may differ in order to balance bytes per second (M13)."""
         return False
 
     @property
@@ -155,16 +161,16 @@ class RuleSet:
         return lease_seconds / 3
 
     def expires_above(self, lease_seconds: float) -> float:
-        """Return the idle time above which a lease has no living owner.
+        """Return the number of seconds without a renewal above which a lease is expired.
 
-        Rule sets differ in whether a lease that has been idle for exactly the limit is still alive. If it is not, the
-        rule set returns the next smaller number, so that the same comparison works for all of them.
+        Under some rule sets, a lease is already expired after exactly `lease_seconds`. These return the next smaller
+        number, because the planner compares with `>` under all rule sets.
         """
         return lease_seconds
 
     def overdue_seconds(self, _lease_seconds: float, _cycle_seconds: float) -> float | None:
-        """Return how long a lease may be free before its designated taker is considered missing (M9, M14).
+        """Return how long a lease may be free before the worker that should claim it counts as missing (M9, M14).
 
-        The result is None if workers do not wait for each other.
+        The result is in seconds, or None if workers do not wait for each other.
         """
         return None

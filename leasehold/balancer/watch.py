@@ -1,21 +1,26 @@
-"""Measures by our own clock how long each lease has not changed, as a pure function of all reads of the table.
+"""Measures how long each lease has not changed, by this worker's own clock.
 
-Rule 1: this module reads no clock. The caller passes the times at which each read began and ended, in seconds of one
-monotonic clock.
+All functions in this module are pure. Their results depend only on the reads of the table that were passed in, and on
+the times of these reads.
+
+Rule 1: this module reads no clock. The caller passes the times at which each read began and ended, in seconds, from the
+same monotonic clock.
 Rule 2: a lease counts as unchanged from the *end* of the first read that showed its present version to the *start* of
 the last such read. Otherwise, a delay on our side could make a living worker look dead.
 
 Example: a read from 0 s to 1 s shows version 7 for the first time, and a read from 9 s to 12 s shows it again. The
-lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read. It certainly did not change for 8
-s, from 1 s to 9 s. The three seconds for which the second read stalled are not counted against its owner.
+lease may have got version 7 at 0.9 s, and version 8 at 9.1 s, just after its row was read. So it is only certain that
+the version did not change from 1 s to 9 s. The three seconds that the second read took are not counted against the
+owner.
 
-Rule 3 (C17): an outage of the store counts against no worker. While the store does not respond, no owner can renew, and
-the first worker whose read succeeds again must not take leases that the others have had no chance to renew. So if a
-lease did not change during an outage, its time starts again at the end of the first read that succeeded. Only a silence
-longer than `silence_seconds` is an outage. A single late response is not.
+Rule 3 (C17): time during which the store has an outage does not count. Owners could not renew during the outage, so the
+first worker whose read succeeds must not take their leases. Therefore, for every lease that did not change during an
+outage, the time starts again at the end of the first read that succeeds. The store has an outage if all reads fail for
+longer than `silence_seconds`.
 
-Workers of a KCL 3.x leader show that they are alive by reports, which are stored next to the leases (M14). They take no
-leases themselves. Their leader gives them free leases, and until then no lease shows that these workers exist.
+KCL 3.x workers take no leases themselves; their leader assigns free leases to them (M14). Until then, no lease shows
+that such a worker exists. Therefore this module also tracks the reports (worker metrics) that these workers store next
+to the leases.
 """
 
 import math
@@ -31,17 +36,20 @@ from leasehold.balancer.family import holes_after
 from leasehold.balancer.model import History, Lease, Shard
 
 REPORT_SECONDS = 35.0
-"""How recent a report must be for its worker to count as alive.
+"""A KCL 3.x worker counts as alive if its last report is not older than this.
 
-Workers usually report every 30 s, so a worker without a report for this long has missed one, or has ended.
+KCL 3.x workers usually report every 30 s. A worker without a report for this long has missed a report or has ended.
 """
 SILENT_SECONDS = 60.0
-"""How long after its last report a leader still gives leases to a worker, which is twice the usual report interval."""
+"""A KCL 3.x leader may give leases to a worker for this long after the worker's last report.
+
+The value is twice the usual interval between reports.
+"""
 
 
 @frozen
 class Reports:
-    """The reports of workers, as one read of the table returned them.
+    """The reports of KCL 3.x workers, as returned by one read of the table.
 
     Attributes:
         leader: The worker that holds the leader's lock, or None.
@@ -59,14 +67,16 @@ NO_REPORTS = Reports()
 class ReportTrack:
     """The state of one worker according to its reports.
 
-    Times are the ends of the reads that first showed a value.
+    Each time is the end of the read that first showed the value or change.
 
     Attributes:
-        stamp: The stamp of its latest report.
+        stamp: A string that identifies the latest report.
         stamp_at: When that stamp was first seen.
-        moved_at: When that stamp was first seen, or minus infinity if the report may be the last one of a dead worker.
-        count: The number of its leases.
-        since: When it was last given a lease, lost its last one, or was first known to be alive, whichever is latest.
+        moved_at: The same as `stamp_at`, but minus infinity if that report does not prove that the worker is still
+            alive.
+        count: The number of the worker's leases.
+        since: When the worker was last given a lease, lost its last one, or was first known to be alive, whichever is
+            latest.
     """
 
     stamp: str
@@ -82,8 +92,8 @@ class WorkerReports:
 
     Attributes:
         leader: The leader in the last read.
-        tracks: The track of each worker.
-        empty: Whether there was no read yet.
+        tracks: The state of each worker.
+        empty: Whether no read has been added yet.
     """
 
     leader: str | None = None
@@ -93,41 +103,47 @@ class WorkerReports:
     def after(self, reports: Reports, leases: Iterable[Lease], ended: float) -> "WorkerReports":
         """Return the state after another read of the whole table."""
         counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
-        tracks = {worker: self._track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
+        tracks = {worker: self._next_track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
         return WorkerReports(reports.leader, tracks, empty=False)
 
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
-        """Return the living workers of a living leader, with the seconds since each was last given a lease.
+        """Return the living workers of a living KCL 3.x leader, each with the seconds since it was last given a lease.
 
-        The time is infinite while we or the leader may still assume that a worker is alive although it has ended,
-        because the leader would then give that worker the surplus of the others. This is possible as long as the ended
-        worker's last report is recent, and until every worker without leases has reported once more, because only its
-        reports show that such a worker is alive. The wait starts again when another worker without leases appears.
+        The time is infinite while an ended worker may still be taken for a living one, because the leader would give
+        leases to it. This is possible as long as the last report of the ended worker is recent. It is also possible
+        until every worker without leases has reported once more, because only a new report proves that such a worker is
+        alive. The wait starts again when another worker without leases appears.
         """
-        alive = {worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS}
-        if self.leader not in alive:
+        living_tracks = {
+            worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS
+        }
+        if self.leader not in living_tracks:
             return ()
-        forget_times = [track.stamp_at + SILENT_SECONDS for worker, track in self.tracks.items() if worker not in alive]
+        forget_times = [
+            track.stamp_at + SILENT_SECONDS for worker, track in self.tracks.items() if worker not in living_tracks
+        ]
         forgotten_at = max(forget_times, default=-math.inf)
-        idle = [track for track in alive.values() if not track.count]
-        last_change = max([forgotten_at, *(track.since for track in idle)])
-        leases_may_be_given = began >= forgotten_at and all(track.moved_at >= last_change for track in idle)
+        tracks_without_leases = [track for track in living_tracks.values() if not track.count]
+        last_change = max([forgotten_at, *(track.since for track in tracks_without_leases)])
+        leases_may_be_given = began >= forgotten_at and all(
+            track.moved_at >= last_change for track in tracks_without_leases
+        )
         return tuple(
             (worker, max(0.0, began - max(forgotten_at, track.since)) if leases_may_be_given else math.inf)
-            for worker, track in sorted(alive.items())
+            for worker, track in sorted(living_tracks.items())
         )
 
-    def _track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
-        """Return the track of a worker after another read of the table."""
+    def _next_track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
+        """Return the state of a worker after another read of the table."""
         before = self.tracks.get(worker)
         if before is None:
-            # A report in the first read may be years old. A report that first appears in a later read was written in
-            # the meantime.
+            # A report in the first read may be years old. A report that first appears in a later read was written since
+            # the previous read.
             return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
         stamp_at = before.stamp_at if stamp == before.stamp else ended
         if before.count and not count:
-            # The worker may have lost its leases because it died just after a report. Only its next report proves that
-            # it is alive.
+            # The worker may have died just after its last report, and its leases may have been taken for this reason.
+            # Only its next report proves that it is alive.
             return ReportTrack(stamp, stamp_at, -math.inf, count, ended)
         moved_at = before.moved_at if stamp == before.stamp else ended
         gained_leases = count > before.count or before.moved_at == -math.inf
@@ -137,20 +153,20 @@ class WorkerReports:
 class Sighting(NamedTuple):
     """The state of one lease according to all reads of the table.
 
-    The class is a named tuple because each look creates one for every lease, and creating an attrs instance takes three
-    times as long.
+    The class is a named tuple because each read of the table creates an instance for every lease. Creating an instance
+    of an attrs class takes three times as long.
 
     Attributes:
         lease: The lease as last read, with `idle`, `held` and `next_owner_idle` filled in.
         version_at: The end of the first read that showed its version.
         owner_at: The end of the first read that showed its owner, or minus infinity if that was our first read.
         next_owner_at: The end of the first read that showed its next owner.
-        watched: Seconds for which its version has not changed by our own clock alone, because a store's clock may be
-            reset.
-        stood: How long its version last stayed the same before its present owner changed it.
-        gap: The shorter of the last two times for which its version stayed the same. One long time may be a pause of
-            the store, but two show a slow owner.
-        pace: A lower bound of the seconds between its owner's last renewals, or 0 if renewals are not counted.
+        watched: Seconds for which the version has not changed by this worker's own clock. Unlike `idle`, it does not
+            depend on the store's clock, which may be reset.
+        stood: Seconds for which the previous version stayed the same before the present owner changed it.
+        gap: The shorter of the last two intervals without a renewal, in seconds. One long interval may be a pause of
+            the store, but two in a row show a slow owner.
+        pace: A lower bound of the owner's renewal interval in seconds, or 0 if the store does not count renewals.
     """
 
     lease: Lease
@@ -165,9 +181,9 @@ class Sighting(NamedTuple):
 
 @frozen
 class Sightings(Mapping[str, Sighting]):
-    """The sightings of the last read of the whole table and of the rows read since.
+    """The state of each lease after the last read of the whole table and later reads of a few rows.
 
-    A row that was deleted is None in `since`.
+    If a row was deleted, `since` contains None for its key.
     """
 
     whole: Mapping[str, Sighting]
@@ -180,25 +196,25 @@ class Sightings(Mapping[str, Sighting]):
         return sighting
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.flat())
+        return iter(self.merged())
 
     def __len__(self) -> int:
-        return len(self.flat())
+        return len(self.merged())
 
-    def flat(self) -> dict[str, Sighting]:
-        """Return all sightings, in the order in which the leases were read."""
+    def merged(self) -> dict[str, Sighting]:
+        """Return the states of all leases by key, in the order in which the leases were read."""
         return {key: sighting for key, sighting in {**self.whole, **self.since}.items() if sighting is not None}
 
 
 @frozen
 class Watch:
-    """Everything that reads of the table have shown so far. Pass its `history` to `Me`.
+    """What a worker knows from all reads of the table so far. Pass its `history` to `Me`.
 
     Attributes:
         history: What the rules need to know about earlier reads.
         sightings: The known leases by key.
-        owners_at: The end of the first read that showed the present owners of all leases.
-        fleet_at: The end of the first read that showed the present set of owners and next owners.
+        owners_at: When the read ended that first showed the present owners of all leases.
+        fleet_at: When the read ended that first showed the present set of owners and next owners.
         full_at: The end of the last read of the whole table.
         bulletins: Tracks bulletins; None if no worker writes any (C14).
         worker_reports: Tracks the workers that report next to the leases.
@@ -230,7 +246,7 @@ class Watch:
     recovered_at: float = -math.inf
 
     def unanswered(self, began: float) -> "Watch":
-        """Return the watch after a read that began at this time and failed."""
+        """Return the watch after a failed read. `began` is when that read began."""
         return self if self.silent_at is not None else evolve(self, silent_at=began)
 
     def look(
@@ -243,20 +259,22 @@ class Watch:
     ) -> tuple["Watch", Sequence[Lease]]:
         """Add a read of the table. Return the new watch and all known leases with `idle`, `held` and `next_owner_idle`.
 
-        The cost of adding a few rows does not depend on how many leases are known (`KnownLeases`).
+        The cost of adding a read of a few rows does not grow with the number of known leases (`KnownLeases`).
 
-        `idle` is infinite only for a lease that has no owner when first seen. If the lease has an owner then, `idle` is
-        the age of the row according to the store. `held` is infinite until the owner first changes, because we don't
-        know how long the first owner that we saw has held the lease. If the lease has no owner, `held` is the time for
-        which it has had none, measured in the same way.
+        When a lease is first read, its `idle` is infinite if it has no owner, and otherwise the age of the row
+        according to the store.
+
+        `held` is the time since the owner last changed. It is infinite until the first change, because it is unknown
+        how long the first owner has held the lease. For a lease without an owner, `held` is the time for which it has
+        had none.
 
         Args:
-            listing: The leases as read. Their `idle` is the store's own age of the row, or 0 if it has none. Do not
-                pass a listing of which any page failed.
+            listing: The leases as read. Their `idle` is the age of the row according to the store, or 0 if the store
+                does not record it. Do not pass a listing if the read of any page failed.
             began: When the read began, in seconds.
             ended: When its last page arrived, in seconds.
-            requested_keys: The requested keys, or None for a read of the whole table. A requested lease that was not
-                returned was deleted. Leases that were not requested stay as they were.
+            requested_keys: The keys that were read, or None for a read of the whole table. If a key is not in
+                `listing`, its lease was deleted. Leases with other keys stay as they were.
             reports: The reports of workers, which only a read of the whole table returns.
         """
         if self.silent_at is not None:
@@ -265,26 +283,31 @@ class Watch:
                 listing, began, ended, requested_keys, reports
             )
         if requested_keys is None:
-            earlier = self.sightings.flat() if isinstance(self.sightings, Sightings) else self.sightings
-            fresh = {lease.key: self._sight(earlier.get(lease.key), lease, began, ended) for lease in listing}
-            sightings: Mapping[str, Sighting] = fresh
-            leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
-            whole, deleted_keys = FullReading(tuple(leases)), earlier.keys() - fresh.keys()
-            unchanged = not deleted_keys and _unchanged(earlier, fresh)
-            owners_at, fleet_at = self._changes(earlier, fresh, ended, unchanged=unchanged)
+            earlier_sightings = self.sightings.merged() if isinstance(self.sightings, Sightings) else self.sightings
+            new_sightings = {
+                lease.key: self._next_sighting(earlier_sightings.get(lease.key), lease, began, ended)
+                for lease in listing
+            }
+            sightings: Mapping[str, Sighting] = new_sightings
+            leases: Sequence[Lease] = tuple([sighting.lease for sighting in new_sightings.values()])
+            whole, deleted_keys = FullReading(tuple(leases)), earlier_sightings.keys() - new_sightings.keys()
+            unchanged = not deleted_keys and _same_state(earlier_sightings, new_sightings)
+            owners_at, fleet_at = self._changes(earlier_sightings, new_sightings, ended, unchanged=unchanged)
             history = self._history(sightings, leases, unchanged=unchanged)
         else:
-            fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
-            sightings = self._updated_sightings(fresh, set(requested_keys) - fresh.keys())
+            new_sightings = {
+                lease.key: self._next_sighting(self.sightings.get(lease.key), lease, began, ended) for lease in listing
+            }
+            sightings = self._updated_sightings(new_sightings, set(requested_keys) - new_sightings.keys())
             deleted_keys, whole = (
-                {key for key in requested_keys if key not in fresh and key in self.sightings},
+                {key for key in requested_keys if key not in new_sightings and key in self.sightings},
                 self.whole,
             )
             leases = _known_leases(whole, sightings)
-            owners_at, fleet_at = self._changes_in(fresh, deleted_keys, leases, ended)
+            owners_at, fleet_at = self._changes_in(new_sightings, deleted_keys, leases, ended)
             history = self.history
         full_at = self.full_at if requested_keys is not None else ended
-        leases_read = (sighting.lease for sighting in fresh.values())
+        leases_read = (sighting.lease for sighting in new_sightings.values())
         bulletins = (
             None if self.bulletins is None else self.bulletins.after(leases_read, began, ended, requested_keys, full_at)
         )
@@ -306,7 +329,7 @@ class Watch:
         return evolve(watch, silence_seconds=self.silence_seconds, recovered_at=self.recovered_at), leases
 
     def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, unchanged: bool) -> History:
-        """Return the history with everything that only a read of the whole table shows."""
+        """Return the history, updated with what only a read of the whole table shows: holes, gaps and paces."""
         holes = self.history.holes
         persisting_holes = (evolve(hole, times=hole.times + 1) for hole in holes)
         holes = tuple(persisting_holes) if unchanged else holes_after(leases, holes)
@@ -328,23 +351,25 @@ class Watch:
         return next((lease for lease in self.history.gone if lease.key == key), None)
 
     def recalling(self, own: Mapping[str, Lease], shards: Collection[Shard] | None) -> "Watch":
-        """Return the watch with deleted leases as this process last wrote them.
+        """Return the watch with later versions of deleted leases.
 
-        Deleted leases of shards that are no longer listed are dropped.
+        `own` contains the leases as this process last wrote them, which may be later than its last read. Deleted leases
+        whose shards are no longer listed are dropped.
         """
         if not self.history.gone:
             return self
-        latest = (
+        latest_leases = (
             max(lease, own.get(lease.key, lease), key=lambda candidate: candidate.epoch) for lease in self.history.gone
         )
-        listed, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
-        gone = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
+        listed_ids, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
+        gone = tuple(lease for lease in latest_leases if lease.key in listed_ids or lease.stream not in streams)
         return evolve(self, history=evolve(self.history, gone=gone))
 
     def _deleted_leases(self, now: Mapping[str, Sighting], deleted_keys: Collection[str]) -> tuple[Lease, ...]:
         """Return the known leases that no longer have a row.
 
-        Deleted leases are kept because this worker may be the only one that knows how far their shards were read.
+        Deleted leases are needed to recreate their rows. This worker may be the only one that knows how far their
+        shards were read.
         """
         if not (self.history.gone or deleted_keys):
             return ()
@@ -354,17 +379,19 @@ class Watch:
         return tuple(leases[key] for key in sorted(leases) if key not in now)
 
     def _updated_sightings(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
-        """Return the sightings of all leases, updated by `fresh` ones and without those in `gone`."""
+        """Return the states of all leases, with those in `fresh` updated and those in `gone` removed."""
         before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
 
-    def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
-        """Return the new sighting of a lease, given the one before.
+    def _next_sighting(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
+        """Return the new state of a lease, given its state before this read.
 
-        The time of each property continues if the property has not changed, and starts again if it has.
+        The times for the version, the owner and the next owner are tracked separately. Each starts again when the value
+        changes.
         """
         if before is None:
-            # We have not seen this lease before. If this is not our first read, its owner came after the previous read.
+            # The lease was not in an earlier read. Unless this is the first read, its owner got it after the previous
+            # one.
             owner_at = -math.inf if self.owners_at is None else ended
             watched_lease = lease.watched(
                 idle=math.inf if lease.owner is None else lease.idle,
@@ -372,93 +399,119 @@ class Watch:
                 next_owner_idle=0.0,
             )
             return Sighting(watched_lease, version_at=ended, owner_at=owner_at, next_owner_at=ended)
-        old, version_at, owner_at, next_owner_at, watched, stood, gap, pace = before
-        same_owner = old.owner == lease.owner
-        # A row that was deleted and recreated restarts its counter, so it may repeat an earlier version (L13).
-        if same_owner and old.version == lease.version:
+        old_lease, version_at, owner_at, next_owner_at, watched, previous_interval, gap, pace = before
+        same_owner = old_lease.owner == lease.owner
+        # The version alone is not enough: a row that was deleted and recreated starts a new counter, so it may have an
+        # earlier version again (L13).
+        if same_owner and old_lease.version == lease.version:
             version_at = max(version_at, self.recovered_at)
         else:
-            # Do not count the gap before a new owner's first renewal, which does not show how often that owner renews.
+            # Ignore the time before a new owner's first renewal. It does not show how often that owner renews.
             interval = watched if version_at > owner_at else 0.0
-            gap = min(interval, stood) if same_owner else 0.0
-            renewals = lease.epoch - old.epoch if same_owner else 0
-            # If the owner had renewed any faster between the reads, its counter would have grown once more.
+            gap = min(interval, previous_interval) if same_owner else 0.0
+            renewals = lease.epoch - old_lease.epoch if same_owner else 0
+            # This is a lower bound: an owner with a shorter renewal interval would have renewed at least once more
+            # between the two reads.
             pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
-            stood, version_at = interval, ended
+            previous_interval, version_at = interval, ended
         if not same_owner:
             owner_at = ended
-        if old.next_owner != lease.next_owner:
+        if old_lease.next_owner != lease.next_owner:
             next_owner_at = ended
         watched = began - version_at if began > version_at else 0.0
-        # The row's age according to the store includes the time of an outage, so cap it (C17).
+        # The age of the row according to the store may include an outage. So use at most the time since the outage
+        # (C17).
         age = min(lease.idle, max(0.0, began - self.recovered_at)) if lease.idle else 0.0
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
         watched_lease = lease.watched(
             idle, held, max(0.0, began - next_owner_at) if lease.next_owner is not None else 0.0
         )
         return Sighting(
-            watched_lease, version_at, owner_at, next_owner_at, watched, stood, gap, 0.0 if lease.ended else pace
+            watched_lease,
+            version_at,
+            owner_at,
+            next_owner_at,
+            watched,
+            previous_interval,
+            gap,
+            0.0 if lease.ended else pace,
         )
 
     def _changes(
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, unchanged: bool
     ) -> tuple[float, float]:
-        """Return the ends of the first reads that showed the present owners and the present set of workers."""
-        owners_at = self.owners_at if unchanged or _owners(before) == _owners(now) else None
-        fleet_at = self.fleet_at if unchanged or _fleet(before) == _fleet(now) else None
+        """Return when the present owners and the present set of workers were first read."""
+        owners_at = self.owners_at if unchanged or _owner_by_key(before) == _owner_by_key(now) else None
+        fleet_at = self.fleet_at if unchanged or _named_workers(before) == _named_workers(now) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
     def _changes_in(
         self, fresh: Mapping[str, Sighting], deleted_keys: Collection[str], now: KnownLeases, ended: float
     ) -> tuple[float, float]:
-        """Return the times of `_changes` after a read of a few rows.
+        """Return when the present owners and the present set of workers were first read, after a read of a few rows.
 
-        Only the rows that were read, and the workers that they name, can have changed.
+        This function visits only the rows that were read and the workers that they name, because nothing else can have
+        changed.
         """
-        pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
-        changed = [(earlier, later) for earlier, later in pairs if _parties(earlier) != _parties(later)]
-        if not changed and self.owners_at is not None and self.fleet_at is not None:
+        sighting_pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
+        changed_pairs = [
+            (earlier, later)
+            for earlier, later in sighting_pairs
+            if _owner_and_next_owner(earlier) != _owner_and_next_owner(later)
+        ]
+        if not changed_pairs and self.owners_at is not None and self.fleet_at is not None:
             return self.owners_at, self.fleet_at
         before = _known_leases(self.whole, self.sightings)
-        workers_named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
-        fleet_same = all(before.names(name) == now.names(name) for name in workers_named)
-        owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed)
+        workers_named = {
+            name for pair in changed_pairs for parties in map(_owner_and_next_owner, pair) for name in parties
+        } - {None}
+        fleet_same = all(
+            before.has_owner_or_next_owner(name) == now.has_owner_or_next_owner(name) for name in workers_named
+        )
+        owners_same = all(
+            None not in pair and _owner_and_next_owner(pair[0])[:1] == _owner_and_next_owner(pair[1])[:1]
+            for pair in changed_pairs
+        )
         owners_at = self.owners_at if owners_same else None
         fleet_at = self.fleet_at if fleet_same else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
 
 def _known_leases(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
-    """Return all leases of these sightings."""
+    """Return all leases in these states."""
     since = sightings.since if isinstance(sightings, Sightings) else {}
     return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
 
 
-def _unchanged(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
+def _same_state(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
     """Return whether no lease is new, has ended, or has another owner, next owner, hash range or stream than before."""
     for key, sighting in now.items():
         if (earlier := before.get(key)) is None:
             return False
-        old, new = earlier.lease, sighting.lease
-        same = old.owner == new.owner and old.next_owner == new.next_owner and old.ended is new.ended
-        if not (same and old.hash_range == new.hash_range and old.stream == new.stream):
+        old_lease, new_lease = earlier.lease, sighting.lease
+        same_owners = (
+            old_lease.owner == new_lease.owner
+            and old_lease.next_owner == new_lease.next_owner
+            and old_lease.ended is new_lease.ended
+        )
+        if not (same_owners and old_lease.hash_range == new_lease.hash_range and old_lease.stream == new_lease.stream):
             return False
     return True
 
 
-def _parties(sighting: Sighting | None) -> tuple[str | None, ...]:
+def _owner_and_next_owner(sighting: Sighting | None) -> tuple[str | None, ...]:
     """Return the owner and next owner of a lease, or an empty tuple if there is no lease."""
     return () if sighting is None else (sighting.lease.owner, sighting.lease.next_owner)
 
 
-def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
+def _owner_by_key(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
     return {key: sighting.lease.owner for key, sighting in sightings.items()}
 
 
-def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
-    """Return the workers named in the table.
+def _named_workers(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
+    """Return all owners and next owners.
 
-    A worker that has requested its first lease has joined.
+    A worker that has only requested a lease counts, because it has joined the group.
     """
     leases = [sighting.lease for sighting in sightings.values()]
     return frozenset([lease.owner for lease in leases] + [lease.next_owner for lease in leases]) - {None}

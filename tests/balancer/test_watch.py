@@ -418,9 +418,9 @@ def test_counts_after_partial_reads_equal_a_full_count(
         sums = {owner: sum(weight or 0 for name, weight in weights if name == owner) for owner, _ in weights}
         blanks = {owner: weights.count((owner, None)) for owner in sums}
         folded = indexed(leases)
-        assert folded.measured() == (len(measured_weights), sum(measured_weights))
+        assert folded.weight_totals() == (len(measured_weights), sum(measured_weights))
         # An owner whose last lease is gone has no entry left.
-        loads = {owner: load for owner, load in folded.load_of_each(7).items() if load}
+        loads = {owner: load for owner, load in folded.load_by_owner(7).items() if load}
         assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * blanks[owner])}
         for worker in ("a", "b", "d"):
             me = Me(worker, turn, watch.history)

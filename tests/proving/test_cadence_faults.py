@@ -153,7 +153,7 @@ def test_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_fleet_whose_keys_fit_no_call_owns_all_leases_in_time(story: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: A key with a separator cannot be written in a call. All workers then read the table when *acts* grows."""
-    monkeypatch.setattr(bulletin, "_is_writable", lambda _key: False)
+    monkeypatch.setattr(bulletin, "_fits_in_call", lambda _key: False)
     history = lived(STORIES[story])
     assert longest_unowned(history) <= OWNED_AGAIN_SECONDS
     assert judge(history, Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()

@@ -1,11 +1,14 @@
-"""Implements the P/N rules of the Azure SDKs (E1 to E7), with one function per dialect.
+"""Implements the load-balancing rules of the Azure Event Hubs SDKs (E1 to E7), with one function per dialect.
 
-Each dialect computes the share, claims free partitions, and otherwise steals from one worker. Sources: the
-load-balancing note of the Event Processor (gist), and PartitionLoadBalancer (.NET), PartitionBasedLoadBalancer (Java)
-and OwnershipManager (Python) of the SDKs. They choose at random, and we choose by digest.
+In each dialect, a worker computes its share, then claims free partitions. If none is free, it steals from another
+worker.
 
-The census implements E1, which determines the active workers. `_share` implements E2, the share of each worker.
-`renewals` implements E7, by which an owner rewrites all its partitions.
+Sources: the load-balancing note of the Event Processor (gist), and PartitionLoadBalancer (.NET),
+PartitionBasedLoadBalancer (Java) and OwnershipManager (Python) of the SDKs. The SDKs choose partitions at random; this
+module chooses them by digest.
+
+Three rules are implemented elsewhere. The census determines the active workers (E1). `_share` computes the share of
+each worker (E2). `renewals` makes each owner renew all its partitions (E7).
 """
 
 import math
@@ -28,7 +31,7 @@ DIALECTS: tuple[Dialect, ...] = ("gist", "dotnet", "java", "python")
 
 @frozen
 class EventHubs(RuleSet):
-    """The P/N rules of the Azure SDKs (E1 to E7), in one of their dialects.
+    """The load-balancing rules of the Azure Event Hubs SDKs (E1 to E7), in one of their dialects.
 
     Examples:
         >>> from leasehold import EventHubs
@@ -44,7 +47,10 @@ class EventHubs(RuleSet):
 
     @classmethod
     def variants(cls) -> Mapping[str, RuleSet]:
-        """Return each dialect by name, and again with the suffix "-greedy" if it has a greedy mode."""
+        """Map the name of each dialect to its rule set.
+
+        For a dialect with a greedy mode, the result also contains the name with the suffix "-greedy".
+        """
         balanced = {dialect: cls(dialect) for dialect in DIALECTS}
         greedy = {f"{dialect}-greedy": cls(dialect, "greedy") for dialect in DIALECTS if dialect != "gist"}
         return {cls.name: cls(), **balanced, **greedy}
@@ -55,7 +61,7 @@ class EventHubs(RuleSet):
 
     @property
     def again_at_once(self) -> bool:
-        # E4, E5: the greedy mode applies the same rule again as long as a partition was taken.
+        # E4, E5: in greedy mode, a worker that has taken a partition immediately tries to take another one.
         return self.mode == "greedy" and self.dialect in {"dotnet", "java"}
 
     @property
@@ -72,9 +78,11 @@ class EventHubs(RuleSet):
         return math.nextafter(lease_seconds, 0.0) if self.dialect in {"dotnet", "java"} else lease_seconds
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
-        """Return the takings of this worker in one turn, at most one except in Python's greedy mode.
+        """Return the claims or steals of this worker in one turn.
 
-        The greedy mode of .NET and Java applies the same rule again at once as long as a partition was taken (see
+        A worker takes at most one partition per turn, except in the greedy mode of Python.
+
+        In the greedy mode of .NET and Java, the next turn follows immediately until no partition is taken (see
         `look_again`). The gist has no modes.
         """
         match self.dialect:
@@ -98,63 +106,64 @@ def _share(census: Census) -> tuple[int, int]:
 def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
     """Apply the rules of the Python SDK (E3).
 
-    A worker that holds fewer partitions than the share rounded up claims a free one. If none is free, a worker that
-    holds fewer than the share rounded down steals one. A worker that holds exactly the share rounded down never steals,
-    so counts of 4, 2 and 2 never change.
+    A worker claims a free partition if it holds fewer than the share rounded up. If no partition is free, the worker
+    steals one, but only if it holds fewer than the share rounded down. Therefore counts of 4, 2 and 2 never change,
+    although 3, 3 and 2 would be even.
     """
     floor, extras = _share(census)
-    ceiling, mine = floor + (extras > 0), len(census.mine)
-    if mine >= ceiling:  # E3
+    ceiling, own_count = floor + (extras > 0), len(census.mine)
+    if own_count >= ceiling:  # E3
         return ()
-    free = draw(census.available, me, ceiling - mine if greedy else 1)
-    if free:
-        return tuple(Claim(lease, rule="E3") for lease in free)
-    if mine >= floor:
+    free_partitions = draw(census.available, me, ceiling - own_count if greedy else 1)
+    if free_partitions:
+        return tuple(Claim(lease, rule="E3") for lease in free_partitions)
+    if own_count >= floor:
         return ()
-    # Steal from the owner with the most partitions. If several have the most, choose the one whose partition is first
-    # in key order.
+    # Steal from the owner with the most partitions. If several have the most, choose the owner of the partition with
+    # the smallest key.
     highest = max(census.counts.values())
     fullest = {owner for owner, count in census.counts.items() if count == highest}
-    first = min(census.each_held_by(fullest), key=attrgetter("key"))
-    return _steal_one(census, me, {first.owner or census.worker}, "E3")
+    first_partition = min(census.each_held_by(fullest), key=attrgetter("key"))
+    return _steal_one(census, me, {first_partition.owner or census.worker}, "E3")
 
 
 def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
     """Apply the rules of the .NET SDK (E4).
 
-    A worker takes a partition if it holds fewer than the share rounded down, or if it holds exactly that share and no
-    worker holds fewer.
+    The share is rounded down. A worker takes a partition if it holds fewer than the share. It also takes one if it
+    holds exactly the share and no worker holds fewer.
 
-    Free partitions come first, then those of owners that hold at least two more than the share. Only a worker below the
-    share also takes from owners that hold one more than the share. Otherwise the counts could stay uneven forever.
+    A worker claims a free partition if there is one. Otherwise it steals from an owner that holds at least two more
+    than the share. If there is no such owner, a worker below the share steals from an owner that holds one more than
+    the share. Without this last case, the counts could stay uneven forever.
     """
     floor, _ = _share(census)
-    mine, least = len(census.mine), min(census.counts.values())
-    if mine > floor or (mine == floor and least < floor):  # E4: workers below the share go first
+    own_count, lowest_count = len(census.mine), min(census.counts.values())
+    if own_count > floor or (own_count == floor and lowest_count < floor):  # E4: workers below the share go first
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E4")
-    from_owners = _holding(census, above=floor + 1)
-    if not from_owners and mine < floor:
-        from_owners = _holding(census, above=floor)
+    from_owners = _other_owners(census, above=floor + 1)
+    if not from_owners and own_count < floor:
+        from_owners = _other_owners(census, above=floor)
     return _steal_one(census, me, from_owners, "E4")
 
 
 def _java(census: Census, me: Me) -> tuple[Action, ...]:
     """Apply the rules of the Java SDK (E5).
 
-    A worker takes a partition if it holds fewer than the share, or if no other worker holds fewer. If the counts are
-    already even, no worker takes a partition.
+    If the counts are already even, no worker takes a partition. Otherwise a worker takes one if it holds fewer than the
+    share, or if no other worker holds fewer than it does.
     """
     floor, extras = _share(census)
-    mine, counts = len(census.mine), census.counts.values()
+    own_count, counts = len(census.mine), census.counts.values()
     owners_with_extra = sum(count == floor + 1 for count in counts)
     is_even = min(counts) >= floor and max(counts) <= floor + 1 and owners_with_extra == extras
-    if is_even or (mine >= floor and mine > min(counts)):  # E5
+    if is_even or (own_count >= floor and own_count > min(counts)):  # E5
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E5")
-    # If several owners have the most, choose the first by name. Java uses the order of its hash map.
+    # If several owners have the most, choose the first by name. The Java SDK chooses by the order of its hash map.
     fullest = min(census.counts, key=lambda owner: (-census.counts[owner], owner))
     return _steal_one(census, me, {fullest}, "E5")
 
@@ -162,24 +171,25 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
 def _gist(census: Census, me: Me) -> tuple[Action, ...]:
     """Apply the rules of the gist (E6).
 
-    A worker takes a partition unless it holds more than the share. Free partitions come first, then those of owners
-    that hold at least two more than the share.
+    A worker takes a partition unless it holds more than the share rounded down. It claims a free partition if there is
+    one. Otherwise it steals from an owner that holds at least two more than the share.
     """
     floor, _ = _share(census)
-    mine = len(census.mine)
-    if mine > floor:  # E6
+    own_count = len(census.mine)
+    if own_count > floor:  # E6
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E6")
-    from_owners = _holding(census, above=floor + 1)
-    if not from_owners and mine < floor:
-        # E6: the note steals only from owners above the share + 1. In the example that the note gives, with 18
-        # partitions and a fourth owner, the counts would stay at 5, 5, 5 and 3.
-        from_owners = _holding(census, above=floor)
+    from_owners = _other_owners(census, above=floor + 1)
+    if not from_owners and own_count < floor:
+        # E6: according to the text of the note, a worker steals only from owners that hold at least two more than the
+        # share. But then the example in the note would fail: with 18 partitions and a fourth owner, the counts would
+        # stay at 5, 5, 5 and 3.
+        from_owners = _other_owners(census, above=floor)
     return _steal_one(census, me, from_owners, "E6")
 
 
-def _holding(census: Census, *, above: int) -> set[str]:
+def _other_owners(census: Census, *, above: int) -> set[str]:
     """Return the other owners with more than `above` partitions."""
     return {owner for owner, count in census.counts.items() if count > above and owner != census.worker}
 
@@ -190,7 +200,7 @@ def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:
 
 
 def _steal_one(census: Census, me: Me, from_owners: Collection[str], rule: str) -> tuple[Action, ...]:
-    """Steal one partition, as if drawn from all that the owners in `from_owners` hold."""
+    """Steal one partition from the owners in `from_owners`. Each of their partitions has the same probability."""
     if not from_owners:
         return ()
     from_owner = draw_owner({owner: census.counts[owner] for owner in from_owners}, me)

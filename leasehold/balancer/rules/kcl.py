@@ -1,12 +1,16 @@
 """Implements the rules of KCL 2.x (K1 to K10) and of kcl-rust (R1 to R3).
 
-KCL computes a target, takes very old leases first, then free ones, and otherwise steals from one worker. Source:
-DynamoDBLeaseTaker of the Kinesis Client Library 2.7. KCL shuffles leases, and we sort them by digest. Everything else
-is the same, including the imbalance that can persist under KCL (see `_steals`).
+A KCL worker computes its target, an equal share of the leases. It takes leases that have been idle for very long, else
+free ones. If there are none, it steals from one worker.
 
-kcl-rust claims free leases greedily. If none is free, it steals one lease from a worker that holds at least two more.
-Source: the README of kcl-rust, "Spawning". The README does not specify from which of the fullest workers to steal. We
-choose one of them by digest.
+Source: DynamoDBLeaseTaker of the Kinesis Client Library 2.7. KCL shuffles leases, while this module sorts them by
+digest. Everything else is the same, including the imbalance that can persist under KCL (see `_steals`).
+
+A kcl-rust worker claims as many free leases as it may. If none is free, it steals one lease from a worker that holds at
+least two more than it does.
+
+Source: the README of kcl-rust, "Spawning". If several workers hold the most leases, the README does not specify from
+which of them to steal. This module chooses by digest.
 """
 
 from attrs import field, frozen
@@ -51,7 +55,7 @@ class Kcl(RuleSet):
         very_old_leases = tuple(
             lease for lease in census.available if self.very_old_multiplier and lease.idle > idle_limit
         )
-        if very_old_leases:  # K5 ignores the target, and ends the turn even if this worker must not take any lease
+        if very_old_leases:  # K5: take these regardless of the target, and no other lease in this turn
             room = len(very_old_leases) if self.max_leases is None else self.max_leases - len(census.mine)
             return _claims(draw(very_old_leases, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
@@ -63,25 +67,25 @@ class Kcl(RuleSet):
 
 
 def _target(census: Census, rules: Kcl) -> int:
-    """Return how many leases each worker wants, which is an equal share rounded up, from 1 to `max_leases` (K4)."""
+    """Return the number of leases that each worker wants: an equal share rounded up, from 1 to `max_leases` (K4)."""
     share = max(1, -(-len(census.leases) // len(census.counts)))
     return share if rules.max_leases is None else min(share, rules.max_leases)
 
 
 def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...]:
-    """Steal leases from one worker, the one that holds the most (K8).
+    """Steal leases from the worker that holds the most (K8).
 
-    A worker that lacks two or more leases may take one from a worker that holds exactly the target, but a worker that
-    lacks one may not. Therefore an imbalance can persist under KCL. For example, five hundred leases stay divided 300
-    to 200 between two clusters of a hundred workers each.
+    No worker steals from one that holds fewer than the target. From a worker that holds exactly the target, only a
+    worker that lacks two or more leases steals. Therefore an imbalance can persist under KCL. For example, if two
+    clusters of a hundred workers each share five hundred leases, 300 may stay with one cluster and 200 with the other.
     """
-    # Java visits equal counts in the order of its hash map, which is the same in every JVM, so all workers steal from
-    # the same one. We use the order of names instead.
+    # If several workers hold the most leases, KCL chooses by the order of a Java hash map. This order is the same in
+    # every JVM, so all workers steal from the same one. Choose by name instead.
     from_owner, count = min(census.counts.items(), key=lambda entry: (-entry[1], entry[0]))
     surplus = count - _target(census, rules)
     if surplus < 0:
         return ()
-    # If no worker is above the target, take one lease from a worker at the target, provided that we lack two.
+    # If the fullest worker holds exactly the target, steal one lease, but only if this worker lacks at least two.
     limit = min(needed, surplus) or (1 if needed > 1 else 0)
     leases = draw(census.held_by({from_owner}), me, min(limit, rules.max_steals))
     return tuple(Steal(lease, from_owner=from_owner, rule="K8") for lease in leases)
@@ -125,16 +129,16 @@ class KclRust(RuleSet):
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
         """Return everything that this worker takes in one turn.
 
-        There is no target (R1). The first worker may claim far more than its share. The others then steal one lease per
-        turn from the fullest worker until no worker holds two more than another (R2).
+        kcl-rust computes no share, so the first worker may claim most of the leases (R1). The other workers then steal
+        one lease per turn from the fullest worker, until no worker holds two more than another (R2).
         """
-        mine = len(census.mine)
-        room = len(census.leases) if self.max_leases is None else self.max_leases - mine
+        own_count = len(census.mine)
+        room = len(census.leases) if self.max_leases is None else self.max_leases - own_count
         if census.free or census.expired:  # R1
             leases = draw(census.available, me, min(self.leases_to_acquire, room))
             return tuple(Claim(lease, rule="R1") for lease in leases)
         highest = max(census.counts.values())
-        if highest < mine + 2 or room < 1:  # R2: a steal at a difference of one would only swap the counts
+        if highest < own_count + 2 or room < 1:  # R2: if the counts differ by one, a steal would only swap them
             return ()
         digest = digest_under(f"{me.worker}\0{me.turn}")
         fullest = (owner for owner, count in census.counts.items() if count == highest)

@@ -1,31 +1,34 @@
-"""Balances throughput, if it is known, with the fewest moves that bring the most loaded worker close to the mean (M13).
+"""Balances throughput by moving leases from the most loaded workers to the least loaded ones (M13).
 
-Even counts do not make even loads. A worker with an even share of leases may carry nearly three times the mean load. If
-weights are known, counts may differ by half a share more than usual, and within that range leases are divided by load.
+A worker with an equal share of the leases may carry nearly three times the mean load. If the throughput of nearly all
+leases (their weight) is known, the numbers of leases may differ by half a share more than usual. Within this range,
+leases are divided by load.
 
-Every worker computes the same series of moves from the same rows and carries out its own part. Each step takes the most
-and the least loaded worker and moves the lease that evens the two out best. With loads A and B, moving a weight w
-lowers the sum of squared loads by 2 w (A - B - w). Each step lowers this sum, so the moves end while loads stay the
-same (S9).
+Workers that read the same rows compute the same series of moves, and each worker carries out the moves to itself. Each
+step moves one lease from the most loaded worker to the least loaded one, and chooses the lease that evens out the two
+best.
 
-Measurements fluctuate, and leases must not move because of noise. So there are four limits:
-    No lease moves while no worker is more than a tenth above the mean.
-    A move leaves the taker more than a tenth of the mean below the load that the giver had.
-    It gains at least (a tenth of the mean)² / 4, which is the most a lease can gain if the gap is a tenth of the mean.
-    A worker that gains in a series gives nothing in it, because others could carry out the second step before the
-    first.
+If their loads are A and B, moving a weight w lowers the sum of squared loads by 2 w (A - B - w). Every step lowers this
+sum, so the moves end if the loads stay the same (S9).
 
-A lease moves at most once per cycle, because a lease that changed hands within the last cycle stays, and a lease with a
-hand-off in progress already counts for its next owner. If a worker plans from outdated rows, its write names a former
-owner, and the store rejects it. A lease that M6 moved because of counts may move once more because of loads, since no
-order in M4 suits both.
+Measured loads fluctuate, and leases must not move because of noise. So there are four limits: No lease moves while no
+worker is more than a tenth above the mean. A move leaves the taker more than a tenth of the mean below the load that
+the giver had. It gains at least (a tenth of the mean)² / 4, which is the most a lease can gain if the gap is a tenth of
+the mean. A worker that gains in a series gives nothing in it, because others could carry out the second step before the
+first.
 
-No leases move because of loads while there is little traffic. Below an average of a hundredth of a shard's capacity per
-lease, counts alone decide. If counts already differ because of loads, they may stay so down to half of that, so that
-leases do not move back and forth when traffic is near the limit.
+A lease moves at most once per cycle. It does not move if it changed its owner within the last cycle, and a lease with a
+hand-off in progress already counts for its next owner. If a worker plans from outdated rows, its write contains a
+former owner, and the store rejects it. A lease that was moved to make the counts even (M6) may move again to balance
+loads, because M6 chooses leases without regard to load.
 
-Counts have limits, too. No worker gets more than the floor + 1 + the tolerance, nor more than `max_leases`. A worker
-that is down to the floor less the tolerance gives only leases that leave it above the mean.
+While there is little traffic, leases are divided only by count. The limit is an average of a hundredth of a shard's
+capacity per lease. If counts already differ because of loads, the limit is half of that. Otherwise leases would move
+back and forth if the traffic fluctuates around the limit.
+
+The number of leases per worker has limits, too. Let the floor be the mean number, rounded down, and the tolerance half
+a share. No worker gets more than floor + 1 + tolerance leases, or more than `max_leases`. A worker with only floor -
+tolerance leases gives away a lease only if its load stays above the mean.
 
 Example: a has leases of 60, 30 and 10 kB/s, b of 20, 10 and 10, c of 10, 10 and 20. The mean is 60, the band ends at
 66, and a is at 100. The gap between a and b (40) is 60, so a lease that moves must weigh less than 54. The 30 goes to
@@ -48,39 +51,50 @@ BAND = 0.1
 """How far above the mean a worker's load may be before leases move, as a fraction of the mean."""
 
 QUIET = 10_000
-"""If a lease has fewer bytes per second on average, counts alone decide. It is a hundredth of a shard's capacity."""
+"""If the average load per lease is below this, in bytes per second, leases are divided only by count.
+
+The value is a hundredth of a shard's capacity.
+"""
 
 UNKNOWN = 10
-"""At most one in this many leases may be unmeasured, so that a shard split does not stop the balancing of loads."""
+"""At most one in this many leases may be unmeasured, otherwise loads are not balanced.
+
+A few unmeasured leases are allowed because every shard split creates some.
+"""
 
 
 def slack(leases: Sequence[Lease], floor: int) -> int:
-    """Return how far counts may differ to balance loads, which is half a share if nearly all weights are known, else 0.
+    """Return by how many leases more than usual workers may differ, in order to balance loads.
 
-    The result is 0 if there is hardly any traffic. It is also 0 if there are workers of KCL 3.x, which balance loads,
-    too. If each side moved leases because of loads, the other would take them back.
+    The result is half a share if nearly all weights are known, and 0 otherwise.
+
+    The result is 0 if there is hardly any traffic. It is also 0 if there are KCL 3.x workers, because their leader
+    balances loads as well, and would move the same leases back.
     """
     limit = len(leases) // UNKNOWN
     if not isinstance(leases, KnownLeases) and all(lease.weight is None for lease in leases[: limit + 1]):
         return 0  # no worker measures loads, so skip the remaining leases
     indexed_leases = indexed(leases)
-    measured, load = indexed_leases.measured()
+    measured, load = indexed_leases.weight_totals()
     if len(leases) - measured > limit or 2 * load < QUIET * measured:
         return 0
     counts = {owner: count for owner, count in indexed_leases.counts().items() if owner is not None and count}
-    # There is too little traffic to start moving leases. Half as much is enough if counts already differ because of
-    # loads.
+    # Between QUIET / 2 and QUIET, loads are balanced only if balancing has already made the counts differ by more than
+    # one.
     if load < QUIET * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
         return 0
     own_workers = indexed_leases.our_workers(math.inf)
     if own_workers and not own_workers >= counts.keys():
-        return 0  # some workers sign their leases and others do not
+        return 0  # some owners are not workers of this library, perhaps KCL 3.x workers
     return (floor + 1) // 2
 
 
 def average(leases: Sequence[Lease]) -> int:
-    """Return the integer mean of the known weights, or 0. It is assumed for leases that are not measured yet."""
-    measured, load = indexed(leases).measured()
+    """Return the mean of the known weights, rounded down, or 0 if none is known.
+
+    Leases that are not measured yet are assumed to have this weight.
+    """
+    measured, load = indexed(leases).weight_totals()
     return load // max(measured, 1)
 
 
@@ -94,12 +108,12 @@ def loads_of(
 ) -> dict[str, int]:
     """Return the load of each of these workers, with hand-offs in progress counted as done.
 
-    Otherwise their next owners would be given even more.
+    If they counted for the present owners, the next owners would be given too much.
     """
-    loads, dead = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
+    loads, expired_keys = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
     for lease in census.leases:
         owner = moving[lease.key][1] if lease.key in moving else lease.owner
-        if owner in loads and lease.key not in dead:
+        if owner in loads and lease.key not in expired_keys:
             loads[owner] += weight_of(lease, unknown)
     return loads
 
@@ -115,7 +129,7 @@ def takers(
 ) -> dict[str, str]:
     """Map the key of each lease that should move to the worker that should take the lease.
 
-    The counts must already be in order. No lease moves while any lease is free.
+    The numbers of leases must already be balanced. The result is empty if any lease is free or expired.
 
     Args:
         census: The leases in play.
@@ -131,8 +145,8 @@ def takers(
         return {}
     unknown = average(indexed_leases)
     if not census.moving:
-        # First find out cheaply whether any worker is above the band, because this runs in every turn.
-        loads = indexed_leases.load_of_each(unknown)
+        # This function runs in every turn. Return early if no worker is above the band.
+        loads = indexed_leases.load_by_owner(unknown)
         if max(loads.values()) * len(counts) <= (1 + BAND) * sum(loads.values()):
             return {}
     movable_leases: dict[str, list[Lease]] = {worker: [] for worker in counts}
@@ -154,14 +168,15 @@ def relief(
 ) -> dict[str, str]:
     """Map the key of each lease that should leave an overloaded worker to the worker that should take the lease.
 
-    The result is the same for all workers that read the same rows.
+    All workers that read the same rows compute the same result.
 
     Args:
         movable: The leases of each worker that may move.
         room: How many leases each worker may gain.
-        spare: How many leases each worker may lose. A worker that stays above the mean may lose more.
+        spare: How many leases each worker may lose. A worker whose load stays above the mean may lose more.
         unknown: The weight of a lease that is not measured yet.
-        loads: The load of each worker, including leases that may not move. If None, `movable` contains all leases.
+        loads: The load of each worker, including leases that may not move. If None, the loads are computed from
+            `movable`.
     """
     if loads is None:
         loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in movable.items()}
@@ -218,10 +233,10 @@ class _LoadBalancer:
     def step(self) -> bool:
         """Make one move, or drop one worker that cannot be relieved.
 
-        A heap entry is out of date if its worker's load has changed since. Such entries are dropped.
+        Heap entries are out of date if the load of their worker has changed since they were added. They are skipped.
 
         Returns:
-            False if no worker that could be relieved is above the band.
+            False if the series is complete, because no worker that could give a lease has a load above the band.
         """
         while self.full and -self.full[0][0] != self.loads[self.full[0][1]]:
             heappop(self.full)
@@ -239,8 +254,8 @@ class _LoadBalancer:
             self.loads[worker] += sign * weight_of(lease, self.unknown)
             self.room[worker] -= sign
             self.spare[worker] += sign
-        # A worker that gains a lease gives none in the same plan, because another worker could carry out the second
-        # move before the first.
+        # The taker is not added to `full` again, so it gives no lease in the same series. Different workers carry out
+        # the two moves, so the second move could happen before the first.
         heappush(self.full, (-self.loads[donor], donor))
         for worker in (donor, taker):
             if self.room[worker] > 0:
@@ -248,18 +263,18 @@ class _LoadBalancer:
         return True
 
     def _best_lease(self, donor: str, gap: int) -> Lease | None:
-        """Return the lease whose move evens out two workers best, or None if that gains too little.
+        """Return the lease whose move evens out two workers best, or None if no move gains enough.
 
         The gain is half of the decrease in the sum of squared loads.
         """
         best_gain = gap - BAND * self.mean
         if self.spare[donor] <= 0:
-            # The donor's count is as low as it may be, so the donor gives only leases that leave it above the mean.
+            # The donor holds as few leases as allowed, so it may only give a lease if its load stays above the mean.
             best_gain = min(best_gain, self.loads[donor] - self.mean)
         gains = [
             (weight * (gap - weight), lease.key, lease)
             for lease in self.held[donor]
             if 0 < (weight := weight_of(lease, self.unknown)) < best_gain
         ]
-        gain, _, best = max(gains, default=(0, "", None), key=lambda candidate: candidate[:2])
-        return best if gain >= (BAND * self.mean) ** 2 / 4 else None
+        gain, _, best_lease = max(gains, default=(0, "", None), key=lambda candidate: candidate[:2])
+        return best_lease if gain >= (BAND * self.mean) ** 2 / 4 else None

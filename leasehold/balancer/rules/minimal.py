@@ -2,12 +2,12 @@
 
 Every worker computes the same shares from the table and makes its own moves.
 
-Shares (`shares.py`): with P leases and N workers, every worker gets P / N rounded down, the *floor*. The leases that
-remain, the *extras*, go first to workers that already hold more than the floor, then by digest. `favoured` and
-`loads.py` describe how groups and loads change this.
+Shares (`shares.py`): with P leases and N workers, every worker gets P / N leases, rounded down. This number is the
+*floor*. The remaining leases are the *extras*. They go to workers that already hold more than the floor, and then to
+workers chosen by a digest of their ids. `favoured` and `loads.py` describe how groups and loads change this.
 
-Moves: the free leases, followed by the surplus leases of the donors, form a line. Each worker that lacks leases takes
-as many as it lacks from the line, one worker after the other in order of name.
+Moves: the free leases and then the surplus leases of workers above their share form a line. Workers that lack leases
+have positions along the line in order of name, and each takes as many leases as it lacks from its position on.
 
 Order of decisions. A turn asks these questions, and the first one that yields actions ends the turn:
     M5, M12  Do I hold nothing?  Take one lease to become visible; a successor takes as many as the others hold.
@@ -19,11 +19,10 @@ Order of decisions. A turn asks these questions, and the first one that yields a
 While a newcomer waits for others to join, it takes nothing from living workers (C10). `plan` does not ask these
 questions after a read of a few rows.
 
-Why these are the fewest moves (S6). Once all workers are visible, a worker above its share loses the difference, one
-below it gains the difference, and none does both. Extras stay with workers that already hold more than the floor, so
-the sum of the differences is the smallest of all even divisions. A hand-off in progress counts as done (H1), and shares
-do not depend on how far the moves have come (S4). So after a part of one plan has been written, the other plans remain
-valid.
+Why these are the fewest moves (S6). Once all workers are visible, a worker above its share only loses leases, and a
+worker below its share only gains some. Extras stay with workers that already hold more than the floor, so no other even
+division needs fewer moves. A hand-off in progress counts as done (H1), so shares stay the same while moves are carried
+out (S4). Therefore a worker's plan remains valid when other workers have carried out theirs.
 
 Why workers do not harm each other. Workers that read the same rows never choose the same lease. If they read different
 rows, the store rejects all writes but one, because a claim is conditional on the version that was read, and a steal on
@@ -31,10 +30,10 @@ the owner that was read. A rejected write costs a turn, never a record. If an ow
 requested rather than stolen (H2), so that the owner finishes its batch and writes its checkpoint first. If a lease is
 stolen, the records dispatched after its last checkpoint are delivered again.
 
-Why the moves end. Each move of M6 brings two workers closer to their shares and moves none away from its share, and
-balanced workers request nothing (M3). If other workers fail to act, because they are stuck or never came although they
-were expected, any worker does so in their place after `patience` cycles without a change (M9). It moves one lease per
-turn, and only between workers that are two or more leases apart, so no such move can undo another.
+Why the moves end. Each move of M6 brings two workers closer to their shares, and workers that have their shares request
+nothing (M3). A worker that should act may be stuck, or an expected worker may never have started. After `patience`
+cycles without a change, any other worker acts in its place (M9). It takes one lease per turn, and only if the numbers
+of leases differ by two or more, so no such move can undo another.
 
 Example: a holds 6 leases, b holds 4, and c joins. The floor is 3, and the one extra goes to a, so the shares are 4, 3
 and 3. The others cannot see c yet, so it takes one lease to become visible, here one of b's (M5). Now the counts are 6,
@@ -62,12 +61,12 @@ from leasehold.balancer.rules.loads import slack, takers
 from leasehold.balancer.rules.shares import Shares, awaits_joiners, donation_order
 
 ALTERNATES = 3
-"""How many alternates a newcomer chooses, which it tries if another worker takes its first choice (M5)."""
+"""How many other leases a newcomer may try if another worker takes the lease that it has chosen (M5)."""
 
 
 def _check_groups(_rules: object, attribute: "Attribute[Any]", value: object) -> None:
-    separators = isinstance(value, tuple) and all(isinstance(part, str) and part for part in value)
-    if not (value is None or value == "prefix" or separators):
+    is_separators = isinstance(value, tuple) and all(isinstance(separator, str) and separator for separator in value)
+    if not (value is None or value == "prefix" or is_separators):
         raise ValueError(f'{attribute.name}: {value!r} is neither none, "prefix" nor a list of separators')
 
 
@@ -114,7 +113,8 @@ class Minimal(RuleSet):
 
     @property
     def frees_expired(self) -> bool:
-        # A released lease is reserved for its owner's successor (M12), and dead workers have none.
+        # Released leases are reserved for newcomers (M12), but the lease of a dead worker should be claimed
+        # immediately.
         return not self.grace_seconds
 
     @property
@@ -122,10 +122,10 @@ class Minimal(RuleSet):
         return self.max_leases
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        return 0.53 * lease_seconds  # C2: gives two chances to renew before any worker may consider the lease expired
+        return 0.53 * lease_seconds  # C2: leaves time for a second attempt to renew before the lease expires
 
     def expires_above(self, lease_seconds: float) -> float:
-        return 1.05 * lease_seconds  # C2: the extra half second makes it safe to renew at 0.53 x lease_seconds
+        return 1.05 * lease_seconds  # C2: slightly longer, because renewals start after 0.53 x lease_seconds
 
     def overdue_seconds(self, lease_seconds: float, cycle_seconds: float) -> float:
         return lease_seconds + self.grace_seconds + self.patience * cycle_seconds
@@ -134,14 +134,14 @@ class Minimal(RuleSet):
         shares, free, overdue = self._compute_shares(census, me, config)
         counts = shares.counts
         patience_exceeded = me.history.owners_still > self.patience * config.cycle_seconds
-        # M9: if another worker renews but never plans, the share computed for us is too small.
+        # M9: if another worker renews its leases but does not plan, act even if this worker already has its share.
         may_take = patience_exceeded and max(counts.values()) >= counts[me.worker] + 2
         nothing_else = not (census.available or shares.tolerance or self.release or census.led or may_take)
         if counts[me.worker] > shares.floor and nothing_else:
             return ()  # M3: no share exceeds the floor + 1
         turn = _Turn(shares, me, self)
         return (
-            (() if me.worker in (self._expected()[0] if not overdue else ()) else turn.join(free))
+            (() if me.worker in (self._expected_workers()[0] if not overdue else ()) else turn.join(free))
             or turn.fill(free)
             or turn.take_orphans(free)
             or turn.yield_to_led(free)
@@ -152,22 +152,25 @@ class Minimal(RuleSet):
     def _compute_shares(
         self, census: Census, me: Me, config: FleetSeconds
     ) -> tuple[Shares, tuple[Lease, ...], tuple[Lease, ...]]:
-        """Return the shares, the leases that may be claimed, and those among them that are overdue for a claim."""
+        """Return the shares, the leases that may be claimed, and those of them that are overdue.
+
+        A lease is overdue if it should have been claimed long ago.
+        """
         counts = handed_counts(census, config)
-        # M12: a lease that was gracefully released a short time ago is reserved for its owner's successor.
+        # M12: a lease that was released less than grace_seconds ago is reserved for a newcomer.
         free = tuple(
             lease for lease in census.available if not (lease.owner is None and lease.idle < self.grace_seconds)
         )
         limit = self.overdue_seconds(config.lease_seconds, config.cycle_seconds)
-        # M9: if a lease has been free for this long, its taker must be missing. If the idle time is infinite, we don't
-        # know for how long the lease has been free.
+        # M9: if a lease has been free for this long, the worker that should claim it must be missing. Leases with an
+        # infinite idle time are left out, because it is unknown how long they have been free.
         overdue = tuple(lease for lease in free if limit < lease.idle < math.inf)
-        names, size = ((), 0) if overdue else self._expected()  # M9: the expected workers did not come
+        names, size = ((), 0) if overdue else self._expected_workers()  # M9: the expected workers are missing
         counts = {**dict.fromkeys(names, 0), **counts} if names else counts
         floor, extras = divmod(len(census.leases), max(len(counts), size))
-        tolerance = 0 if census.led else slack(census.leases, floor)  # M14: with led workers, balance counts only
+        tolerance = 0 if census.led else slack(census.leases, floor)  # M14: a KCL 3.x leader balances loads
         lease_limit = len(census.leases) if self.max_leases is None else self.max_leases
-        # If M11 releases leases for workers without a bulletin, ours have no precedence over them.
+        # KCL 2.x workers and others that write no bulletin come last, unless M11 releases leases for them.
         non_bulletin_last = me.history.hearing is not None and not self.release
         return (
             Shares(census, config, counts, floor, extras, self.groups, lease_limit, tolerance, non_bulletin_last),
@@ -176,18 +179,22 @@ class Minimal(RuleSet):
         )
 
     def calls(self, census: Census, me: Me, config: FleetSeconds) -> Mapping[str, Sequence[str]]:
-        """Return the other workers that must act under M6, with the lease keys that each should read (C6).
+        """Map each other worker that must act under M6 to the keys of the leases that it should read (C6).
 
-        A worker that will claim free leases reads those leases. An owner reads the leases that are, or will be,
-        requested from it. A worker that should take from others reads the whole table, unless it is new, because a
-        newcomer lists the table anyway (C10).
+        A worker that will claim free leases should read these leases. An owner should read the leases that are, or will
+        be, requested from it.
+
+        A worker that should take leases from others should read the whole table, so its sequence is empty. Newcomers
+        are left out of this, because they list the table anyway (C10).
         """
         shares, free, _ = self._compute_shares(census, me, config)
         keys_by_worker: dict[str, list[str]] = {}
         non_bulletin, free_line = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
-        lacking = sorted((worker in non_bulletin, worker) for worker, lack in shares.lacking.items() if lack > 0)
+        lacking_workers = sorted(
+            (worker in non_bulletin, worker) for worker, lack in shares.lacking.items() if lack > 0
+        )
         stealing_workers, needed = set[str](), 0
-        for writes_no_bulletin, worker in lacking:
+        for writes_no_bulletin, worker in lacking_workers:
             lack, keys = shares.lacking[worker], list[str]()
             while free_line and len(keys) < lack:
                 keys.append(free_line.popleft().key)
@@ -197,8 +204,11 @@ class Minimal(RuleSet):
                 keys_by_worker[worker] = keys
             if not writes_no_bulletin and remaining > shares.tolerance and not shares.loaded(worker):
                 stealing_workers.add(worker)
-        requested = [*shares.surplus(0, needed), *(lease for lease in census.moving if lease.next_owner != lease.owner)]
-        for lease in requested if stealing_workers or census.moving else ():
+        requested_leases = [
+            *shares.surplus(0, needed),
+            *(lease for lease in census.moving if lease.next_owner != lease.owner),
+        ]
+        for lease in requested_leases if stealing_workers or census.moving else ():
             if lease.owner is not None and lease.owner not in non_bulletin:
                 keys_by_worker.setdefault(lease.owner, []).append(lease.key)
         for lease in census.leases if stealing_workers else ():
@@ -207,15 +217,22 @@ class Minimal(RuleSet):
         keys_by_worker.pop(me.worker, None)
         return keys_by_worker
 
-    def _expected(self) -> tuple[tuple[str, ...], int]:
-        """Return the names of the expected workers, if known, and their number (the hint of M1)."""
-        hint = self.expected_workers
-        return (hint, len(hint)) if isinstance(hint, tuple) else ((), hint or 0)
+    def _expected_workers(self) -> tuple[tuple[str, ...], int]:
+        """Return the names and the number of the expected workers (M1).
+
+        If the option contains only their number, there are no names.
+        """
+        expected = self.expected_workers
+        return (expected, len(expected)) if isinstance(expected, tuple) else ((), expected or 0)
 
 
 @frozen
 class _Turn:
-    """One worker's turn. Each method implements one of the questions in the module's docstring."""
+    """One worker's turn.
+
+    Each public method implements one of the questions in the docstring of this module, and returns the resulting
+    actions.
+    """
 
     shares: Shares
     me: Me
@@ -226,29 +243,39 @@ class _Turn:
         return self.shares.counts[self.me.worker]
 
     def join(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
-        """Take one lease if this worker holds none, so that the others see it before it takes its share (M5)."""
+        """Take one lease if this worker holds none (M5).
+
+        The other workers see a newcomer once it owns a lease, and then include it when they compute shares.
+        """
         if self._own_count:
             return ()
         if self.rules.grace_seconds:
-            # M12: a successor takes as many leases at once as the median of the others holds.
+            # M12: a newcomer may replace a worker that has just ended, so it takes as many leases as the median worker
+            # holds.
             shares = self.shares
-            others = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
-            median = others[(len(others) - 1) // 2] if others else 0
-            if inherited_leases := draw(shares.census.available, self.me, min(median, shares.floor, shares.limit)):
+            other_counts = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
+            median_count = other_counts[(len(other_counts) - 1) // 2] if other_counts else 0
+            if inherited_leases := draw(
+                shares.census.available, self.me, min(median_count, shares.floor, shares.limit)
+            ):
                 return tuple(Claim(lease, "M12") for lease in inherited_leases)
         if free:
             return _with_alternates([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
-        # A joining worker draws a few donors, and then any of their leases except the last one. So joining workers
-        # rarely choose the same lease, and no donor loses its last one. A donor without a lease would have to take
-        # another one to become visible, which is one more move.
+        # Choose a few donors, and then a lease of any of them, so that workers that join at the same time rarely choose
+        # the same lease. Leave each donor at least one lease. Otherwise the donor would have to take another one to
+        # become visible again, which is one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         chosen_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
         candidates = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in chosen_donors})
-        return _with_alternates([_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
+        return _with_alternates([_request_or_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
-        """Take as many leases from the line as this worker lacks, starting at its place in the line (M6)."""
+        """Take as many leases from the line as this worker lacks (M6).
+
+        The line consists of the free leases and the surplus of other workers. This worker takes leases from its
+        position on.
+        """
         shares, me = self.shares, self.me
         need = shares.share(me.worker) - self._own_count
         if need <= 0:
@@ -261,15 +288,17 @@ class _Turn:
             and not awaits_joiners(shares.census.mine, me, shares.config)
         )
         stolen_leases = shares.surplus(position - len(free), position + need - len(free)) if may_steal else ()
-        # M7: only leases taken from living workers are limited, because claiming a free lease disturbs no other worker.
+        # M7: `max_steals` limits only leases taken from living workers. A claim of a free lease interrupts no other
+        # worker.
         return tuple(Claim(lease, "M6") for lease in claimed_leases) + tuple(
-            _steal(lease, "M6") for lease in stolen_leases[: self.rules.max_steals]
+            _request_or_steal(lease, "M6") for lease in stolen_leases[: self.rules.max_steals]
         )
 
     def take_orphans(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
-        """Claim previously owned leases that would fall to workers without a bulletin (M15).
+        """Claim free leases that have had an owner, if workers that write no bulletin should take them (M15).
 
-        A digest decides which of our workers takes each lease.
+        Workers that write no bulletin (KCL 2.x) may take a long time to claim a lease. A digest of the key decides
+        which worker of this library claims the lease instead.
         """
         non_bulletin = self.shares.non_bulletin_workers
         if not non_bulletin:
@@ -285,25 +314,26 @@ class _Turn:
         return tuple(Claim(lease, "M15") for lease in own_orphans[: max(0, self.shares.limit - self._own_count)])
 
     def yield_to_led(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
-        """Release the leases that fall to workers of a KCL 3.x leader (M14).
+        """Release leases so that a KCL 3.x leader can assign them to its workers (M14).
 
-        If one of those workers has too many leases, we wait for their leader to move them.
+        If one of its workers has too many leases, no lease is released, because the leader should first move those.
         """
         shares = self.shares
         if any(shares.lacking.get(worker, 0) < 0 for worker, _ in self.me.history.led):
             return ()
         releases: list[Release] = []
         for worker in shares.census.led:
-            need, first = shares.lacking[worker], shares.line_position(worker) - len(free)
+            need, position = shares.lacking[worker], shares.line_position(worker) - len(free)
             if need > shares.tolerance:
-                releases += [Release(lease, "M14", worker) for lease in shares.surplus(first, first + need)]
-        mine = [release for release in releases if release.lease.owner == self.me.worker]
-        return tuple(mine[: self.rules.max_steals])
+                releases += [Release(lease, "M14", worker) for lease in shares.surplus(position, position + need)]
+        own_releases = [release for release in releases if release.lease.owner == self.me.worker]
+        return tuple(own_releases[: self.rules.max_steals])
 
     def rebalance_load(self) -> tuple[Action, ...]:
-        """Take leases from overloaded workers if the numbers of leases are already balanced (M13).
+        """Take leases from overloaded workers (M13).
 
-        Before that, this rule and M6 might choose the same lease.
+        Loads are balanced only when the numbers of leases are. Otherwise M6 and M13 might choose the same lease for
+        different workers.
         """
         shares = self.shares
         some_lack_leases = shares.tolerance and max(shares.lacking.values()) > shares.tolerance
@@ -319,18 +349,25 @@ class _Turn:
             settling=shares.config.cycle_seconds,
         )
         keys = {key for key, taker in takings.items() if taker == self.me.worker}
-        mine = [lease for lease in shares.census.leases if lease.key in keys] if keys else []
-        return tuple(_steal(lease, "M13") for lease in sorted(mine, key=donation_order)[: self.rules.max_steals])
+        leases_to_take = [lease for lease in shares.census.leases if lease.key in keys] if keys else []
+        return tuple(
+            _request_or_steal(lease, "M13")
+            for lease in sorted(leases_to_take, key=donation_order)[: self.rules.max_steals]
+        )
 
     def act_for_missing_workers(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
-        """Make the moves that another worker should have made long ago, one lease per turn (M9)."""
+        """Make a move that another worker should have made long ago (M9).
+
+        A worker makes one such move per turn.
+        """
         shares, is_full = self.shares, self._own_count >= self.shares.limit
         if overdue:
             return () if is_full else tuple(Claim(lease, "M9") for lease in draw(overdue, self.me, 1))
         highest, fullest = max((count, worker) for worker, count in shares.counts.items())
         if not is_full and highest >= self._own_count + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
-            return tuple(_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
-        # M11: some peers never steal, so an overloaded worker releases a lease for them, after twice the wait of M9.
+            return tuple(_request_or_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
+        # M11: workers of some libraries never steal. After twice the wait of M9, an overloaded worker releases a lease
+        # for them.
         overloaded = self._own_count >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
         waited_long_enough = self.me.history.owners_still > 2 * self.rules.patience * shares.config.cycle_seconds
         if not (self.rules.release and overloaded and waited_long_enough):
@@ -338,8 +375,8 @@ class _Turn:
         return tuple(Release(lease, "M11") for lease in shares.donated({self.me.worker: slice(0, 1)}))
 
 
-def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
-    """Return a request for a lease if its owner responds to requests (H2), or else a steal."""
+def _request_or_steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
+    """Return a hand-off request for this lease, or a steal if its owner does not respond to requests (H2)."""
     from_owner = lease.owner or ""
     if lease.yields:
         return RequestHandoff(lease, from_owner, "H2", stale_next_owner=lease.next_owner)
@@ -347,9 +384,10 @@ def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
 
 
 def _with_alternates(actions: Sequence[Taking]) -> tuple[Action, ...]:
-    """Return the first action, with the others of its kind as alternates.
+    """Return the first of these actions, with the others as its alternates.
 
-    Requests and other actions are not mixed, because a worker waits only for the result of requests.
+    If the first is a request, the alternates are requests as well; otherwise they are not. The two are not mixed,
+    because only a request needs a wait for the owner.
     """
     if not actions:
         return ()

@@ -1,27 +1,31 @@
-"""Computes every worker's share, and the line of leases from which workers take what they lack (M1, M2, M4, M6, M7).
+"""Computes how many leases each worker should hold (its share), and which leases it takes (M1, M2, M4, M6, M7).
 
-A share is the floor of the mean, or one more for the workers that `favoured` returns, and at most `max_leases`. Counts
-include hand-offs in progress as if they were done (H1), so no share changes while moves are carried out.
+The share is the mean number of leases, rounded down (the floor). For the workers that `favoured` returns, it is one
+more. It is never more than `max_leases`. Hand-offs in progress count as done (H1), so shares stay the same while moves
+are carried out.
 
 The line: the free leases come first, ordered by digest. The surplus of each donor follows, donors by name and each
 donor's leases by digest (M4). The workers that lack leases have places along the line in order of name, and each takes
 as many leases as it lacks. Workers that read the same rows see the same line and the same places, so no two of them
-choose the same lease. Workers that write no bulletin, such as KCL 2.x, have the last places, because they act in their
-own time and no other worker should wait for them (M15).
+choose the same lease. Workers that write no bulletin, such as KCL 2.x workers, have the last places, so that no other
+worker has to wait until they act (M15).
 
 Example: a holds s-1 to s-5, b holds s-6 to s-8, c and d hold one each, and s-11 is free. With eleven leases and four
 workers, the floor is 2 and there are three extras. They go to a and b, which already hold more than the floor, and to c
 or d by digest. If c gets the third, the shares are 3, 3, 3 and 2. The line is s-11, then a's surplus of two, say s-2
 and s-4. c lacks two and takes s-11 and s-2; d lacks one and takes s-4.
 
-Shares are even if workers and their groups differ as little as possible (M2). Every worker's share is the floor of the
-mean or one more, and the total of every group is the floor of its share or one more, at every level of the tree (S8).
-Of all even divisions, this one needs the fewest moves, and it does not change while those moves are in progress (S4).
+A division is even if workers, and groups of workers, differ as little as possible (M2). Then every worker holds the
+mean number of leases, rounded down or up. Likewise, every group holds its proportional number of leases, rounded down
+or up, at every level of the tree of groups (S8). Of all even divisions, this module chooses the one that needs the
+fewest moves. The choice does not change while the moves are in progress (S4).
 
-Without groups, the only question is which workers get the extras. A worker above the floor keeps its extra lease
-without a move, so these workers come first. The others are chosen by a digest of the id, which every worker computes
-alike. No move changes the choice, because a worker above the floor that gets an extra stays above it, and a worker that
-reaches floor + 1 through an extra is then among those that come first.
+Without groups, the only question is which workers get an extra. Workers that already hold more than the floor come
+first, because they keep a lease without a move. The others are chosen by a digest of their ids, which is the same on
+every worker.
+
+Moves do not change the choice. A worker above the floor that gets an extra stays above the floor. A worker that is
+chosen by digest rises to floor + 1 when it takes its extra, and from then on it is among the workers that come first.
 
 With groups, the extras are passed down the tree. A group of n workers, of N in all, is entitled to extras x n / N of
 them. It always gets the whole part of this number, its *least*. The remaining fractions add up to whole extras, which
@@ -36,10 +40,10 @@ which is more than its least of one, so a second extra saves this move: x gets i
 even, because 8 for x and 4 for y are the ceiling and the floor of 7.2 and 4.8, as 7 and 5 would be the floor and the
 ceiling.
 
-The parent of a nested group must know whether one more extra for that group would save a move. It does if it saves a
-move in the part of the group that would get it. To find this part, the group's least is handed out along its parts in
-the order above. The first part that it does not reach would get the next extra. Parts in which an extra saves a move
-come first, so if that part would not save a move, none after it would.
+If groups are nested, the parent must know whether one more extra for a group would save a move. That depends on the
+part of the group that would get the extra. To find this part, distribute the group's least among its parts in the order
+above. The first part that gets no additional extra would get the next one. Parts in which an extra saves a move come
+first, so if it saves none in this part, it saves none in any later part.
 
 A newcomer waits for others that are joining before it takes leases from living workers (C10).
 """
@@ -68,8 +72,9 @@ _digest = digest_under("minimal")
 def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
     """Return the groups that a worker belongs to according to its id, outermost first.
 
-    "prefix" is the part of the id before the last "-". Otherwise each separator ends the name of one level. If a
-    level's separator does not occur, the name of the group is empty, and it is a group like any other.
+    If `groups` is "prefix", the only group is named by the part of the id before the last "-". Otherwise `groups`
+    contains a separator for each level, and the name of the group is the part of the id before it. If the separator
+    does not occur, the name is empty. All workers without the separator form one group.
     """
     if groups is None:
         return ()
@@ -84,7 +89,10 @@ def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
 
 
 def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups) -> frozenset[str]:
-    """Return the `extras` workers whose share is one above `floor` (M2), or all if there are fewer workers."""
+    """Return the workers whose share is one more than `floor` (M2).
+
+    The result contains `extras` workers, or all workers if there are fewer.
+    """
     if not extras:
         return frozenset()
     if groups is None:
@@ -99,14 +107,14 @@ def _favoured_members(workers: Iterable[str], counts: Mapping[str, int], floor: 
 
     Workers above the floor keep their extra lease. The others are chosen by digest.
     """
-    above = [worker for worker in workers if counts[worker] > floor]
-    chosen = _first_by_digest(above, extras)
-    below = [] if len(above) >= extras else [worker for worker in workers if counts[worker] <= floor]
-    return chosen + _first_by_digest(below, extras - len(chosen))
+    workers_above = [worker for worker in workers if counts[worker] > floor]
+    chosen_workers = _first_by_digest(workers_above, extras)
+    workers_below = [] if len(workers_above) >= extras else [worker for worker in workers if counts[worker] <= floor]
+    return chosen_workers + _first_by_digest(workers_below, extras - len(chosen_workers))
 
 
 def _first_by_digest(workers: list[str], count: int) -> list[str]:
-    """Return the first `count` workers by digest, without computing digests if there is no choice."""
+    """Return the first `count` workers in order of digest, or all if there are no more."""
     if len(workers) <= count:
         return workers
     return nsmallest(count, workers, key=lambda worker: (_digest(worker), worker)) if count > 0 else []
@@ -117,10 +125,10 @@ class _Group:
     """A node in the tree of groups.
 
     Attributes:
-        least: The number of extras that the group gets in any case, which is the floor of its entitlement.
-        fraction: The rest of its entitlement, as a numerator over the number of all workers. If it is 0, the group gets
-            no further extra.
-        wants: Whether one more extra than `least` would save a move.
+        least: The number of extras that the group gets in any case: its proportional part of all extras, rounded down.
+        fraction: The remainder of that division, in units of one extra divided by the number of all workers. If it is
+            0, the group gets no further extra.
+        wants: Whether the group would save a move if it got one extra more than `least`.
         parts: The subgroups, in the order in which they get further extras.
     """
 
@@ -151,39 +159,43 @@ class _Tree:
     depth: int
 
     def group(self, members: Sequence[tuple[tuple[str, ...], str]], level: int, name: str = "") -> _Group:
-        """Return the group of these sorted (path, worker) pairs, which have the same names in all outer levels."""
+        """Return the group of these workers, with its subgroups.
+
+        `members` are sorted (path, worker) pairs whose paths are equal in the levels before `level`.
+        """
         workers = tuple(worker for _, worker in members)
         least, fraction = divmod(self.extras * len(workers), self.size)
         if level == self.depth:
-            above = sum(self.counts[worker] > self.floor for worker in workers)
-            return _Group(name, workers, least, fraction, above > least)
-        inner = groupby(members, key=lambda member: member[0][level])
-        parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in inner]
+            above_count = sum(self.counts[worker] > self.floor for worker in workers)
+            return _Group(name, workers, least, fraction, above_count > least)
+        members_by_part = groupby(members, key=lambda member: member[0][level])
+        parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in members_by_part]
         parts.sort(key=lambda part: (not part.fraction, not part.wants, -part.fraction, part.name))
-        # The number of parts that get one extra more than their own least, which is also the index of the part that
-        # would get the next extra.
+        # This many parts get one extra more than their own least. The part with this index would get the next extra.
         next_part = least - sum(part.least for part in parts)
         return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].wants, tuple(parts))
 
     def favoured(self, group: _Group, extras: int) -> list[str]:
         """Return the workers of this group that get its extras.
 
-        Each part of the group gets its least, and the first parts in line get one extra more.
+        Each part of the group gets its least, and the first parts get one extra more until none is left.
         """
         if not group.parts:
             return _favoured_members(group.workers, self.counts, self.floor, extras)
-        additional = extras - sum(part.least for part in group.parts)
+        parts_with_extra = extras - sum(part.least for part in group.parts)
         return [
             worker
             for index, part in enumerate(group.parts)
-            for worker in self.favoured(part, part.least + (index < additional))
+            for worker in self.favoured(part, part.least + (index < parts_with_extra))
         ]
 
 
 def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups: Groups = None) -> int:
-    """Return how many leases must at least leave living workers for an even division, with at most one group level.
+    """Return the minimum number of leases that must leave living workers to make the division even.
 
-    `owners` maps leases to their owners. A lease without an owner among `workers` is free (L1).
+    Groups may have at most one level.
+
+    `owners` maps leases to their owners. If the owner is not in `workers`, the lease is free (L1).
     """
     lease_counts = Counter(owner for owner in owners.values() if owner is not None)
     counts = {worker: lease_counts[worker] for worker in workers}
@@ -191,23 +203,25 @@ def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups
         return 0
     floor, extras = divmod(len(owners), len(counts))
     surplus = sum(max(count - floor, 0) for count in counts.values())
-    members = Counter(path_of(worker, groups) for worker in counts)
-    above = Counter(path_of(worker, groups) for worker, count in counts.items() if count > floor)
-    kept_extras = wanting_groups = spare = 0
-    for group, size in members.items():
+    size_by_group = Counter(path_of(worker, groups) for worker in counts)
+    above_by_group = Counter(path_of(worker, groups) for worker, count in counts.items() if count > floor)
+    kept_extras = wanting_groups = least_total = 0
+    for group, size in size_by_group.items():
         least, fraction = divmod(extras * size, len(counts))
-        kept_extras += min(least, above[group])
-        spare += least
-        wanting_groups += fraction > 0 and above[group] > least
-    return surplus - kept_extras - min(extras - spare, wanting_groups)
+        kept_extras += min(least, above_by_group[group])
+        least_total += least
+        wanting_groups += fraction > 0 and above_by_group[group] > least
+    return surplus - kept_extras - min(extras - least_total, wanting_groups)
 
 
 def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups: Groups = None) -> str:
-    """Return why a division is not even (S8), or "" if it is. No rule uses this function.
+    """Return a sentence about why a division is not even (S8), or "" if it is.
+
+    No rule uses this function.
 
     Args:
         counts: The number of leases of each worker.
-        takers: The workers that could take one more lease. If there are none, no division is called uneven.
+        takers: The workers that could take one more lease. If there are none, the division counts as even.
         leases: The number of all leases, including those without an owner.
         groups: How workers form groups.
     """
@@ -217,21 +231,21 @@ def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups
     fullest = max(counts, key=lambda worker: (counts[worker], worker))
     if counts[fullest] - counts[emptiest] > 1:
         return f"{fullest} holds {counts[fullest]} leases, and {emptiest} {counts[emptiest]}"
-    # A worker counts toward its group at every level.
+    # Count each worker in its group at every level.
     counts_by_group: dict[tuple[str, ...], list[int]] = {}
     for worker, count in counts.items():
         path = path_of(worker, groups)
         for depth in range(1, len(path) + 1):
             counts_by_group.setdefault(path[:depth], []).append(count)
-    for group, sizes in counts_by_group.items():
-        if abs(sum(sizes) - leases * len(sizes) / len(counts)) >= 1:
-            share = f"{sum(sizes)} of {leases} leases, with {len(sizes)} of {len(counts)} workers"
-            return f"group {'/'.join(group)} holds {share}"
+    for group, group_counts in counts_by_group.items():
+        if abs(sum(group_counts) - leases * len(group_counts) / len(counts)) >= 1:
+            description = f"{sum(group_counts)} of {leases} leases, with {len(group_counts)} of {len(counts)} workers"
+            return f"group {'/'.join(group)} holds {description}"
     return ""
 
 
 donation_order = order_under("minimal")
-"""The order in which leases are given up and free leases are claimed (M4)."""
+"""The donation order of leases: the order in which owners give them up and workers claim free ones (M4)."""
 
 
 @frozen
@@ -262,7 +276,7 @@ class Shares:
 
     @cached_property
     def lacking(self) -> dict[str, int]:
-        """The number of leases that each worker lacks. A negative number is a surplus."""
+        """The number of leases that each worker lacks to its share. A negative number is a surplus."""
         share, larger_share, favoured = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
         return {
             worker: (larger_share if worker in favoured else share) - count for worker, count in self.counts.items()
@@ -278,14 +292,17 @@ class Shares:
 
     @cached_property
     def non_bulletin_workers(self) -> frozenset[str]:
-        """The workers that write no bulletin (KCL 2.x), or none if `non_bulletin_last` is false."""
-        others = frozenset(self.census.counts) - {self.census.worker} if self.non_bulletin_last else frozenset()
-        return others - our_workers(self.census.leases) if others else others
+        """The workers that write no bulletin, such as KCL 2.x workers.
+
+        The set is empty if `non_bulletin_last` is false.
+        """
+        other_workers = frozenset(self.census.counts) - {self.census.worker} if self.non_bulletin_last else frozenset()
+        return other_workers - our_workers(self.census.leases) if other_workers else other_workers
 
     def line_position(self, worker: str) -> int:
-        """Return how many leases the workers before this one lack.
+        """Return a worker's position in the line: how many leases the workers before it lack.
 
-        Workers without a bulletin come last.
+        Workers that write no bulletin come last.
         """
         non_bulletin = self.non_bulletin_workers
         own_rank = worker in non_bulletin, worker
@@ -294,9 +311,9 @@ class Shares:
         )
 
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
-        """Return the surplus leases at the positions from `start` to `stop` in the line.
+        """Return the surplus leases at the positions from `start` to `stop` (exclusive) in the line.
 
-        The line consists of the surplus of each donor, donors sorted by name.
+        The surplus leases are sorted by the name of their owner. Free leases are not included in the positions.
         """
         surplus = {worker: -lack for worker, lack in self.lacking.items() if lack < 0}
         start, offset = max(start, 0), 0
@@ -309,7 +326,9 @@ class Shares:
         return self.donated(slices)
 
     def donated(self, slices: Mapping[str, slice]) -> tuple[Lease, ...]:
-        """Return a slice of each donor's leases in the order of M4.
+        """Return a slice of the leases of each donor.
+
+        `slices` refers to the donor's leases in donation order (M4).
 
         Leases with a hand-off in progress are left out (H5).
         """
@@ -325,28 +344,30 @@ class Shares:
         )
 
     @cached_property
-    def _unknown(self) -> int:
+    def _assumed_weight(self) -> int:
         return average(self.census.leases)
 
     @cached_property
     def _loads(self) -> dict[str, int]:
-        return loads_of(self.census, self.counts, live_moves(self.census, self.config), self._unknown)
+        return loads_of(self.census, self.counts, live_moves(self.census, self.config), self._assumed_weight)
 
     @cached_property
     def _total_load(self) -> int:
-        return sum(weight_of(lease, self._unknown) for lease in self.census.leases)
+        return sum(weight_of(lease, self._assumed_weight) for lease in self.census.leases)
 
     def loaded(self, worker: str) -> bool:
-        """Return whether a worker's load is at least nine tenths of the mean, because measurements fluctuate (M13).
+        """Return whether a worker has about the mean load or more (M13).
 
-        False if loads are unknown.
+        Nine tenths of the mean are enough, because measurements fluctuate.
+
+        The result is False if loads are unknown.
         """
         if not self.tolerance:
             return False
         return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._total_load
 
     def lacks_too_many(self, worker: str) -> bool:
-        """Return whether this worker holds so few leases that it should take some from living workers (M6, M14)."""
+        """Return whether this worker lacks so many leases that it should take some from living workers (M6, M14)."""
         takes_part = self.census.counts.get(worker, 0) > 0 or worker in self.census.led
         return takes_part and self.lacking[worker] > self.tolerance and not self.loaded(worker)
 
@@ -354,23 +375,26 @@ class Shares:
 JOIN_WAIT = 0.5
 """How long a newcomer waits after each change in the group of workers, as a fraction of `lease_seconds` (C10)."""
 LEASE_SECONDS_MAX = 10.0
-"""The largest `lease_seconds` that a newcomer without bulletins uses to compute its wait.
+"""If workers write no bulletins, a newcomer's wait is computed with at most this many `lease_seconds`.
 
-Leases may be longer than this only because renewals are expensive, which is no reason to wait longer.
+Longer leases are usually configured to save renewals. This is no reason for a newcomer to wait longer.
 """
 
 
 def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> bool:
-    """Return whether this newcomer still waits for other joiners before it takes from living workers (C10).
+    """Return whether this worker is a newcomer that must not take leases from living workers yet (C10).
 
-    Shares computed without those workers are too large, and the surplus would be taken away again. The wait ends one
-    cycle after the worker's first lease.
+    A newcomer first waits for other workers that are joining.
+
+    If a newcomer took its share before other new workers are visible, it would take too many leases and lose some of
+    them again. The wait ends one cycle after the newcomer got its first lease, at the latest.
     """
     history = me.history
-    # 0.8: a worker that reads the table only once per cycle already waits a cycle for the others.
+    # 0.8: a worker that reads the table about once per cycle need not wait, because a cycle passes before its next
+    # read.
     reads_rarely = history.hearing is None and history.full_apart >= 0.8 * config.cycle_seconds
-    # 0.8: four of the five seconds suffice, because the measured time is always a little shorter than the actual one.
-    if reads_rarely or history.fleet_still >= 0.8 * JOIN_WAIT * _scale(history, config):
+    # 0.8: four of the five seconds are enough, because the measured time is always a little less than the actual time.
+    if reads_rarely or history.fleet_still >= 0.8 * JOIN_WAIT * _wait_lease_seconds(history, config):
         return False
     longest_held = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
     return longest_held < config.cycle_seconds
@@ -379,17 +403,17 @@ def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> boo
 def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     """Return the seconds until a newcomer lists the table again (C10).
 
-    If a newcomer's last listing showed a change, it lists again soon, otherwise at the end of its wait. Without the
-    early listing, workers that start together would see each other only when the wait should be over, and would wait
-    once more.
+    If the last listing showed that a worker has joined or left, the next one follows soon. Otherwise it follows at the
+    end of the wait. Without the early listing, workers that start together would first see each other at the end of the
+    wait, and would have to wait again.
     """
-    scale = _scale(history, config)
-    wait, waited = JOIN_WAIT * scale, history.fleet_still - history.full_still
+    scaled_lease_seconds = _wait_lease_seconds(history, config)
+    wait, waited = JOIN_WAIT * scaled_lease_seconds, history.fleet_still - history.full_still
     if waited <= 0:
-        # 0.1: within a second, other workers that start now take their first lease and become visible.
-        return 0.1 * scale
+        # 0.1: other workers that are starting now take their first lease and become visible within a second.
+        return 0.1 * scaled_lease_seconds
     return wait - waited if waited < wait else wait
 
 
-def _scale(history: History, config: FleetSeconds) -> float:
+def _wait_lease_seconds(history: History, config: FleetSeconds) -> float:
     return config.lease_seconds if history.hearing is not None else min(config.lease_seconds, LEASE_SECONDS_MAX)
