@@ -7,7 +7,7 @@ from threading import Event, Lock, Thread
 from attrs import define, evolve, field
 from grounds import Ground
 
-from leasehold_lab.judge.events import Incident, Sent
+from leasehold_lab.judge.events import Incident, SentRecord
 
 PUT_SECONDS = 0.25
 SLOW_SECONDS = 2.0
@@ -28,7 +28,7 @@ class Feed:
     """
 
     ground: Ground
-    sent: list[Sent] = field(factory=list)
+    sent: list[SentRecord] = field(factory=list)
     failed: list[str] = field(factory=list)
     slow: list[Incident] = field(factory=list)
     gate: Lock = field(factory=Lock)
@@ -55,7 +55,7 @@ class Feed:
         """Record that the stream was deleted, together with all records put so far."""
         self._former, self.recreated_at = len(self.sent), time.time()
 
-    def due(self, dispatched: Collection[tuple[str, str]]) -> list[Sent]:
+    def due(self, dispatched: Collection[tuple[str, str]]) -> list[SentRecord]:
         """Return the records that must arrive.
 
         These are all records of the current stream. Of the records of deleted streams, only those in `dispatched` are

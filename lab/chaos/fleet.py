@@ -31,7 +31,7 @@ from leasehold.stores.swap import CONTROL, is_marked
 from leasehold.stores.writes import DeleteLease
 from leasehold_lab.demo.child import Child
 from leasehold_lab.demo.stage import TICK_SECONDS, Stage, Tail
-from leasehold_lab.judge.events import Incident, IncidentKind, WriteAnswer, event_of
+from leasehold_lab.judge.events import Incident, IncidentKind, WriteAnswer, parse_event
 from leasehold_lab.judge.run import OPERATOR
 
 LEASE_SECONDS, CYCLE_SECONDS, DRAIN_SECONDS = 6.0, 2.0, 12.0
@@ -189,7 +189,7 @@ class Fleet(Stage):
             self.admit(Child(process, arguments, self.folder))
         self._tails[-1] = Tail(
             child_events if self.multilang else self._children[process].out,
-            lambda line: self.ground.with_judged_key(evolve(event_of(line), process=process)),
+            lambda line: self.ground.with_judged_key(evolve(parse_event(line), process=process)),
         )
         self._written.append(Tail(writes, lambda line: answer_of(line, process)))
         self.processes[worker] = process

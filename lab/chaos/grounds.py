@@ -21,10 +21,10 @@ from wired import WIRE_FAULTS, SharedWire
 
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
 from leasehold_lab.demo.child import ENVIRONMENT
-from leasehold_lab.demo.stage import Stream, client, put
-from leasehold_lab.judge.events import ReadingEvent, Sent
+from leasehold_lab.demo.stage import Stream, create_kinesis_client, put_records
+from leasehold_lab.judge.events import ReadingEvent, SentRecord
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
-from leasehold_lab.standins.services import KINESIS_FILE, kinesis_local
+from leasehold_lab.standins.services import KINESIS_FILE, run_kinesis_local
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -71,7 +71,7 @@ class Ground(Protocol):
         """The stream, in the form that `Stage` needs."""
         ...
 
-    def put(self) -> Iterator[Sent]:
+    def put(self) -> Iterator[SentRecord]:
         """Put a few records, and return once the stream has acknowledged them."""
         ...
 
@@ -113,13 +113,13 @@ class Numbered:
 
     counts: Counter[str] = Factory(Counter)
 
-    def next(self, keys: Sequence[str]) -> list[tuple[Sent, bytes]]:
+    def next(self, keys: Sequence[str]) -> list[tuple[SentRecord, bytes]]:
         """Make one record of each of these keys."""
         records = []
         for key in keys:
             self.counts[key] += 1
             data = json.dumps({"key": key, "number": self.counts[key]}).encode()
-            records.append((Sent(key, self.counts[key], sha1(data, usedforsecurity=False).hexdigest()), data))
+            records.append((SentRecord(key, self.counts[key], sha1(data, usedforsecurity=False).hexdigest()), data))
         return records
 
 
@@ -143,10 +143,10 @@ class KinesisGround:
         *SLEEPS,
     )
 
-    def put(self) -> Iterator[Sent]:
+    def put(self) -> Iterator[SentRecord]:
         """Put one record of each key."""
         records = self._numbered.next(KEYS)
-        put(self._client, self.stream.name, [(sent.key, data) for sent, data in records])
+        put_records(self._client, self.stream.name, [(sent.key, data) for sent, data in records])
         return (sent for sent, _ in records)
 
     def feed_leased_shards(self, shards: set[str]) -> None:
@@ -216,7 +216,7 @@ def _read_whole_file(file: Path) -> bytes:
 def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
     """Make a stream in a service of its own."""
     (folder / "kinesis").mkdir()
-    control = ServiceControl(partial(kinesis_local, folder / "kinesis"))
+    control = ServiceControl(partial(run_kinesis_local, folder / "kinesis"))
     with ExitStack() as stack:
         stack.callback(control.close)
         lines = stack.enter_context(Lines.laid(control.service.url, (*workers, WATCHER), f"{seed} stream", SLOW_DOWN))
@@ -225,7 +225,7 @@ def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[
             control,
             stream,
             lines,
-            stack.enter_context(closing(client(lines.url(WATCHER)))),
+            stack.enter_context(closing(create_kinesis_client(lines.url(WATCHER)))),
             folder / "kinesis" / KINESIS_FILE,
         )
 
@@ -254,7 +254,7 @@ class HubGround:
         """The hub, in the form that `Stage` needs."""
         return cast("Stream", self._hub)
 
-    def put(self) -> Iterator[Sent]:
+    def put(self) -> Iterator[SentRecord]:
         """Put three records into each partition. The judge treats the partition as the key of its records."""
         for partition in self._fed:
             records = self._numbered.next((partition,) * 3)

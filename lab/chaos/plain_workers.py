@@ -64,9 +64,9 @@ from leasehold.stores.swap import SwapStore
 from leasehold.stores.urls import name_of
 from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES
 from leasehold_lab.demo.stage import TICK_SECONDS
-from leasehold_lab.judge.breach import Limits
-from leasehold_lab.judge.explanations import Explanations, RecordWait, RunVerdict, verdict_on
-from leasehold_lab.judge.tenures import by_shard, reading_of
+from leasehold_lab.judge.breach import JudgeLimits
+from leasehold_lab.judge.explanations import Explanations, RecordWait, RunVerdict, judge_finished_run
+from leasehold_lab.judge.tenures import group_by_shard, compute_tenures
 
 SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")
@@ -121,7 +121,7 @@ class Outcome:
     request: RunRequest
     load: float
     verdict: RunVerdict
-    limits: Limits
+    limits: JudgeLimits
     faults: Counter[str]
     faulty_requests: int
     writes: Counter[str]
@@ -235,11 +235,11 @@ def run(request: RunRequest, folder: Path, report: Callable[[str], None]) -> Out
         history = evolve(fleet.recorded(feed.due(fleet.distinct)), recreated_at=feed.recreated_at)
         history.faults += feed.failed
         history.incidents += feed.slow
-    tenures, limits = by_shard(reading_of(history).tenures), limits_now(workers, fleet.store.capabilities)
+    tenures, limits = group_by_shard(compute_tenures(history).tenures), limits_now(workers, fleet.store.capabilities)
     return Outcome(
         request,
         os.getloadavg()[1],
-        verdict_on(history, limits),
+        judge_finished_run(history, limits),
         limits,
         Counter(_label(fault.kind) for fault in faults),
         fleet.faulty_requests,
@@ -288,10 +288,10 @@ def notice_seconds() -> float:
     return min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
 
 
-def limits_now(workers: Sequence[str], capabilities: Capabilities) -> Limits:
+def limits_now(workers: Sequence[str], capabilities: Capabilities) -> JudgeLimits:
     """Return the judge's limits for these workers and this table layout, at the machine's recent load."""
     notice_time = notice_seconds()
-    return Limits(
+    return JudgeLimits(
         lease_seconds=dict.fromkeys(workers, CONFIG.lease_seconds),
         notice_seconds=notice_time,
         owned_checkpoints=capabilities.owner_checked_checkpoint,

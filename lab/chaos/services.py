@@ -27,8 +27,8 @@ from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import ENVIRONMENT
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import DATABASE, USER, postgres
-from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
+from leasehold_lab.standins.postgres import DATABASE, USER, run_postgres
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, run_azurite, azurite_connection_string, run_dynalite
 
 OPENINGS = 5
 STORES = ("dynamodb", "azblob", "sqlite", "s3", "gcs", "postgres")
@@ -154,7 +154,7 @@ def _service(store: str, folder: Path) -> Callable[[], AbstractContextManager[Se
         return partial(versitygw, ENVIRONMENT["AWS_ACCESS_KEY_ID"], folder)
     if store == "gcs":
         return fake_gcs
-    return partial({"dynamodb": dynalite, "azblob": azurite, "postgres": postgres}[store], folder)
+    return partial({"dynamodb": run_dynalite, "azblob": run_azurite, "postgres": run_postgres}[store], folder)
 
 
 def _dynamodb(name: str, _hub: str, control: ServiceControl) -> Table:

@@ -27,7 +27,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.stores.urls import read_url
 from leasehold_lab.commands import simulate
-from leasehold_lab.judge.events import event_of
+from leasehold_lab.judge.events import parse_event
 
 NOW = 1.8e9
 SECRET = "hush0hush1"  # noqa: S105  not a real secret
@@ -159,8 +159,10 @@ COMMANDS = (
         "--key: ",
     ),
     FuzzTarget("produce-urls", ("adapters/producing.py",), _produced_to, (ValueError,), "SOURCE URL: "),
-    FuzzTarget("fleet-sizes", ("leasehold_lab/commands/simulate.py",), simulate._sizes, (ValueError,), "workers: "),
-    FuzzTarget("event-lines", ("leasehold_lab/judge/events.py",), event_of, (ValueError,), "it is no event: "),
+    FuzzTarget(
+        "fleet-sizes", ("leasehold_lab/commands/simulate.py",), simulate._parse_sizes, (ValueError,), "workers: "
+    ),
+    FuzzTarget("event-lines", ("leasehold_lab/judge/events.py",), parse_event, (ValueError,), "it is no event: "),
     FuzzTarget(
         "spark-offsets", ("adapters/spark/offsets.py", "adapters/spark/offsets.py"), _offset, (ValueError,), "offset: "
     ),

@@ -9,7 +9,7 @@ from leasehold.adapters.ops.watching import WatchedTable, without_dead_owners
 from leasehold.balancer.census import our_workers
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
-from leasehold_lab.simulator.question import Forecast, forecast_of
+from leasehold_lab.simulator.question import FleetForecast, run_forecast
 from leasehold_lab.simulator.scenario import Member, MemberEnding, Network, Scenario
 
 SETTLE_CYCLES = 2.0
@@ -42,7 +42,7 @@ ADDED_MAX = 10_000
 """The maximum number of workers that `--add` accepts as a number. Simulating more would take too long."""
 
 
-def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
+def choose_joining_names(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the workers that join.
 
     Args:
@@ -70,7 +70,7 @@ def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated: bool = False) -> Forecast:
+def forecast_change(table: WatchedTable, config: Config, change: FleetChange, *, dated: bool = False) -> FleetForecast:
     """Simulate a change of the fleet, and return its effects.
 
     Args:
@@ -120,4 +120,4 @@ def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated:
         names=tuple(row.key for row in rows),
         dated=dated,
     )
-    return forecast_of(scenario, config, since)
+    return run_forecast(scenario, config, since)

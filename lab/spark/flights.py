@@ -31,8 +31,8 @@ from standins.flight_rows import ROWS, flight_rows
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
-from leasehold_lab.demo.stage import Stage, client, put, services, staged
-from leasehold_lab.judge.events import Sent
+from leasehold_lab.demo.stage import Stage, create_kinesis_client, put_records, run_services, open_stage
+from leasehold_lab.judge.events import SentRecord
 from leasehold_lab.judge.explanations import RunVerdict
 
 SHARDS = 8
@@ -50,7 +50,7 @@ ARRIVE_SECONDS = 240.0
 class Row:
     """A flight to send."""
 
-    sent: Sent
+    sent: SentRecord
     data: bytes
 
 
@@ -61,7 +61,7 @@ def flights(count: int = ROWS) -> Iterator[Row]:
         key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
         numbers[key] += 1
         data = json.dumps([numbers[key], *row.values()]).encode()
-        yield Row(Sent(key, numbers[key], sha1(data, usedforsecurity=False).hexdigest()), data)
+        yield Row(SentRecord(key, numbers[key], sha1(data, usedforsecurity=False).hexdigest()), data)
 
 
 class Feed:
@@ -89,14 +89,14 @@ class Feed:
         """
         pending_writes = []
         with (
-            closing(client(self._endpoint)) as kinesis_client,
+            closing(create_kinesis_client(self._endpoint)) as kinesis_client,
             Producer(kinesis_client, self._stream, Settings(share=16.0, linger_seconds=0.2)) as producer,
         ):
             while self.sent < len(self._rows) and not self._ended.wait(1 / CHUNKS_PER_SECOND):
                 rows = self._rows[self.sent : min(self.sent + self._rate // CHUNKS_PER_SECOND, self.limit)]
                 plain_rows = [(row.sent.key, row.data) for row in rows if self._plain(row)]
                 if plain_rows:
-                    put(kinesis_client, self._stream, plain_rows)
+                    put_records(kinesis_client, self._stream, plain_rows)
                 pending_writes += [producer.put(row.data, row.sent.key) for row in rows if not self._plain(row)]
                 self.sent += len(rows)
             for writing in pending_writes:
@@ -119,7 +119,7 @@ def run(
     """Send the rows through a stream and a table of their own, and return the verdict."""
     with (
         ThreadPoolExecutor(1) as pool,
-        staged(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
+        open_stage(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
     ):
         stage.stream.url += "&misplaced=drop"  # our producer sends the whole aggregate again
         feed = Feed(kinesis, stage.stream.name, rows, rate, plain)
@@ -179,7 +179,7 @@ def main() -> int:
     options.add_argument("--changes", action="store_true", help="also print every change of owner")
     arguments = options.parse_args()
     with ExitStack() as stack:
-        kinesis, dynamodb = stack.enter_context(services())
+        kinesis, dynamodb = stack.enter_context(run_services())
         if arguments.table == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
         rows = list(flights(arguments.rows))

@@ -29,8 +29,8 @@ from standins.spark import SOON, spark_session
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.pipeline import start_query
 from leasehold.balancer.model import TRIM_HORIZON, Lease
-from leasehold_lab.demo.child import ENVIRONMENT, Child, isolate
-from leasehold_lab.demo.stage import Stream, services
+from leasehold_lab.demo.child import ENVIRONMENT, Child, replace_aws_environment
+from leasehold_lab.demo.stage import Stream, run_services
 
 CASES = ("options", "session", "restored")
 FIRST, MORE, LINES, SHARDS = 8, 16, 100, 2
@@ -122,10 +122,10 @@ def run_case(case: str, kinesis: str) -> dict[str, int | str]:
 
 def main() -> int:
     """Run the cases, print their results, and return 1 if one of them failed."""
-    isolate()
+    replace_aws_environment()
     failed = False
     with ExitStack() as stack:
-        kinesis, _ = stack.enter_context(services())
+        kinesis, _ = stack.enter_context(run_services())
         for case in sys.argv[1:] or CASES:
             result = run_case(case, kinesis)
             sys.stdout.write(json.dumps(result) + "\n")

@@ -54,8 +54,8 @@ from faulty_line import Line, Refused, Reset, line
 from leasehold.adapters.spark.pipeline import start_query
 from leasehold.adapters.spark.supervision import supervise
 from leasehold.balancer.model import HASH_KEYS
-from leasehold_lab.demo.child import Child, isolate
-from leasehold_lab.demo.stage import Stream, client, put, services
+from leasehold_lab.demo.child import Child, replace_aws_environment
+from leasehold_lab.demo.stage import Stream, create_kinesis_client, put_records, run_services
 
 ROUND = 150
 """The number of rows that are sent between two kills."""
@@ -192,13 +192,13 @@ class Pipeline:
             Stream(self.kinesis, f"{self.name}-in", 3),
             Stream(self.kinesis, f"{self.name}-out", 2),
         )
-        with line(self.kinesis) as faulty, closing(client(self.kinesis)) as kinesis_client:
+        with line(self.kinesis) as faulty, closing(create_kinesis_client(self.kinesis)) as kinesis_client:
             while self._may_kill(count):
                 app = self.begin(faulty.url)
                 try:
                     while app.running and self._may_kill(count):
                         new_rows = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
-                        put(kinesis_client, input_stream.name, new_rows)
+                        put_records(kinesis_client, input_stream.name, new_rows)
                         sent += new_rows
                         self._reshard(count, input_stream, output_stream)
                         faulty.fail("PutRecords", *random.choices(FAULTS, k=random.randrange(4)))
@@ -341,7 +341,7 @@ def read_with_worker(folder: Path, stream: Stream, count: int, seconds: float) -
 def read_with_kcl(kinesis: str, stream: Stream) -> set[bytes]:
     """Return the data of the user records that the Java KCL's own code extracts from the records of each shard."""
     records_with_ranges = list[tuple[bytes, int, int]]()
-    with closing(client(kinesis)) as kinesis_client:
+    with closing(create_kinesis_client(kinesis)) as kinesis_client:
         for shard in stream.shards():
             iterator_request: Any = {
                 "StreamName": stream.name,
@@ -459,10 +459,10 @@ def main() -> int:
     arguments = options.parse_args()
     if arguments.cluster and any(arguments.pyspark):
         options.error("--cluster: its processes have the present version; use --executors with --pyspark")
-    isolate()
+    replace_aws_environment()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-pipeline-")))
-        kinesis, dynamodb = stack.enter_context(services())
+        kinesis, dynamodb = stack.enter_context(run_services())
         master = stack.enter_context(cluster()) if arguments.cluster else EXECUTORS if arguments.executors else ""
         until = time.monotonic() + 60 * arguments.minutes
         pipeline = Pipeline(

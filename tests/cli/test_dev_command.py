@@ -19,7 +19,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.urls import open_store
 from leasehold_lab.commands import dev as dev_command
 from leasehold_lab.commands.dev import app
-from leasehold_lab.contract.actors import owned
+from leasehold_lab.contract.actors import create_owned_lease
 from leasehold_lab.demo.dev import RequestedStream, parse_stream
 from leasehold_lab.standins.hubs import event_hubs
 
@@ -224,7 +224,7 @@ def test_leases_are_stored_in_postgresql_on_request() -> None:
         assert ready["environment"]["STORE"] == table
         assert "AWS_ENDPOINT_URL_DYNAMODB" not in ready["environment"]
         store = open_store(table)
-        owned(store)
+        create_owned_lease(store)
         store.close()
         dev.send_signal(signal.SIGINT)
         assert dev.wait(60) == 0

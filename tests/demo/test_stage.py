@@ -11,8 +11,8 @@ from rich.console import Console
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold_lab.demo.child import Child
-from leasehold_lab.demo.screen import Screen, marks
-from leasehold_lab.demo.stage import AT_WORK, Stage, Stream, Tail, shard_names
+from leasehold_lab.demo.screen import Screen, choose_symbols
+from leasehold_lab.demo.stage import AT_WORK, Stage, Stream, Tail, format_shard_names
 from leasehold_lab.demo.story import Story
 from leasehold_lab.judge.events import ReadingEvent
 
@@ -71,7 +71,7 @@ def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
     ("shards", "names"), [([], "nothing"), (["s-007"], "shard 7"), (["s-2", "s-0", "x"], "shards 0, 2 and x")]
 )
 def test_shards_get_readable_names(shards: list[str], names: str) -> None:
-    assert shard_names(shards) == names
+    assert format_shard_names(shards) == names
 
 
 def staged() -> Screen:
@@ -110,5 +110,5 @@ def test_the_screen_shows_every_owner(width: int) -> None:
 
 
 def test_the_screen_works_in_ascii() -> None:
-    assert marks("ascii").legend.isascii()
-    assert not marks("utf-8").legend.isascii()
+    assert choose_symbols("ascii").legend.isascii()
+    assert not choose_symbols("utf-8").legend.isascii()

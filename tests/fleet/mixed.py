@@ -10,9 +10,9 @@ from attrs import define, field
 from java_kcl import java_worker
 
 from leasehold_lab.demo.child import Child
-from leasehold_lab.demo.producer import sent_of
-from leasehold_lab.demo.stage import Stage, Tail, staged
-from leasehold_lab.judge.events import Sent
+from leasehold_lab.demo.producer import parse_sent_record
+from leasehold_lab.demo.stage import Stage, Tail, open_stage
+from leasehold_lab.judge.events import SentRecord
 from leasehold_lab.judge.explanations import RunVerdict
 
 log = logging.getLogger("leasehold.mixed")
@@ -38,9 +38,9 @@ class Mixed:
     version: str
     mode: str
     producer: Child
-    produced: Tail[Sent]
+    produced: Tail[SentRecord]
     lease_seconds: int = LEASE_SECONDS
-    sent: list[Sent] = field(factory=list)
+    sent: list[SentRecord] = field(factory=list)
 
     @property
     def table(self) -> str:
@@ -133,10 +133,12 @@ class Mixed:
 def mixed(kinesis: str, dynamodb: str, version: str, mode: str, lease_seconds: int = LEASE_SECONDS) -> Iterator[Mixed]:
     """Run a fleet without workers on a stream of four shards that is written to, and a table."""
     settings = ("--lease-seconds", str(lease_seconds), *SETTINGS[2:])
-    with staged(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
+    with open_stage(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
         command = ("-m", "leasehold_lab.demo.producer", kinesis, stage.stream.name, str(RATE))
         producer = Child("producer", command, stage.folder)
-        fleet = Mixed(stage, kinesis, dynamodb, version, mode, producer, Tail(producer.out, sent_of), lease_seconds)
+        fleet = Mixed(
+            stage, kinesis, dynamodb, version, mode, producer, Tail(producer.out, parse_sent_record), lease_seconds
+        )
         stage.watched = fleet.watched
         try:
             yield fleet

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from streaming_jobs import Job, new_job
 from waiters import until
 
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -21,7 +21,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "demo")
     streams = TableStreams(lanes=2)
-    with serve_table(streams) as endpoint:
+    with run_table_server(streams) as endpoint:
         yield streams, endpoint
 
 

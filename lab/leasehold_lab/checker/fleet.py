@@ -53,7 +53,7 @@ Attempt = tuple[ModelWrite, ...]
 """A write and its alternates. If the store rejects the write, the alternates are tried in order."""
 
 
-class State(NamedTuple):
+class FleetState(NamedTuple):
     """The owner and next owner of each lease, and the health and the writes in progress of each worker."""
 
     owners: tuple[int, ...]
@@ -68,7 +68,7 @@ class Transition(NamedTuple):
     `moves` is the number of leases that living workers lose in this step. `what` describes the step.
     """
 
-    state: State
+    state: FleetState
     moves: int
     what: str
 
@@ -105,12 +105,12 @@ class FleetModel:
         factory=dict, init=False, eq=False, repr=False
     )
 
-    def start(self, owners: tuple[int, ...]) -> State:
+    def start(self, owners: tuple[int, ...]) -> FleetState:
         """Return the state in which every worker is alive and no write is in progress."""
         size = len(self.workers)
-        return State(owners, (NOBODY,) * self.leases, ((),) * size, (ALIVE,) * size)
+        return FleetState(owners, (NOBODY,) * self.leases, ((),) * size, (ALIVE,) * size)
 
-    def steps(self, state: State) -> list[Transition]:
+    def steps(self, state: FleetState) -> list[Transition]:
         """Return all possible next steps. There are none if the fleet has come to rest."""
         steps: list[Transition] = []
         alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
@@ -121,7 +121,7 @@ class FleetModel:
                 pending_after = _replace_item(state.pending, worker, attempts[:index] + attempts[index + 1 :])
                 arrived = state._replace(pending=pending_after)
                 for write in attempt:
-                    if (after := _write(arrived, worker, write)) is not None:
+                    if (after := _apply_write(arrived, worker, write)) is not None:
                         owner_before = state.owners[write.lease]
                         owner_loses = (
                             owner_before not in {NOBODY, after.owners[write.lease]}
@@ -135,7 +135,7 @@ class FleetModel:
             for lease, owner in enumerate(state.owners):
                 if owner == NOBODY:
                     change = f"s-{lease} is given to {self.workers[worker]}"
-                    steps.append(Transition(_with_owner(state, lease, worker), 0, change))
+                    steps.append(Transition(_set_owner(state, lease, worker), 0, change))
         steps += self._planning_steps(state, alive, patient=False)
         # Without `patience_may_end`, timeouts expire only if no other step is possible, because only then are all
         # workers known to be waiting. If a worker in `led` has crashed, its reports to the leader must be overdue by
@@ -153,7 +153,7 @@ class FleetModel:
                 steps.append(Transition(crashed, 0, f"{self.workers[worker]} crashes"))
         return steps
 
-    def _planning_steps(self, state: State, alive: list[int], *, patient: bool) -> Iterator[Transition]:
+    def _planning_steps(self, state: FleetState, alive: list[int], *, patient: bool) -> Iterator[Transition]:
         table_state = (state.owners, state.next_owners, state.health)
         for worker in alive:
             config = self.rules[worker]
@@ -228,22 +228,22 @@ class FleetModel:
         return NOBODY if worker is None else self.workers.index(worker)
 
 
-def _write(state: State, worker: int, write: ModelWrite) -> State | None:
+def _apply_write(state: FleetState, worker: int, write: ModelWrite) -> FleetState | None:
     """Return the state after the write, or None if the store rejects it."""
     if state.owners[write.lease] != write.owner:
         return None
     next_owner = state.next_owners[write.lease]
     match write.verb:
         case "claim":
-            return _with_owner(state, write.lease, worker)
+            return _set_owner(state, write.lease, worker)
         case "steal":
             # A worker that has requested the lease can steal it only while the row still names it as the next owner.
             return (
-                _with_owner(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
+                _set_owner(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
             )
         case "request":
             return (
-                _with_next_owner(state, write.lease, worker)
+                _set_next_owner(state, write.lease, worker)
                 if next_owner in {NOBODY, worker, write.next_owner}
                 else None
             )
@@ -251,17 +251,17 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
             # If the next owner is not alive to accept the lease, the former owner takes it back.
             not_accepted = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
             return (
-                _with_owner(state, write.lease, worker if not_accepted else write.next_owner)
+                _set_owner(state, write.lease, worker if not_accepted else write.next_owner)
                 if next_owner == write.next_owner
                 else None
             )
         case "release":
-            return _with_owner(state, write.lease, write.next_owner) if next_owner == NOBODY else None
+            return _set_owner(state, write.lease, write.next_owner) if next_owner == NOBODY else None
         case _:
             assert_never(write.verb)
 
 
-def _with_owner(state: State, lease: int, owner: int) -> State:
+def _set_owner(state: FleetState, lease: int, owner: int) -> FleetState:
     """Return the state in which the lease has this owner, no next owner and no pending claims.
 
     A claim requires the version of the row that its worker read. The new owner has changed the version, so the store
@@ -272,11 +272,11 @@ def _with_owner(state: State, lease: int, owner: int) -> State:
         for attempts in state.pending
     )
     pending = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining)
-    after = _with_next_owner(state, lease, NOBODY)
+    after = _set_next_owner(state, lease, NOBODY)
     return after._replace(owners=_replace_item(state.owners, lease, owner), pending=pending)
 
 
-def _with_next_owner(state: State, lease: int, next_owner: int) -> State:
+def _set_next_owner(state: FleetState, lease: int, next_owner: int) -> FleetState:
     return state._replace(next_owners=_replace_item(state.next_owners, lease, next_owner))
 
 

@@ -90,7 +90,7 @@ class AwaitsResponse(BaseException):
         self.request = request
 
 
-def version_of(content: str) -> str:
+def compute_version(content: str) -> str:
     """Return the version of a content."""
     return blake2b(content.encode(), digest_size=6).hexdigest()
 
@@ -115,7 +115,7 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
     (name,) = request.names
     stored = table.get(name)
     condition_holds = (
-        stored is None if request.verb == "new" else stored is not None and version_of(stored) == request.version
+        stored is None if request.verb == "new" else stored is not None and compute_version(stored) == request.version
     )
     if not condition_holds:
         return rows, name not in table if request.verb == "delete" else None
@@ -123,7 +123,7 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
         del table[name]
         return tuple(sorted(table.items())), True
     table[name] = request.content
-    return tuple(sorted(table.items())), version_of(request.content)
+    return tuple(sorted(table.items())), compute_version(request.content)
 
 
 @define
@@ -144,7 +144,7 @@ class CheckedCells:
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return all rows whose names begin with one of the prefixes."""
-        return tuple(_row(*row) for row in self.ask(CellRequest("list", prefixes)))
+        return tuple(_build_stored_row(*row) for row in self.ask(CellRequest("list", prefixes)))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
         """Return those of the named cells that exist."""
@@ -157,16 +157,16 @@ class CheckedCells:
             if requested
             for cell in self.ask(CellRequest("read", requested))
         ]
-        return {name: _row(name, content) for name, content in cells}
+        return {name: _build_stored_row(name, content) for name, content in cells}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a cell, and return its version, or None if the cell already exists."""
-        version: str | None = self.ask(CellRequest("new", (name,), _content(fields)))
+        version: str | None = self.ask(CellRequest("new", (name,), _encode_content(fields)))
         return version
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a cell if it still has this version, and return the new version; otherwise return None."""
-        new_version: str | None = self.ask(CellRequest("over", (name,), _content(fields), version))
+        new_version: str | None = self.ask(CellRequest("over", (name,), _encode_content(fields), version))
         return new_version
 
     def delete(self, name: str, version: str) -> bool:
@@ -180,12 +180,12 @@ class CheckedCells:
         """Do nothing."""
 
 
-def _content(fields: ObjectFields) -> str:
+def _encode_content(fields: ObjectFields) -> str:
     return json.dumps(dict(fields), sort_keys=True)
 
 
-def _row(name: str, content: str) -> Stored:
-    return Stored(name, version_of(content), json.loads(content))
+def _build_stored_row(name: str, content: str) -> Stored:
+    return Stored(name, compute_version(content), json.loads(content))
 
 
 class _NoWaiting:
@@ -212,7 +212,7 @@ class _NoWaiting:
 
 
 @define
-class _Ids:
+class _SessionIds:
     """Generates the session ids of one process."""
 
     process: str
@@ -278,7 +278,7 @@ class CheckedWorker:
         for key in self.given_leases:
             yield "take back", key
         for key, held in self.lost_holdings.items():
-            if held.handled > numbered(held.lease):
+            if held.handled > count_records_before_checkpoint(held.lease):
                 yield "late", key
         for key, (lease, seen_at) in self.listed_leases.items():
             if key in self.holdings:
@@ -319,7 +319,7 @@ class CheckedWorker:
         store, held = self.store, self.holdings.get(key)
         if held is not None:
             lease, position = held.lease, Position(str(held.handled))
-            moved = held.handled > numbered(lease)
+            moved = held.handled > count_records_before_checkpoint(lease)
             write: Write
             match verb:
                 case "give":
@@ -354,8 +354,8 @@ class CheckedWorker:
             return []
         if verb == "reset":
             return [("reset", key)]
-        self.holdings[key] = CheckedHolding(outcome.lease, numbered(outcome.lease), tick)
-        return [("starts", key, outcome.lease.epoch, numbered(outcome.lease), verb)]
+        self.holdings[key] = CheckedHolding(outcome.lease, count_records_before_checkpoint(outcome.lease), tick)
+        return [("starts", key, outcome.lease.epoch, count_records_before_checkpoint(outcome.lease), verb)]
 
     def description(self) -> str:
         """Return a string of everything that the worker's next actions depend on."""
@@ -378,7 +378,7 @@ class CheckedWorker:
         return repr((self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, memory))
 
 
-def numbered(lease: Lease) -> int:
+def count_records_before_checkpoint(lease: Lease) -> int:
     """Return the number of records before the lease's checkpoint."""
     return int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
 
@@ -452,7 +452,7 @@ class BrokenLaw:
 
 
 @frozen
-class Explored:
+class ExplorationResult:
     """The result of a search. `complete` is False if states were left unvisited."""
 
     states: int
@@ -485,7 +485,7 @@ class SessionModel:
     rows: TableRows = ()
     _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
 
-    def explore(self, limit: int, findings: int = 1) -> Explored:
+    def explore(self, limit: int, findings: int = 1) -> ExplorationResult:
         """Visit states breadth-first until all are visited, `limit` states are known, or `findings` laws are broken."""
         initial = self.first()
         parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial.key: (None, "")}
@@ -505,7 +505,7 @@ class SessionModel:
                         parent = parents[parent[0]]
                     broken_laws.append(BrokenLaw(broken_law, (*filter(None, reversed(trace)), description)))
                     break
-        return Explored(len(parents), not queue, tuple(broken_laws))
+        return ExplorationResult(len(parents), not queue, tuple(broken_laws))
 
     def first(self) -> SessionState:
         """Return the initial state: the leases exist, and the initial actions have been taken."""
@@ -538,12 +538,12 @@ class SessionModel:
         worker_state = current.workers[number]
         worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
         worker.moves += 1
-        return current._replace(workers=_replace_worker(current.workers, number, snapshot_of(worker)))
+        return current._replace(workers=_replace_worker(current.workers, number, take_snapshot(worker)))
 
     def _worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
-        return snapshot_of(
-            CheckedWorker(name, self.make(cells, sync=_NoWaiting(), gather_seconds=0.0, ids=_Ids(name)), moves)
+        return take_snapshot(
+            CheckedWorker(name, self.make(cells, sync=_NoWaiting(), gather_seconds=0.0, ids=_SessionIds(name)), moves)
         )
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
@@ -576,7 +576,7 @@ class SessionModel:
                     process: CheckedWorker = pickle.loads(restarted.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
                     with_restart = without_readers._replace(
-                        workers=_replace_worker(without_readers.workers, number, snapshot_of(process))
+                        workers=_replace_worker(without_readers.workers, number, take_snapshot(process))
                     )
                     yield (
                         f"w{number} is started again",
@@ -586,7 +586,7 @@ class SessionModel:
         for index, request in enumerate(state.late):
             rows, _ = apply_request(state.rows, request)
             still_late = state.late[:index] + state.late[index + 1 :]
-            yield f"late: {_request_text(request)}", state._replace(rows=rows, late=still_late), ""
+            yield f"late: {_describe_request(request)}", state._replace(rows=rows, late=still_late), ""
         if faults_left.get("tick"):
             yield (
                 "time passes",
@@ -612,7 +612,7 @@ class SessionModel:
                 self._outcomes[run_key] = waits.request
             else:
                 cells.responses = deque()
-                self._outcomes[run_key] = (snapshot_of(worker), events)
+                self._outcomes[run_key] = (take_snapshot(worker), events)
         return self._outcomes[run_key]
 
     def _responses(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
@@ -628,7 +628,7 @@ class SessionModel:
             else "done"
         )
         yield self._with_response(
-            state._replace(rows=rows), number, response, f"w{number} {_request_text(request)}: {summary}"
+            state._replace(rows=rows), number, response, f"w{number} {_describe_request(request)}: {summary}"
         )
         faults_left = dict(state.faults_left)
         if request.verb in ("list", "read"):
@@ -636,12 +636,12 @@ class SessionModel:
         if faults_left.get(APPLIED) and rows != state.rows:
             applied = state._replace(rows=rows, faults_left=_use_fault(state.faults_left, APPLIED))
             yield self._with_response(
-                applied, number, LOST, f"w{number} {_request_text(request)}: applied, not answered"
+                applied, number, LOST, f"w{number} {_describe_request(request)}: applied, not answered"
             )
         if faults_left.get(LATE):
             in_flight = state._replace(late=(*state.late, request), faults_left=_use_fault(state.faults_left, LATE))
             yield self._with_response(
-                in_flight, number, LOST, f"w{number} {_request_text(request)}: on its way, not answered"
+                in_flight, number, LOST, f"w{number} {_describe_request(request)}: on its way, not answered"
             )
 
     def _with_response(
@@ -743,7 +743,7 @@ class SessionModel:
         for key, true_lease in state.true_leases:
             if key not in owned_leases:
                 return f"{key} sticks"
-            start = numbered(owned_leases[key])
+            start = count_records_before_checkpoint(owned_leases[key])
             if start > true_lease.handled or start < true_lease.done:
                 return f"an heir starts at {start}; handled {true_lease.handled}, answered Done {true_lease.done}"
         return ""
@@ -768,7 +768,7 @@ class SessionModel:
 READS = ("look", "handle", "commit", "claim")
 
 
-def settings() -> Mapping[str, SessionModel]:
+def build_session_models() -> Mapping[str, SessionModel]:
     """Return the models to explore, by name.
 
     In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
@@ -821,10 +821,10 @@ def main(
     only: Annotated[str, typer.Option(help="One setting.")] = "",
 ) -> None:
     """Explore every setting; exit 1 if a law is broken."""
-    raise typer.Exit(report_of(settings(), limit, only))
+    raise typer.Exit(explore_and_report(build_session_models(), limit, only))
 
 
-def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") -> int:
+def explore_and_report(models: Mapping[str, SessionModel], limit: int, only: str = "") -> int:
     """Explore these settings, print the results, and return 1 if a law is broken."""
     broken = False
     for name, model in models.items():
@@ -838,7 +838,7 @@ def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") ->
     return int(broken)
 
 
-def snapshot_of(worker: CheckedWorker) -> WorkerState:
+def take_snapshot(worker: CheckedWorker) -> WorkerState:
     """Return the worker's state between two actions."""
     return WorkerState(pickle.dumps(worker), worker.description())
 
@@ -853,7 +853,7 @@ def _use_fault(remaining: tuple[tuple[str, int], ...], fault: str) -> tuple[tupl
     return tuple((name, count - (name == fault)) for name, count in remaining)
 
 
-def _request_text(request: CellRequest) -> str:
+def _describe_request(request: CellRequest) -> str:
     return f"{request.verb} {' '.join(request.names)}" + (f" {request.content}" if request.content else "")
 
 

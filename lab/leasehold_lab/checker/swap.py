@@ -26,12 +26,12 @@ from leasehold_lab.checker.sessions import (
     SessionModel,
     SessionState,
     WorkerState,
-    report_of,
-    snapshot_of,
+    explore_and_report,
+    take_snapshot,
 )
 
 
-def no_time() -> float:
+def stopped_clock() -> float:
     """Return 0.0. Because no time passes, the store reads the control row at every call."""
     return 0.0
 
@@ -62,10 +62,10 @@ class CheckedTable:
         """Do nothing."""
 
 
-def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
+def open_swap_store(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
     """Return the store under test, with its two tables."""
     tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
-    store: Any = SwapStore(tables, "to", clock=no_time, look_seconds=0.0)
+    store: Any = SwapStore(tables, "to", clock=stopped_clock, look_seconds=0.0)
     store._cells = cells  # noqa: SLF001  where the search looks for it
     return store
 
@@ -117,7 +117,7 @@ class SwapModel(SessionModel):
     """A small fleet whose leases start in table FROM and are to move to table TO."""
 
     def _worker(self, name: str, moves: int) -> WorkerState:
-        return snapshot_of(SwappingWorker(name, joined_tables(CheckedCells()), moves))
+        return take_snapshot(SwappingWorker(name, open_swap_store(CheckedCells()), moves))
 
     def _judge_event(
         self, state: SessionState, number: int, began_tick: int, event: SessionEvent
@@ -138,7 +138,7 @@ class SwapModel(SessionModel):
 _CONTROL = Lease(CONTROL, checkpoint=SHARD_END, annotations=((DIRECTION, "to"),))
 
 
-def swap_model(
+def build_swap_model(
     moves: tuple[int, ...],
     initial_actions: Any,  # noqa: ANN401  as in the model
     *verbs: str,
@@ -150,7 +150,7 @@ def swap_model(
     return SwapModel(moves, leases, faults or {}, frozenset(verbs), initial_actions, rows=rows)
 
 
-def swap_settings() -> dict[str, SwapModel]:
+def build_swap_models() -> dict[str, SwapModel]:
     """Return the models to explore, by name.
 
     In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
@@ -168,25 +168,29 @@ def swap_settings() -> dict[str, SwapModel]:
     )
     first_released = (*first_moved, (0, "release", "s0"), (1, "look", ""))
     return {
-        "expiry": swap_model((3, 2), first_owns, *READS, faults={"tick": 1}),
-        "expiry, crash": swap_model((2, 3), first_owns, *READS, faults={"tick": 1, "crash": 1}),
-        "theft": swap_model((3, 3), first_owns, *READS, "steal"),
-        "theft, crash": swap_model((2, 3), first_owns, *READS, "steal", faults={"crash": 1}),
-        "lost answer": swap_model((3, 2), first_owns, *READS, "steal", faults={"applied": 1}),
-        "late write": swap_model((3, 2), first_owns, *READS, "steal", faults={"late": 1}),
-        "back": swap_model((3, 3), sent_back, *READS, "steal"),
-        "back, lost answer": swap_model((3, 2), sent_back, *READS, "steal", faults={"applied": 1}),
-        "back, late write": swap_model((3, 2), sent_back, *READS, "steal", faults={"late": 1}),
-        "to and fro": swap_model((4, 3), first_moved, *READS, "send", faults={"tick": 1}),
-        "release": swap_model((3, 3), first_moved, *READS, "release", faults={"applied": 1}),
-        "hand-over": swap_model((3, 3), first_owns, *READS, "request", "give", "take back"),
-        "reset": swap_model((2, 4), first_released, *READS, "reset", "send"),
-        "carried": swap_model((2, 4), (*first_released, (0, "send", "from")), *READS, "carry", faults={"applied": 1}),
-        "carried, late write": swap_model(
+        "expiry": build_swap_model((3, 2), first_owns, *READS, faults={"tick": 1}),
+        "expiry, crash": build_swap_model((2, 3), first_owns, *READS, faults={"tick": 1, "crash": 1}),
+        "theft": build_swap_model((3, 3), first_owns, *READS, "steal"),
+        "theft, crash": build_swap_model((2, 3), first_owns, *READS, "steal", faults={"crash": 1}),
+        "lost answer": build_swap_model((3, 2), first_owns, *READS, "steal", faults={"applied": 1}),
+        "late write": build_swap_model((3, 2), first_owns, *READS, "steal", faults={"late": 1}),
+        "back": build_swap_model((3, 3), sent_back, *READS, "steal"),
+        "back, lost answer": build_swap_model((3, 2), sent_back, *READS, "steal", faults={"applied": 1}),
+        "back, late write": build_swap_model((3, 2), sent_back, *READS, "steal", faults={"late": 1}),
+        "to and fro": build_swap_model((4, 3), first_moved, *READS, "send", faults={"tick": 1}),
+        "release": build_swap_model((3, 3), first_moved, *READS, "release", faults={"applied": 1}),
+        "hand-over": build_swap_model((3, 3), first_owns, *READS, "request", "give", "take back"),
+        "reset": build_swap_model((2, 4), first_released, *READS, "reset", "send"),
+        "carried": build_swap_model(
+            (2, 4), (*first_released, (0, "send", "from")), *READS, "carry", faults={"applied": 1}
+        ),
+        "carried, late write": build_swap_model(
             (1, 3), (*first_released, (0, "send", "from")), *READS, "carry", faults={"late": 1}
         ),
-        "three workers": swap_model((2, 2, 2), (*first_owns, (2, "look", "")), *READS, "steal", faults={"tick": 1}),
-        "three workers, two leases": swap_model(
+        "three workers": build_swap_model(
+            (2, 2, 2), (*first_owns, (2, "look", "")), *READS, "steal", faults={"tick": 1}
+        ),
+        "three workers, two leases": build_swap_model(
             (2, 2, 2), first_owns_two, *READS, "steal", leases=2, faults={"tick": 1}
         ),
     }
@@ -201,7 +205,7 @@ def main(
     only: Annotated[str, typer.Option(help="One setting.")] = "",
 ) -> None:
     """Explore every setting; exit 1 if a law is broken."""
-    raise typer.Exit(report_of(swap_settings(), limit, only))
+    raise typer.Exit(explore_and_report(build_swap_models(), limit, only))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from attrs import field, frozen
 from rich.table import Table
 
 from leasehold.balancer.rules.shares import Groups, least_moves, uneven
-from leasehold_lab.checker.fleet import ALIVE, NOBODY, FleetModel, State
+from leasehold_lab.checker.fleet import ALIVE, NOBODY, FleetModel, FleetState
 
 
 @frozen
-class Graph:
+class StateGraph:
     """The reachable states, numbered in order of discovery.
 
     Attributes:
@@ -33,7 +33,7 @@ class Graph:
             limit, this is shorter than `states`.
     """
 
-    states: tuple[State, ...]
+    states: tuple[FleetState, ...]
     steps: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
@@ -42,9 +42,9 @@ class Graph:
         return len(self.steps) == len(self.states)
 
 
-def explore(fleet: FleetModel, starts: Iterable[State], limit: int) -> Graph:
+def explore_states(fleet: FleetModel, starts: Iterable[FleetState], limit: int) -> StateGraph:
     """Search breadth-first from the start states until no new state is found, or `limit` states have been expanded."""
-    numbers: dict[State, int] = {}
+    numbers: dict[FleetState, int] = {}
     for start in starts:
         numbers.setdefault(start, len(numbers))
     waiting = deque(numbers)
@@ -58,10 +58,10 @@ def explore(fleet: FleetModel, starts: Iterable[State], limit: int) -> Graph:
             number = numbers[step.state]
             followers[number] = max(step.moves, followers.get(number, 0))
         steps.append(tuple(followers.items()))
-    return Graph(tuple(numbers), tuple(steps))
+    return StateGraph(tuple(numbers), tuple(steps))
 
 
-def topological_order(graph: Graph) -> tuple[int, ...]:
+def sort_topologically(graph: StateGraph) -> tuple[int, ...]:
     """Return the numbers of the states in topological order, without states on a cycle or after one."""
     arrivals = [0] * len(graph.states)
     for followers in graph.steps:
@@ -79,7 +79,7 @@ def topological_order(graph: Graph) -> tuple[int, ...]:
     return tuple(ordered)
 
 
-def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
+def find_cycle(graph: StateGraph, ordered: Iterable[int]) -> tuple[int, ...]:
     """Return a cycle of states that the fleet may repeat forever, or () if there is none."""
     on_cycles = set(range(len(graph.states))) - set(ordered)
     predecessors: dict[int, int] = {}
@@ -97,7 +97,7 @@ def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
     return tuple(reversed(path[path.index(position) :]))
 
 
-def most_moves_from(graph: Graph, ordered: tuple[int, ...]) -> list[int]:
+def count_most_moves(graph: StateGraph, ordered: tuple[int, ...]) -> list[int]:
     """Return, for each state, the largest number of moves on any path from it. States on cycles count as 0."""
     most_moves = [0] * len(graph.states)
     for number in reversed(ordered):
@@ -112,7 +112,7 @@ Fault = Literal["livelock", "unowned", "uneven", "restless", "overshoot"]
 
 
 @frozen
-class Case:
+class FleetCase:
     """A fleet to explore, starting from every possible assignment of leases to workers, or from one.
 
     Attributes:
@@ -150,42 +150,42 @@ class CheckVerdict:
     worst: tuple[int, int] = field(default=(0, 0))
 
 
-def judge(case: Case) -> CheckVerdict:
+def judge_case(case: FleetCase) -> CheckVerdict:
     """Explore one fleet, and return the faults that were found."""
     fleet, size = case.fleet, len(case.fleet.workers)
     all_owners = product(range(NOBODY, size), repeat=fleet.leases)
     starts = [fleet.start(owners) for owners in (all_owners if case.owners is None else [case.owners])]
-    graph = explore(fleet, starts, case.limit)
-    ordered = topological_order(graph)
+    graph = explore_states(fleet, starts, case.limit)
+    ordered = sort_topologically(graph)
     faults: dict[Fault, str] = {}
 
-    if path := cycle_of(graph, ordered):
+    if path := find_cycle(graph, ordered):
         states = [graph.states[number] for number in path]
         pairs = zip(states, states[1:] + states[:1], strict=True)
         steps = (
             next(step.what for step in fleet.steps(current) if step.state == following) for current, following in pairs
         )
-        faults["livelock"] = f"from {_describe(fleet, states[0])}: " + "; ".join(steps)
+        faults["livelock"] = f"from {_describe_state(fleet, states[0])}: " + "; ".join(steps)
 
     for state, followers in zip(graph.states, graph.steps, strict=False):
-        if not followers and unowned(state):
-            faults.setdefault("unowned", _describe(fleet, state))
-        if not followers and _uneven(case, state):
-            faults.setdefault("uneven", _describe(fleet, state))
+        if not followers and has_unowned_lease(state):
+            faults.setdefault("unowned", _describe_state(fleet, state))
+        if not followers and _is_uneven(case, state):
+            faults.setdefault("uneven", _describe_state(fleet, state))
 
     # S5: a balanced fleet moves no leases.
     for start in starts if not fleet.crashes else ():
-        if not unowned(start) and not _uneven(case, start) and fleet.steps(start):
-            faults["restless"] = _describe(fleet, start)
+        if not has_unowned_lease(start) and not _is_uneven(case, start) and fleet.steps(start):
+            faults["restless"] = _describe_state(fleet, start)
             break
 
     # If every worker holds a lease and none fails, every order of events takes the least possible number of moves (S6).
-    most_moves = dict(zip(graph.states[: len(starts)], most_moves_from(graph, ordered), strict=False))
+    most_moves = dict(zip(graph.states[: len(starts)], count_most_moves(graph, ordered), strict=False))
     for start, moves in most_moves.items():
         if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:
-            minimum = _least_moves(case, start)
+            minimum = _count_least_moves(case, start)
             if moves > minimum:
-                faults["overshoot"] = f"{_describe(fleet, start)}: {moves} moves, least {minimum}"
+                faults["overshoot"] = f"{_describe_state(fleet, start)}: {moves} moves, least {minimum}"
                 break
 
     single_owner_starts = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
@@ -195,16 +195,18 @@ def judge(case: Case) -> CheckVerdict:
         faults=faults,
         expanded=len(graph.steps),
         discovered=len(graph.states),
-        worst=max(((most_moves[start], _least_moves(case, start)) for start in single_owner_starts), default=(0, 0)),
+        worst=max(
+            ((most_moves[start], _count_least_moves(case, start)) for start in single_owner_starts), default=(0, 0)
+        ),
     )
 
 
-def unowned(state: State) -> bool:
+def has_unowned_lease(state: FleetState) -> bool:
     """Return whether a lease has no living owner."""
     return any(owner == NOBODY or state.health[owner] != ALIVE for owner in state.owners)
 
 
-def _uneven(case: Case, state: State) -> bool:
+def _is_uneven(case: FleetCase, state: FleetState) -> bool:
     fleet = case.fleet
     alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
     counts = {fleet.workers[worker]: state.owners.count(worker) for worker in alive}
@@ -212,16 +214,16 @@ def _uneven(case: Case, state: State) -> bool:
     return bool(uneven(counts, takers, fleet.leases, case.groups))
 
 
-def _least_moves(case: Case, start: State) -> int:
-    return least_moves(dict(enumerate(_owners(case.fleet, start))), case.fleet.workers, case.groups)
+def _count_least_moves(case: FleetCase, start: FleetState) -> int:
+    return least_moves(dict(enumerate(_list_owners(case.fleet, start))), case.fleet.workers, case.groups)
 
 
-def _owners(fleet: FleetModel, state: State) -> list[str | None]:
+def _list_owners(fleet: FleetModel, state: FleetState) -> list[str | None]:
     return [None if owner == NOBODY else fleet.workers[owner] for owner in state.owners]
 
 
-def _describe(fleet: FleetModel, state: State) -> str:
-    return " ".join(f"s-{number}:{owner or 'nobody'}" for number, owner in enumerate(_owners(fleet, state)))
+def _describe_state(fleet: FleetModel, state: FleetState) -> str:
+    return " ".join(f"s-{number}:{owner or 'nobody'}" for number, owner in enumerate(_list_owners(fleet, state)))
 
 
 HEADINGS = ("fleet", "leases x workers", "states", "found", "most / least moves")
@@ -243,7 +245,7 @@ Generated by `{command}`; do not edit. The check followed every interleaving of 
 """
 
 
-def surprises(cases: Sequence[Case], verdicts: Sequence[CheckVerdict]) -> list[str]:
+def find_surprises(cases: Sequence[FleetCase], verdicts: Sequence[CheckVerdict]) -> list[str]:
     """Return the faults that were found but not expected, and those that were expected but not found."""
     unknown = [
         f"{verdict.case} {verdict.size}: {fault}: {example}"
@@ -258,17 +260,17 @@ def surprises(cases: Sequence[Case], verdicts: Sequence[CheckVerdict]) -> list[s
     ]
 
 
-def rows(verdicts: Sequence[CheckVerdict]) -> Table:
+def build_terminal_table(verdicts: Sequence[CheckVerdict]) -> Table:
     """Return the verdicts as a table for the terminal."""
     table = Table(*HEADINGS)
     for verdict in verdicts:
-        table.add_row(*_cells(verdict))
+        table.add_row(*_format_cells(verdict))
     return table
 
 
-def page_of(verdicts: Sequence[CheckVerdict], command: str) -> str:
+def format_page(verdicts: Sequence[CheckVerdict], command: str) -> str:
     """Return the verdicts as the Markdown page that is kept in specs/."""
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *(_cells(verdict) for verdict in verdicts)]
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *(_format_cells(verdict) for verdict in verdicts)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     examples = [
         f"- {verdict.case}, {verdict.size}, {fault}: {example}"
@@ -280,7 +282,7 @@ def page_of(verdicts: Sequence[CheckVerdict], command: str) -> str:
     )
 
 
-def _cells(verdict: CheckVerdict) -> tuple[str, ...]:
+def _format_cells(verdict: CheckVerdict) -> tuple[str, ...]:
     states = f"{verdict.expanded:,}"
     if verdict.expanded < verdict.discovered:
         states += f" of {verdict.discovered:,} and more"

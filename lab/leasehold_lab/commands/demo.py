@@ -12,8 +12,8 @@ from rich.live import Live
 
 from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.demo.screen import Screen, verdict_view
-from leasehold_lab.demo.stage import StageError, services, staged
+from leasehold_lab.demo.screen import Screen, render_verdict
+from leasehold_lab.demo.stage import StageError, run_services, open_stage
 from leasehold_lab.demo.story import Story
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -54,14 +54,14 @@ def command(
     if as_json:
         print(json.dumps(verdict.as_json()))
     else:
-        console.print(verdict_view(verdict))
+        console.print(render_verdict(verdict))
     raise typer.Exit(0 if verdict.ok else 1)
 
 
 @contextmanager
 def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
     console.print("Starting stand-ins for Kinesis and DynamoDB ...")
-    with services() as (kinesis, dynamodb), staged(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
+    with run_services() as (kinesis, dynamodb), open_stage(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
         story = Story(stage, kinesis, rate)
         if not live:
             story.on_sentence = lambda seconds, what: console.print(

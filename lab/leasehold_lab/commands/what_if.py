@@ -22,7 +22,7 @@ from leasehold.adapters.ops.watching import without_dead_owners
 from leasehold.adapters.options import Options
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
-from leasehold_lab.what_if import FleetChange, forecast, names_of
+from leasehold_lab.what_if import FleetChange, forecast_change, choose_joining_names
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -64,9 +64,9 @@ def command(  # noqa: PLR0917  one for each option
             dated = not table_store.capabilities.free_annotations
             table = watch_table(table_store, config, span)
         present = [row.owner for row in without_dead_owners(table.unended, config) if row.owner is not None]
-        added = names_of(add or (), present)
+        added = choose_joining_names(add or (), present)
         change = FleetChange(added, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
-        result = forecast(table, config, change, dated=dated)
+        result = forecast_change(table, config, change, dated=dated)
     if as_json:
         print(json.dumps(result.as_json() | ({"swap": list(table.swapping)} if table.swapping else {})))
         return

@@ -24,17 +24,17 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said
 from leasehold_lab.demo.child import ENVIRONMENT
-from leasehold_lab.demo.stage import Stream, StreamError, client, put
+from leasehold_lab.demo.stage import Stream, StreamError, create_kinesis_client, put_records
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
-from leasehold_lab.standins.postgres import postgres, store_url
+from leasehold_lab.standins.postgres import run_postgres, build_store_url
 from leasehold_lab.standins.services import (
     AZURITE_ACCOUNT,
-    azurite,
+    run_azurite,
     azurite_connection_string,
-    dynalite,
-    kinesis_local,
+    run_dynalite,
+    run_kinesis_local,
 )
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 if TYPE_CHECKING:  # users do not have the stubs
     from types_boto3_kinesis import KinesisClient
@@ -172,7 +172,7 @@ CONTAINER = "leases"
 
 
 @contextmanager
-def hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
+def run_hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
     """Start a stand-in with these hubs, and put `rate` events per second into each.
 
     If `tables` is None, also start a stand-in for Azure Blob Storage, for the leases. Raises ServiceError if a stand-in
@@ -182,7 +182,7 @@ def hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables | No
         running = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
         environment = {"EVENTHUBS_CONNECTION_STRING": running.connection_string()}
         if tables is None:
-            blobs = azurite_connection_string(stack.enter_context(azurite()))
+            blobs = azurite_connection_string(stack.enter_context(run_azurite()))
             environment["AZURE_STORAGE_CONNECTION_STRING"] = blobs
 
         def put(hub: RequestedStream, rows: KeyedRows) -> None:
@@ -207,7 +207,7 @@ REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
 
 
 @contextmanager
-def dev_services(
+def run_dev_services(
     streams: Sequence[RequestedStream], folder: Path | None, rate: int, *, in_postgres: bool = False
 ) -> Iterator[DevServices]:
     """Start the stand-ins that these streams need, and put `rate` records per second into each stream.
@@ -233,15 +233,15 @@ def dev_services(
         if in_postgres:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-            service = stack.enter_context(postgres(folder and folder.absolute()))
+            service = stack.enter_context(run_postgres(folder and folder.absolute()))
 
             def tables(name: str) -> str:
-                return store_url(service, re.sub(r"\W", "_", f"{name}_app"))
+                return build_store_url(service, re.sub(r"\W", "_", f"{name}_app"))
 
         if hubs:
-            running.append(stack.enter_context(hub_services(hubs, rate, tables)))
+            running.append(stack.enter_context(run_hub_services(hubs, rate, tables)))
         if others:
-            running.append(stack.enter_context(_aws_services(others, folder, rate, tables)))
+            running.append(stack.enter_context(_run_aws_services(others, folder, rate, tables)))
         if in_postgres:
             running.append(DevServices(("PostgreSQL",), {}, {}))
         yield reduce(DevServices.beside, running).first(streams[0].name)
@@ -255,7 +255,7 @@ In DynamoDB, a shard stays open for some hours, and is removed after a day.
 
 
 @contextmanager
-def _aws_services(
+def _run_aws_services(
     streams: Sequence[RequestedStream], folder: Path | None, rate: int, tables: Tables | None
 ) -> Iterator[DevServices]:
     folders: dict[str, Path] = {}
@@ -270,19 +270,17 @@ def _aws_services(
         }
         sources = {}
         if kinesis_streams := [stream for stream in streams if stream.kind == "kinesis"]:
-            kinesis = stack.enter_context(kinesis_local(folders.get("kinesis")))
+            kinesis = stack.enter_context(run_kinesis_local(folders.get("kinesis")))
             environment["AWS_ENDPOINT_URL_KINESIS"] = kinesis.url
             for stream in kinesis_streams:
                 stream_client = stack.enter_context(_open_stream(kinesis.url, stream))
-                stack.enter_context(put_samples(stream.name, rate, partial(put, stream_client, stream.name)))
+                stack.enter_context(put_samples(stream.name, rate, partial(put_records, stream_client, stream.name)))
                 query = f"?region={REGION}&endpoint={kinesis.url}"
                 sources[stream.name] = f"kinesis://{stream.name}{query}", f"kinesis://{stream.name}"
         for stream in (stream for stream in streams if stream.kind == "table"):
             table = TableStreams(stream.name, stream.shards, roll_seconds=ROLL_SECONDS, retention=60 * ROLL_SECONDS)
             # The URL must contain the endpoint, because the environment has the endpoint of the lease tables' service.
-            source = (
-                f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(serve_table(table))}"
-            )
+            source = f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(run_table_server(table))}"
             stack.enter_context(put_samples(stream.name, rate, partial(_put_items, table)))
             sources[stream.name] = source, source
         names = [
@@ -294,7 +292,7 @@ def _aws_services(
                 name: DevStream(source, tables(name), short, tables(name)) for name, (source, short) in sources.items()
             }
         else:
-            dynamodb = stack.enter_context(dynalite(folders.get("dynamodb")))
+            dynamodb = stack.enter_context(run_dynalite(folders.get("dynamodb")))
             environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
             query = f"region={REGION}&endpoint={dynamodb.url}"
             dev_streams = {
@@ -314,7 +312,7 @@ def _open_stream(endpoint: str, requested: RequestedStream) -> "Iterator[Kinesis
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
             raise StreamError(f"stream {requested.name} could not be created: {error}") from error
-    with closing(client(endpoint)) as stream_client:
+    with closing(create_kinesis_client(endpoint)) as stream_client:
         yield stream_client
 
 

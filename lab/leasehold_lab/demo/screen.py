@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leasehold.balancer.model import Lease
-from leasehold_lab.demo.stage import Stage, short
+from leasehold_lab.demo.stage import Stage, shorten_shard_id
 from leasehold_lab.demo.story import Story
 from leasehold_lab.judge.explanations import RunVerdict
 
@@ -21,7 +21,7 @@ NARROW = 84
 
 
 @frozen
-class Marks:
+class OwnershipSymbols:
     """The symbols that show how a worker is related to a shard."""
 
     reads: str
@@ -36,11 +36,11 @@ class Marks:
         return "   ".join(f"{mark} {meaning}" for mark, meaning in (*marks, (self.dead, "dead")))
 
 
-PRETTY = Marks("●", "○", "→", "✗")
-PLAIN = Marks("R", "o", ">", "x")
+PRETTY = OwnershipSymbols("●", "○", "→", "✗")
+PLAIN = OwnershipSymbols("R", "o", ">", "x")
 
 
-def marks(encoding: str) -> Marks:
+def choose_symbols(encoding: str) -> OwnershipSymbols:
     """Return symbols that a terminal with this encoding can show."""
     return PRETTY if encoding.lower().startswith("utf") else PLAIN
 
@@ -50,7 +50,7 @@ class Screen:
 
     def __init__(self, stage: Stage, story: Story, encoding: str) -> None:
         self._stage, self._story = stage, story
-        self._marks = marks(encoding)
+        self._marks = choose_symbols(encoding)
         self._counts: deque[tuple[float, Counter[str]]] = deque([(story.seconds, Counter())])
 
     def count(self) -> None:
@@ -107,9 +107,9 @@ class Screen:
             "records" if narrow else "handed over", justify="right", footer=f"{sum(stage.handed.values()):,}"
         )
         for lease in stage.leases:
-            name = short(lease.shard)
+            name = shorten_shard_id(lease.shard)
             if lease.parents:
-                name += f" (of {' and '.join(short(parent) for parent in lease.parents)})"
+                name += f" (of {' and '.join(shorten_shard_id(parent) for parent in lease.parents)})"
             records = sum(len(tenure.records) for tenure in stage.reading.tenures if tenure.shard == lease.shard)
             cells = ["" if lease.ended else self._cell(lease, worker) for worker in workers]
             style = "dim" if lease.ended else ""
@@ -132,7 +132,7 @@ class Screen:
             yield line
 
 
-def verdict_rows(verdict: RunVerdict) -> list[tuple[str, str]]:
+def format_verdict_rows(verdict: RunVerdict) -> list[tuple[str, str]]:
     """Return the rows of the verdict's table, each as a name and a value."""
     disordered = any(fault.what == "out of order" for fault in verdict.faults)
     allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} expected"
@@ -141,22 +141,25 @@ def verdict_rows(verdict: RunVerdict) -> list[tuple[str, str]]:
         ("delivered", f"{verdict.delivered:,}"),
         ("lost", f"{verdict.lost:,}"),
         ("delivered again", f"{verdict.duplicates:,} ({allowed})"),
-        ("longest time unread", f"{verdict.unowned_seconds_max:.1f} s (shard {short(verdict.unowned_shard)})"),
+        (
+            "longest time unread",
+            f"{verdict.unowned_seconds_max:.1f} s (shard {shorten_shard_id(verdict.unowned_shard)})",
+        ),
         ("leases moved from living workers", f"{verdict.moves} (least possible {verdict.moves_least})"),
         ("order within each key", "broken" if disordered else "kept"),
     ]
 
 
-def summary(verdict: RunVerdict) -> str:
+def summarize_verdict(verdict: RunVerdict) -> str:
     """Return the verdict in one sentence."""
     if verdict.ok:
         return "Nothing was lost."
     return "Laws were broken: " + "; ".join(map(str, verdict.faults)) + "."
 
 
-def verdict_view(verdict: RunVerdict) -> RenderableType:
+def render_verdict(verdict: RunVerdict) -> RenderableType:
     """Return the verdict as a table, followed by a summary."""
     table = Table.grid(padding=(0, 2))
-    for name, value in verdict_rows(verdict):
+    for name, value in format_verdict_rows(verdict):
         table.add_row(name, value)
-    return Group("", table, "", Text(summary(verdict), style="bold green" if verdict.ok else "bold red"))
+    return Group("", table, "", Text(summarize_verdict(verdict), style="bold green" if verdict.ok else "bold red"))

@@ -24,19 +24,19 @@ from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.balancer.model import Lease, Shard
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
-from leasehold_lab.demo.child import ENVIRONMENT, Child, isolate
+from leasehold_lab.demo.child import ENVIRONMENT, Child, replace_aws_environment
 from leasehold_lab.judge.events import (
     Incident,
     IncidentKind,
     ObservedRow,
     ReadingEvent,
     RunHistory,
-    Sent,
-    event_of,
+    SentRecord,
+    parse_event,
 )
-from leasehold_lab.judge.explanations import RunVerdict, verdict_on
+from leasehold_lab.judge.explanations import RunVerdict, judge_finished_run
 from leasehold_lab.judge.tenures import TenureHistory
-from leasehold_lab.standins.services import dynalite, kinesis_local
+from leasehold_lab.standins.services import run_dynalite, run_kinesis_local
 
 if TYPE_CHECKING:  # users do not have the stubs
     from types_boto3_kinesis import KinesisClient
@@ -50,7 +50,7 @@ class StreamError(Exception):
     """Raised if the stand-in did not carry out a request."""
 
 
-def client(endpoint: str) -> "KinesisClient":
+def create_kinesis_client(endpoint: str) -> "KinesisClient":
     """Return a client that does not retry, because a retried put might write records twice."""
     return boto3.client(
         "kinesis",
@@ -65,7 +65,7 @@ class Stream:
     def __init__(self, endpoint: str, name: str, shards: int) -> None:
         """Create the stream, and wait until it is active."""
         self.name, self.url = name, f"kinesis://{name}?endpoint={endpoint}"
-        self._client = client(endpoint)
+        self._client = create_kinesis_client(endpoint)
         self._source = KinesisSource(self._client, name)
         self._client.create_stream(StreamName=name, ShardCount=shards)
         self._wait_until_active()
@@ -83,7 +83,7 @@ class Stream:
 
         By default, the shard with the largest hash range is split.
         """
-        shard = max(self._open(), key=lambda shard: (shard.id == chosen, _width(shard), shard.id))
+        shard = max(self._open(), key=lambda shard: (shard.id == chosen, _hash_range_width(shard), shard.id))
         first, last = shard.hash_range or (0, 0)
         self._client.split_shard(
             StreamName=self.name, ShardToSplit=shard.id, NewStartingHashKey=str((first + last) // 2 + 1)
@@ -101,7 +101,7 @@ class Stream:
             pairwise(ordered),
             key=lambda pair: (
                 chosen not in {pair[0].id, pair[1].id},
-                _width(pair[0]) + _width(pair[1]),
+                _hash_range_width(pair[0]) + _hash_range_width(pair[1]),
                 pair[0].id,
             ),
         )
@@ -111,7 +111,7 @@ class Stream:
 
     def put(self, *rows: tuple[str, bytes]) -> None:
         """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected."""
-        put(self._client, self.name, rows)
+        put_records(self._client, self.name, rows)
 
     def close(self) -> None:
         """Close the client's connections."""
@@ -129,7 +129,7 @@ class Stream:
             time.sleep(POLL_SECONDS)
 
 
-def put(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
+def put_records(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
     """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected.
 
     Rejected records are not retried, because a retry would change the order of records within a key. The stand-in never
@@ -141,20 +141,20 @@ def put(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]
         raise StreamError(f"stream {stream}: {rejected_count} of {len(entries)} records were rejected")
 
 
-def _width(shard: Shard) -> int:
+def _hash_range_width(shard: Shard) -> int:
     first, last = shard.hash_range or (0, 0)
     return last - first
 
 
-def short(shard: str) -> str:
+def shorten_shard_id(shard: str) -> str:
     """Shorten `shardId-000000000007` to `7`."""
     number = shard.rpartition("-")[2]
     return number.lstrip("0") or "0" if number.isdigit() else shard
 
 
-def shard_names(shards: Iterable[str]) -> str:
+def format_shard_names(shards: Iterable[str]) -> str:
     """Format the shards as `shard 3`, or as `shards 2, 3 and 5`."""
-    names = [short(shard) for shard in sorted(shards)]
+    names = [shorten_shard_id(shard) for shard in sorted(shards)]
     if len(names) == 1:
         return f"shard {names[0]}"
     return f"shards {', '.join(names[:-1])} and {names[-1]}" if names else "nothing"
@@ -240,7 +240,7 @@ class Stage:
     def admit(self, child: Child) -> None:
         """Add a process that prints event lines. The name of the process is the name of the worker."""
         self._children[child.name] = child
-        self._tails.append(Tail(child.out, event_of))
+        self._tails.append(Tail(child.out, parse_event))
         self._incident("start", child.name, "at work")
 
     def kill(self, worker: str) -> None:
@@ -341,11 +341,11 @@ class Stage:
         all_read = all(self.reading.owner(lease.shard) == lease.owner and lease.owner in held for lease in current)
         return all_read and len(current) == self.open_shards and max(held.values()) - min(held.values()) <= 1
 
-    def verdict(self, sent: list[Sent]) -> RunVerdict:
+    def verdict(self, sent: list[SentRecord]) -> RunVerdict:
         """Return the judge's verdict on the history."""
-        return verdict_on(self.recorded(sent))
+        return judge_finished_run(self.recorded(sent))
 
-    def recorded(self, sent: list[Sent]) -> RunHistory:
+    def recorded(self, sent: list[SentRecord]) -> RunHistory:
         """Return the history so far, with the records that a producer sent."""
         return evolve(self.history, sent=sent, parents=dict(self.stream.parents()), end=time.time())
 
@@ -372,7 +372,7 @@ class Stage:
 
 
 @contextmanager
-def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...]) -> Iterator[Stage]:
+def open_stage(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...]) -> Iterator[Stage]:
     """Create a stream and the name of a lease table in two running services, and yield a stage for a run.
 
     `settings` are additional options for all workers.
@@ -388,11 +388,11 @@ def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...
 
 
 @contextmanager
-def services() -> Iterator[tuple[str, str]]:
+def run_services() -> Iterator[tuple[str, str]]:
     """Start stand-ins for Kinesis and DynamoDB, and yield their URLs.
 
     The AWS credentials in the environment of this process are replaced by dummy ones.
     """
-    isolate()
-    with kinesis_local() as kinesis, dynalite() as dynamodb:
+    replace_aws_environment()
+    with run_kinesis_local() as kinesis, run_dynalite() as dynamodb:
         yield kinesis.url, dynamodb.url

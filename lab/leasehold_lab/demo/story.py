@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from leasehold_lab.demo.child import Child
-from leasehold_lab.demo.producer import sent_of
-from leasehold_lab.demo.stage import Stage, StageError, Tail, shard_names, short
-from leasehold_lab.judge.events import Sent
+from leasehold_lab.demo.producer import parse_sent_record
+from leasehold_lab.demo.stage import Stage, StageError, Tail, format_shard_names, shorten_shard_id
+from leasehold_lab.judge.events import SentRecord
 from leasehold_lab.judge.explanations import RunVerdict
 
 SETTLE_SECONDS = 25.0
@@ -26,7 +26,7 @@ class Story:
     """
 
     def __init__(self, stage: Stage, endpoint: str, rate: int) -> None:
-        self.sent: list[Sent] = []
+        self.sent: list[SentRecord] = []
         self.chapter = ""
         self.sentences: list[tuple[float, str]] = []
         self.on_sentence: Callable[[float, str], None] = lambda _seconds, _what: None
@@ -35,7 +35,7 @@ class Story:
         stage.watched = self._update
         command = ("-m", "leasehold_lab.demo.producer", endpoint, stage.stream.name, str(rate))
         self._producer = Child("producer", command, stage.folder)
-        self._produced = Tail(self._producer.out, sent_of)
+        self._produced = Tail(self._producer.out, parse_sent_record)
 
     @property
     def seconds(self) -> float:
@@ -65,12 +65,12 @@ class Story:
             self._join("worker-4")
             self.chapter = "A shard is split"
             self._say(
-                f"Shard {short(self._stage.split())} is split in two. It is read to its end first; then its children "
+                f"Shard {shorten_shard_id(self._stage.split())} is split in two. It is read to its end first; then its children "
                 "get leases, so that no record overtakes an earlier one of its key."
             )
             self._wait_until_balanced()
             self.chapter = "Two shards are merged"
-            left, right = map(short, self._stage.merge())
+            left, right = map(shorten_shard_id, self._stage.merge())
             self._say(f"Shards {left} and {right} are merged. Their child is read once both are finished.")
             self._wait_until_balanced()
             self._finish()
@@ -89,7 +89,9 @@ class Story:
 
     def _kill(self) -> None:
         stage = self._stage
-        shards = shard_names(lease.shard for lease in stage.leases if lease.owner == "worker-2" and not lease.ended)
+        shards = format_shard_names(
+            lease.shard for lease in stage.leases if lease.owner == "worker-2" and not lease.ended
+        )
         self.chapter = "A worker is killed"
         stage.kill("worker-2")
         self._say(

@@ -30,10 +30,10 @@ from attrs import asdict, field, frozen
 
 from leasehold.balancer.rules.shares import least_moves
 from leasehold_lab.judge import records, rights
-from leasehold_lab.judge.breach import Breach, Limits
-from leasehold_lab.judge.events import IncidentKind, ReadingEvent, RecordPlace, RunHistory, worker_of
-from leasehold_lab.judge.rights import longest_unowned, read_spans
-from leasehold_lab.judge.run import JudgedRun, ReaderChange, alive_at
+from leasehold_lab.judge.breach import Breach, JudgeLimits
+from leasehold_lab.judge.events import IncidentKind, ReadingEvent, RecordPlace, RunHistory, parse_worker_id
+from leasehold_lab.judge.rights import measure_longest_unowned, list_reader_spans
+from leasehold_lab.judge.run import JudgedRun, ReaderChange, find_workers_alive_at
 from leasehold_lab.judge.tenures import Tenure
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
@@ -81,7 +81,7 @@ class Explanations:
 
     _history: RunHistory
     _tenures: Mapping[str, list[Tenure]]
-    _limits: Limits
+    _limits: JudgeLimits
     _reaches: Sequence[_FaultReach] = field(init=False)
     _owners: Mapping[str, list[tuple[float, str]]] = field(init=False)
 
@@ -91,7 +91,7 @@ class Explanations:
             _FaultReach(
                 incident.t,
                 incident.t + (incident.seconds if incident.what == "trouble" else 0.0) + self._limits.reach_seconds,
-                frozenset(worker_of(word) for word in incident.subject.split()),
+                frozenset(parse_worker_id(word) for word in incident.subject.split()),
                 incident.note or f"{incident.what} {incident.subject}".strip(),
             )
             for incident in self._history.incidents
@@ -183,7 +183,7 @@ class Explanations:
         return frozenset(subjects)
 
 
-def nothing_unexplained(run: JudgedRun) -> Iterator[Breach]:
+def check_everything_is_explained(run: JudgedRun) -> Iterator[Breach]:
     """Check rule 4, and that no exception was left unhandled."""
     yield from Explanations(run.history, run.tenures, run.limits).breaches()
     if not run.limits.callable_faults:
@@ -191,36 +191,36 @@ def nothing_unexplained(run: JudgedRun) -> Iterator[Breach]:
 
 
 LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
-    records.everything_sent_was_dispatched,
-    records.again_only_where_due,
-    records.in_order_within_a_key,
-    records.parents_before_children,
-    records.one_process_for_each_token,
-    nothing_unexplained,
-    rights.one_holder_at_a_time,
-    rights.nothing_unfinished_is_checkpointed,
-    rights.only_holders_dispatch,
-    rights.everything_held_is_read,
-    rights.responses_agree,
-    rights.finished_stays_finished,
-    rights.only_writers_dispatch,
-    rights.at_rest,
-    rights.no_needless_move,
+    records.check_sent_records_are_dispatched,
+    records.check_repetitions,
+    records.check_order_within_keys,
+    records.check_parents_before_children,
+    records.check_one_process_per_token,
+    check_everything_is_explained,
+    rights.check_one_holder_at_a_time,
+    rights.check_only_finished_is_checkpointed,
+    rights.check_only_holders_dispatch,
+    rights.check_held_leases_are_read,
+    rights.check_responses_agree,
+    rights.check_finished_stays_finished,
+    rights.check_only_writers_dispatch,
+    rights.check_fleet_at_rest,
+    rights.check_needless_moves,
 )
 """The laws that the judge checks in every run."""
 
 
-def breaches(run: JudgedRun) -> tuple[Breach, ...]:
+def check_laws(run: JudgedRun) -> tuple[Breach, ...]:
     """Check all laws, and return the breaches in order of time."""
     return tuple(sorted((breach for law in LAWS for breach in law(run)), key=lambda breach: breach.t))
 
 
-def judge(history: RunHistory, limits: Limits) -> tuple[Breach, ...]:
+def judge_history(history: RunHistory, limits: JudgeLimits) -> tuple[Breach, ...]:
     """Check all laws in a history, and return the breaches in order of time."""
-    return breaches(JudgedRun(history, limits))
+    return check_laws(JudgedRun(history, limits))
 
 
-UNLIMITED = Limits()
+UNLIMITED = JudgeLimits()
 
 
 @frozen
@@ -274,13 +274,13 @@ class RunVerdict:
         }
 
 
-def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
+def judge_finished_run(history: RunHistory, limits: JudgeLimits = UNLIMITED) -> RunVerdict:
     """Return the verdict on a finished run. If the history has an incident "end", workers need not read after it."""
     run = JudgedRun(history, limits)
     end = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
-    unread = longest_unowned(read_spans(run.tenures, history.parents), 0.0, end)
+    unread = measure_longest_unowned(list_reader_spans(run.tenures, history.parents), 0.0, end)
     shard, seconds = max(unread.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
-    move_count, least_move_count = moves(run)
+    move_count, least_move_count = count_moves(run)
     # A handler that compares tokens rejects every token that is lower than the highest one before it in the shard.
     highest, fenced = Counter[str](), 0
     for record in run.records:
@@ -300,11 +300,11 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
         moves=move_count,
         moves_least=least_move_count,
         owner_changes=run.reader_changes,
-        faults=breaches(run),
+        faults=check_laws(run),
     )
 
 
-def moves(run: JudgedRun) -> tuple[int, int]:
+def count_moves(run: JudgedRun) -> tuple[int, int]:
     """Return the number of moves before the incident "end", and the least number that would have been enough.
 
     A move takes a shard away from a living reader. The least number is computed for each period between two incidents,
@@ -315,19 +315,19 @@ def moves(run: JudgedRun) -> tuple[int, int]:
     for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
         if incident.what == "end":
             break
-        living = alive_at(run.lives, incident.t)
+        living = find_workers_alive_at(run.lives, incident.t)
         move_count += sum(
             before.worker in living and before.worker != after.worker
             for readers in run.tenures.values()
             for before, after in pairwise(readers)
             if incident.t <= after.begin < following.t
         )
-        still_read = [readers for readers in run.tenures.values() if _reader_at(readers, following.t) is not None]
+        still_read = [readers for readers in run.tenures.values() if _find_reader_at(readers, following.t) is not None]
         least_count += least_moves(
-            {readers[0].shard: _reader_at(readers, incident.t) for readers in still_read}, living
+            {readers[0].shard: _find_reader_at(readers, incident.t) for readers in still_read}, living
         )
     return move_count, least_count
 
 
-def _reader_at(readers: list[Tenure], t: float) -> str | None:
+def _find_reader_at(readers: list[Tenure], t: float) -> str | None:
     return next((tenure.worker for tenure in reversed(readers) if tenure.begin < t <= tenure.end), None)

@@ -17,7 +17,7 @@ from leasehold_lab.judge.events import ReadingEvent, RecordPlace
 from leasehold_lab.judge.run import TAKES, JudgedRun
 
 
-def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
+def check_sent_records_are_dispatched(run: JudgedRun) -> Iterator[Breach]:
     """Check that every acknowledged record was dispatched, except in shards that restarted at LATEST (law 1 and L13).
 
     Check also that no other records were dispatched, and that each process dispatched only records of shards that it
@@ -37,7 +37,7 @@ def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
         yield Breach("handed over unheld", outside[0].t, why)
 
 
-def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
+def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
     """Check that the records of each key are in order (law 2), within each tenure and then over all tenures."""
     for tenure in run.tenure_history.tenures:
         last_numbers: dict[str, int] = {}
@@ -67,7 +67,7 @@ def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
         latest[key] = (t, number)
 
 
-def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
+def check_parents_before_children(run: JudgedRun) -> Iterator[Breach]:
     """Check law 2 for parents and children, regardless of keys.
 
     Records of former streams are ignored, because their shards may have the same names. If an operator deleted a
@@ -99,7 +99,7 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
                 yield Breach("out of order", child_record.t, f"{why} {parent_position}")
 
 
-def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
+def check_repetitions(run: JudgedRun) -> Iterator[Breach]:
     """Check for forbidden repetitions (law 3), first within each tenure, and then from one tenure to the next."""
     # If handlers don't report when they finish, a record counts as finished when it is dispatched.
     finish_reported = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
@@ -121,7 +121,7 @@ def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
             yield Breach("handed over again", change.t, why)
 
 
-def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
+def check_one_process_per_token(run: JudgedRun) -> Iterator[Breach]:
     """Check that each token belongs to one process (law 4), separately for each row that the lease has had."""
     deletions = [(write.before.shard, write.t) for write in run.history.writes if write.before and write.after is None]
     deletions += [

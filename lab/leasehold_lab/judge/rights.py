@@ -46,9 +46,17 @@ from leasehold_lab.judge.events import (
     WriteAnswer,
     WriteEvent,
     WriteVerb,
-    worker_of,
+    parse_worker_id,
 )
-from leasehold_lab.judge.run import OPERATOR, TAKES, JudgedRun, Life, PositionOrder, alive_at, lives
+from leasehold_lab.judge.run import (
+    OPERATOR,
+    TAKES,
+    JudgedRun,
+    ProcessLifetime,
+    PositionOrder,
+    find_workers_alive_at,
+    find_lifetimes,
+)
 from leasehold_lab.judge.tenures import Tenure
 
 VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
@@ -71,7 +79,7 @@ The limit is used only if the lease duration of the worker is unknown.
 """
 
 
-def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
+def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
     """Check laws 1 and 2 for each write."""
     last_writes: dict[str, WriteEvent] = {}
     for write in run.history.writes:
@@ -105,7 +113,7 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
             last_writes[write.key] = write
 
 
-def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
+def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     """Check that checkpoints pass only finished records (law 3), if handlers report the records that they finish."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
     for event in run.history.of_kinds("finished", "dead-lettered", "acknowledged"):
@@ -139,7 +147,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
                 yield Breach("unfinished", write.t, f"{why}, and no handler has finished {unfinished_place[1]}")
 
 
-def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
+def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
     """Replay the writes, and check that the process that dispatched each batch held the lease (law 4)."""
     history, limits = run.history, run.limits
     if not history.writes or not limits.lease_seconds:
@@ -160,20 +168,20 @@ def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
         was_paused = any(
             sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.naps
         )
-        if owners.get(shard) != worker_of(process) and t > expiry + limits.notice_seconds and not was_paused:
+        if owners.get(shard) != parse_worker_id(process) and t > expiry + limits.notice_seconds and not was_paused:
             holding_period = f"held until {expiry:.3f}" if expiry else "never held"
             why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding_period}"
             yield Breach("handed over unheld", t, f"{why}; its owner is {owners.get(shard)}")
 
 
-def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
+def check_held_leases_are_read(run: JudgedRun) -> Iterator[Breach]:
     """Check law 5, if reads were recorded."""
     if not any(event.event == "read" for event in run.history.events):
         return
     activity_times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in run.history.of_kinds("read", "record", "finished", "dead-lettered"):
         activity_times[event.process, event.shard].append(event.t)
-    for span in ownership_spans(run):
+    for span in find_ownership_spans(run):
         times_in_span = [t for t in activity_times[span.process, span.key] if span.begin < t < span.end]
         for since, until in pairwise((span.begin, *times_in_span, span.end)):
             pauses = (
@@ -197,7 +205,7 @@ class OwnershipSpan:
     written: float
 
 
-def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
+def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
     """Yield the periods in which a process held a lease, according to its writes.
 
     The period of a child shard's lease starts no earlier than the end of its parents.
@@ -216,7 +224,7 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         owner = None if write.verb == "delete" or write.after.ended else write.after.owner
         span = open_spans.get(write.key)
         if span is not None:
-            worker = worker_of(span.process)
+            worker = parse_worker_id(span.process)
             # If another process of the same worker writes the lease, a new period starts.
             if owner != worker or (write.worker == worker and write.process != span.process):
                 span.end = write.t
@@ -236,7 +244,7 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
     ends = {life.process: life.end for life in run.lives}
     for span in (*finished_spans, *open_spans.values()):
         # A process that died or stopped renewing no longer held the lease, even if no other process took it.
-        limit = silence_limit(worker_of(span.process))
+        limit = silence_limit(parse_worker_id(span.process))
         last_time = min(span.end, ends.get(span.process, span.end), span.written + limit)
         span.end = max(span.begin, last_time)
         yield span
@@ -251,7 +259,7 @@ HOLDING_VERBS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 """Writes whose sender holds the lease afterwards."""
 
 
-def responses_agree(run: JudgedRun) -> Iterator[Breach]:
+def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
     """Check that responses to writes agree (laws 6 to 9 and 11), and yield the first breach of each law per lease."""
     by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda each: each.sent):
@@ -270,7 +278,7 @@ def responses_agree(run: JudgedRun) -> Iterator[Breach]:
                         "two holders", answer.t, f"{writers} were both told that they made {shard} {answer.version}"
                     )
                     break
-        yield from _decreases("counter", applied, applied, lambda each: each.epoch)
+        yield from _find_decrease("counter", applied, applied, lambda each: each.epoch)
         reset_time = min((answer.sent for answer in shard_writes if answer.verb == "reset"), default=math.inf)
         checkpoint_answers = [answer for answer in applied if answer.verb in CHECKPOINT_VERBS and answer.t < reset_time]
         answers_with_checkpoint = [
@@ -278,15 +286,15 @@ def responses_agree(run: JudgedRun) -> Iterator[Breach]:
             for answer in applied
             if answer.verb in TAKES | CHECKPOINT_VERBS - {"checkpoint-late"} and answer.t < reset_time
         ]
-        yield from _decreases(
+        yield from _find_decrease(
             "checkpoint went back", checkpoint_answers, answers_with_checkpoint, lambda each: each.checkpoint
         )
         if run.limits.owned_checkpoints:
-            yield from checkpoints_of_another(shard, answers)
-        yield from claimed_early(run, shard, applied)
+            yield from check_checkpoints_after_takes(shard, answers)
+        yield from check_early_claims(run, shard, applied)
 
 
-def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
+def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
     """Check that no reader repeats records of a shard whose end was checkpointed (law 12).
 
     Leases are exempt once an operator has deleted their row, once they were reset, or once a late request may have
@@ -321,7 +329,7 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
                 break
 
 
-def _decreases(
+def _find_decrease(
     kind: BreachKind,
     earlier_answers: Sequence[WriteAnswer],
     later_answers: Sequence[WriteAnswer],
@@ -345,7 +353,7 @@ def _decreases(
             return
 
 
-def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
+def check_checkpoints_after_takes(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
     """Check that no other worker took the lease between a worker's own take and its checkpoint (law 9)."""
     takes = [answer for answer in answers if answer.verb in TAKES]
     for answer in answers:
@@ -365,7 +373,7 @@ def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterat
             return
 
 
-def claimed_early(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) -> Iterator[Breach]:
+def check_early_claims(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) -> Iterator[Breach]:
     """Check that claims take only expired leases (law 11). Steals may take leases that are held."""
     for claim in applied:
         if claim.verb != "claim" or claim.seen in {None, claim.worker}:
@@ -389,7 +397,7 @@ def claimed_early(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) ->
             return
 
 
-def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
+def check_only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
     """Check that only holders dispatch (law 10), and yield the first breach for each process and lease."""
     history, limits = run.history, run.limits
     if not history.answers or not limits.lease_seconds:
@@ -433,7 +441,7 @@ class OwnerChange:
     verb: str
 
 
-def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
+def find_owner_changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
     """Yield all changes of owners, in order of time. Ended and deleted leases do not count as changes."""
     for write in writes:
         before = write.before.owner if write.before else None
@@ -443,7 +451,7 @@ def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
             yield OwnerChange(write.t, write.key, before, after, write.verb)
 
 
-def without_taken_back(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
+def drop_taken_back_handoffs(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
     """Leave out hand-offs that were taken back, because the next owner never started to read those leases (H3)."""
     by_key: dict[str, list[OwnerChange]] = {}
     for change in owner_changes:
@@ -459,7 +467,7 @@ def without_taken_back(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChang
     )
 
 
-def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
+def list_written_owner_spans(history: RunHistory) -> dict[str, OwnerSpans]:
     """Return the owners of each lease over time, according to the writes."""
     spans: dict[str, OwnerSpans] = {row.key: [(0.0, row.owner)] for row in history.first}
     for write in history.writes:
@@ -473,7 +481,9 @@ def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
     return spans
 
 
-def read_spans(tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]) -> dict[str, OwnerSpans]:
+def list_reader_spans(
+    tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]
+) -> dict[str, OwnerSpans]:
     """Return the readers over time of each shard that was read, or whose parents were read to their ends."""
     spans: dict[str, OwnerSpans] = {}
     for shard in {*tenures, *parents}:
@@ -500,9 +510,9 @@ def _append_owner(spans: OwnerSpans, t: float, owner: str | None) -> None:
         spans.append((t, owner))
 
 
-def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
+def find_owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
     """Return the owners, at time `t`, of all leases that have not ended."""
-    spans = written_spans(history).items()
+    spans = list_written_owner_spans(history).items()
     owners = {
         key: next((owner for since, owner in reversed(owners_of_lease) if since <= t), NO_OWNER_NEEDED)
         for key, owners_of_lease in spans
@@ -510,13 +520,13 @@ def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
     return {key: owner for key, owner in owners.items() if owner != NO_OWNER_NEEDED}
 
 
-def unowned(history: RunHistory, end: float, since: float = 0.0) -> dict[str, float]:
+def measure_unowned_seconds(history: RunHistory, end: float, since: float = 0.0) -> dict[str, float]:
     """Return each lease's longest time in seconds without a living owner, between `since` and `end`."""
-    return longest_unowned(written_spans(history), since, end, lives(history.incidents))
+    return measure_longest_unowned(list_written_owner_spans(history), since, end, find_lifetimes(history.incidents))
 
 
-def longest_unowned(
-    spans: Mapping[str, OwnerSpans], since: float, end: float, all_lives: Iterable[Life] | None = None
+def measure_longest_unowned(
+    spans: Mapping[str, OwnerSpans], since: float, end: float, all_lives: Iterable[ProcessLifetime] | None = None
 ) -> dict[str, float]:
     """Return the longest time for which each lease had no living owner.
 
@@ -547,7 +557,7 @@ def longest_unowned(
     return longest_by_key
 
 
-def count_rejected(writes: Iterable[WriteEvent]) -> int:
+def count_rejected_writes(writes: Iterable[WriteEvent]) -> int:
     """Return the number of writes that were rejected because another worker wrote first.
 
     If a worker retries its own write, and the first attempt was applied after all, the rejected retry does not count.
@@ -565,7 +575,7 @@ The last two only finish a hand-off that was already counted as a move.
 """
 
 
-def at_rest(run: JudgedRun) -> Iterator[Breach]:
+def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
     """Check that the fleet is at rest after the time `settled`.
 
     Only the writes of a fleet at rest are allowed after that time. If a worker that plans is running, all leases must
@@ -583,14 +593,17 @@ def at_rest(run: JudgedRun) -> Iterator[Breach]:
             yield Breach("action at balance", write.t, why)
     if not run.planners:
         return
-    for key, seconds in unowned(history, history.end, settled).items():
+    for key, seconds in measure_unowned_seconds(history, history.end, settled).items():
         if seconds > 0.0:
             why = f"{key} had no living owner for {seconds:.3f} s, when everybody had long been left in peace"
             yield Breach("held by nobody", history.end, why)
     if run.limits.even:
-        owners = owners_at(history, history.end)
+        owners = find_owners_at(history, history.end)
         lease_counts = Counter(owner for owner in owners.values() if owner is not None)
-        counts = {worker: lease_counts[worker] for worker in alive_at(run.lives, history.end - 1e-9) | run.planners}
+        counts = {
+            worker: lease_counts[worker]
+            for worker in find_workers_alive_at(run.lives, history.end - 1e-9) | run.planners
+        }
         rows = {write.key: write.after for write in history.writes if write.done}
         counts_ended_leases = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
         # A worker that does not plan takes no leases, so it may have fewer leases than the others.
@@ -599,17 +612,17 @@ def at_rest(run: JudgedRun) -> Iterator[Breach]:
             yield Breach("uneven", history.end, why)
 
 
-def no_needless_move(run: JudgedRun) -> Iterator[Breach]:
+def check_needless_moves(run: JudgedRun) -> Iterator[Breach]:
     """Yield a breach for each move after the allowed number of moves."""
     if run.limits.settled is None or run.limits.moves is None:
         return
     since, allowed_extra = run.limits.moves
-    workers = alive_at(run.lives, run.history.end - 1e-9)
-    least = least_moves(owners_at(run.history, since), workers, run.limits.groups)
+    workers = find_workers_alive_at(run.lives, run.history.end - 1e-9)
+    least = least_moves(find_owners_at(run.history, since), workers, run.limits.groups)
     moves = [
         change
-        for change in changes(run.history.writes)
-        if change.t >= since and change.before in alive_at(run.lives, change.t)
+        for change in find_owner_changes(run.history.writes)
+        if change.t >= since and change.before in find_workers_alive_at(run.lives, change.t)
     ]
     for number, change in enumerate(moves[least + allowed_extra :], least + allowed_extra + 1):
         why = f"{change.key} from {change.before} to {change.after} is move {number}, and {least} would have done"

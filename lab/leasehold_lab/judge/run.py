@@ -9,17 +9,17 @@ from itertools import pairwise
 from attrs import evolve, frozen
 
 from leasehold.balancer.model import LATEST
-from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.events import (
     Incident,
     ReadingEvent,
     RecordPlace,
     RunHistory,
-    Sent,
+    SentRecord,
     WriteVerb,
-    worker_of,
+    parse_worker_id,
 )
-from leasehold_lab.judge.tenures import Tenure, TenureHistory, by_shard, reading_of
+from leasehold_lab.judge.tenures import Tenure, TenureHistory, group_by_shard, compute_tenures
 
 OPERATOR = "operator"
 """The process name for writes that an operator made without the workers' knowledge."""
@@ -34,7 +34,7 @@ RecordId = tuple[str, str]
 
 
 @frozen
-class Life:
+class ProcessLifetime:
     """The lifetime of one process of a worker. `leaves` is the time when its drain was requested."""
 
     worker: str
@@ -44,18 +44,18 @@ class Life:
     end: float = math.inf
 
 
-def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
+def find_lifetimes(incidents: Iterable[Incident]) -> tuple[ProcessLifetime, ...]:
     """Return the lifetimes of all processes, in order of their starts.
 
     Two processes may have the same name only if the first ends before the second starts.
     """
-    lives_found: list[Life] = []
+    lives_found: list[ProcessLifetime] = []
     latest: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda incident: incident.t):
         match incident.what:
             case "start":
                 latest[incident.subject] = len(lives_found)
-                lives_found.append(Life(worker_of(incident.subject), incident.subject, incident.t))
+                lives_found.append(ProcessLifetime(parse_worker_id(incident.subject), incident.subject, incident.t))
             case "leave" | "crash" | "gone" if incident.subject in latest:
                 life = lives_found[latest[incident.subject]]
                 end = life.end if incident.what == "leave" else incident.t
@@ -65,7 +65,7 @@ def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
     return tuple(lives_found)
 
 
-def alive_at(all_lives: Iterable[Life], t: float) -> frozenset[str]:
+def find_workers_alive_at(all_lives: Iterable[ProcessLifetime], t: float) -> frozenset[str]:
     """Return the workers that are running at time `t` and have not been asked to drain."""
     return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
 
@@ -98,20 +98,22 @@ class JudgedRun:
     """A run to judge. If it has not ended, it is judged as if it ended now."""
 
     history: RunHistory
-    limits: Limits
+    limits: JudgeLimits
 
     @cached_property
-    def lives(self) -> tuple[Life, ...]:
+    def lives(self) -> tuple[ProcessLifetime, ...]:
         """The lifetimes of all processes, in order of their starts."""
-        return lives(self.history.incidents)
+        return find_lifetimes(self.history.incidents)
 
     @cached_property
     def planners(self) -> frozenset[str]:
         """The workers that run and plan at the time `settled`. Without such a worker, leases may stay unowned."""
         if self.limits.settled is None:
             return frozenset()
-        zombies = {worker_of(incident.subject) for incident in self.history.incidents if incident.what == "zombie"}
-        return alive_at(self.lives, self.limits.settled) - zombies
+        zombies = {
+            parse_worker_id(incident.subject) for incident in self.history.incidents if incident.what == "zombie"
+        }
+        return find_workers_alive_at(self.lives, self.limits.settled) - zombies
 
     @cached_property
     def naps(self) -> tuple[tuple[str, float, float], ...]:
@@ -122,12 +124,12 @@ class JudgedRun:
     @cached_property
     def tenure_history(self) -> TenureHistory:
         """The periods in which processes read shards, in order of their starts."""
-        return reading_of(self.history)
+        return compute_tenures(self.history)
 
     @cached_property
     def tenures(self) -> Mapping[str, list[Tenure]]:
         """The tenures of each shard, in order of their starts."""
-        return by_shard(self.tenure_history.tenures)
+        return group_by_shard(self.tenure_history.tenures)
 
     @cached_property
     def records(self) -> tuple[ReadingEvent, ...]:
@@ -140,7 +142,7 @@ class JudgedRun:
         return {(record.key, record.digest): record.number for record in self.history.sent}
 
     @cached_property
-    def undispatched_records(self) -> list[Sent]:
+    def undispatched_records(self) -> list[SentRecord]:
         """The records that were sent but never dispatched."""
         dispatched = {(event.key, event.digest) for event in self.records}
         return [record for record in self.history.sent if (record.key, record.digest) not in dispatched]

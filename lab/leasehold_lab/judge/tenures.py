@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import Factory, define
 
-from leasehold_lab.judge.events import ReadingEvent, RecordPlace, RunHistory, worker_of
+from leasehold_lab.judge.events import ReadingEvent, RecordPlace, RunHistory, parse_worker_id
 
 ENDINGS = frozenset({"lease-lost", "shard-ended", "stopped"})
 
@@ -36,7 +36,7 @@ class Tenure:
     @property
     def worker(self) -> str:
         """The id of the process's worker."""
-        return worker_of(self.process)
+        return parse_worker_id(self.process)
 
 
 @define
@@ -84,7 +84,7 @@ class TenureHistory:
             del self._open[tenure.process, tenure.shard]
 
 
-def reading_of(history: RunHistory) -> TenureHistory:
+def compute_tenures(history: RunHistory) -> TenureHistory:
     """Return the tenures in a history. If a process crashes, its tenures end at that time."""
     tenure_history = TenureHistory()
     for event in history.events:
@@ -95,7 +95,7 @@ def reading_of(history: RunHistory) -> TenureHistory:
     return tenure_history
 
 
-def by_shard(tenures: Iterable[Tenure]) -> Mapping[str, list[Tenure]]:
+def group_by_shard(tenures: Iterable[Tenure]) -> Mapping[str, list[Tenure]]:
     """Group the tenures by shard, in order of their starts."""
     tenures_by_shard: dict[str, list[Tenure]] = defaultdict(list)
     for tenure in sorted(tenures, key=lambda tenure: tenure.begin):

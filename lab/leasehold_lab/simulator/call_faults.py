@@ -117,7 +117,7 @@ POISON = 5
 """A poisoned handler fails on every fifth record of a shard."""
 
 
-def poisonous(sequence_number: str) -> bool:
+def is_poisonous(sequence_number: str) -> bool:
     """Return whether a poisoned handler fails on this record."""
     return int(sequence_number) % POISON == 0
 
@@ -148,11 +148,11 @@ class CallableFault:
             case "answer":
                 return False
             case "generate":
-                return generated()
+                return create_generator()
             case _:
                 assert_never(self.what)
 
 
-def generated() -> Generator[None]:
+def create_generator() -> Generator[None]:
     """Return a generator, which no caller of a user's function expects as a result."""
     yield

@@ -272,22 +272,22 @@ class FleetScenario:
     since: float
 
 
-def group_of(number: int, workers: int) -> tuple[str, ...]:
+def name_group_workers(number: int, workers: int) -> tuple[str, ...]:
     """Return the worker ids of one group, such as a-000, a-001 and so on."""
     name = ascii_lowercase[number] if number < len(ascii_lowercase) else f"g{number}"
     return tuple(f"{name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
 
 
-def cold(
+def create_cold_fleet(
     leases: int, workers: tuple[str, ...], config: Config, *, seed: int, start: StartPattern, cycles: float
 ) -> FleetScenario:
     """Return a fleet whose leases are all free and whose workers all start now."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = _starting(workers, config, 0.0, start, draw)
-    return _fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
+    members = _create_starting_members(workers, config, 0.0, start, draw)
+    return _create_fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
 
 
-def scale_out(
+def create_scaled_out_fleet(
     leases: int,
     present: tuple[str, ...],
     joining: tuple[str, ...],
@@ -300,13 +300,20 @@ def scale_out(
     """Return a balanced fleet that the workers in `joining` join. If there are none, nothing happens to the fleet."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     joined_at = SETTLE_CYCLES * config.cycle_seconds
-    members = (*_present(present, config, draw), *_starting(joining, config, joined_at, start, draw))
-    return _fleet(
-        seed, balanced(leases, present, draw), members, since=joined_at, seconds=cycles * config.cycle_seconds
+    members = (
+        *_create_present_members(present, config, draw),
+        *_create_starting_members(joining, config, joined_at, start, draw),
+    )
+    return _create_fleet(
+        seed,
+        assign_owners_evenly(leases, present, draw),
+        members,
+        since=joined_at,
+        seconds=cycles * config.cycle_seconds,
     )
 
 
-def shrink(
+def create_shrunk_fleet(
     leases: int,
     workers: tuple[str, ...],
     ending_workers: int,
@@ -322,12 +329,18 @@ def shrink(
     ending_names = frozenset(draw.sample(workers, ending_workers))
     members = tuple(
         evolve(member, ends=ended_at, ending=ending) if member.worker in ending_names else member
-        for member in _present(workers, config, draw)
+        for member in _create_present_members(workers, config, draw)
     )
-    return _fleet(seed, balanced(leases, workers, draw), members, since=ended_at, seconds=cycles * config.cycle_seconds)
+    return _create_fleet(
+        seed,
+        assign_owners_evenly(leases, workers, draw),
+        members,
+        since=ended_at,
+        seconds=cycles * config.cycle_seconds,
+    )
 
 
-def rolling(
+def create_rolling_fleet(
     leases: int, workers: tuple[str, ...], config: Config, *, gap: float, seed: int, cycles: float
 ) -> FleetScenario:
     """Return a fleet in which each worker leaves in turn, and its replacement starts before the next worker leaves.
@@ -335,7 +348,7 @@ def rolling(
     The scenario is a rolling restart in which the next old process is stopped only after the previous new process is
     running.
     """
-    fleet = scale_out(
+    fleet = create_scaled_out_fleet(
         leases,
         workers,
         (),
@@ -352,22 +365,28 @@ def rolling(
     return evolve(fleet, scenario=evolve(fleet.scenario, members=(*old, *new)))
 
 
-def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
+def create_resharded_fleet(
+    leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float
+) -> FleetScenario:
     """Return a balanced fleet in which every shard splits into two children."""
-    fleet = scale_out(leases, workers, (), config, seed=seed, start="spread", cycles=cycles)
+    fleet = create_scaled_out_fleet(leases, workers, (), config, seed=seed, start="spread", cycles=cycles)
     return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(fleet.since, "double"),), reading=True))
 
 
-def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
+def create_weighed_fleet(
+    leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float
+) -> FleetScenario:
     """Return a fleet whose workers have equal numbers of leases, but whose leases differ in throughput."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = _present(workers, config, draw)
-    fleet = _fleet(seed, balanced(leases, workers, draw), members, since=0.0, seconds=cycles * config.cycle_seconds)
+    members = _create_present_members(workers, config, draw)
+    fleet = _create_fleet(
+        seed, assign_owners_evenly(leases, workers, draw), members, since=0.0, seconds=cycles * config.cycle_seconds
+    )
     weights = tuple(round(64 * KB * draw.lognormvariate(0.0, 1.0)) for _ in range(leases))
     return evolve(fleet, scenario=evolve(fleet.scenario, weights=weights))
 
 
-def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetScenario:
+def replace_some_workers(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetScenario:
     """Return the fleet with a random part of its workers replaced by workers with the configuration `peer`.
 
     `share` is the fraction of workers that keep their configuration.
@@ -382,7 +401,7 @@ def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetS
     return evolve(fleet, scenario=evolve(fleet.scenario, members=members))
 
 
-def known(fleet: FleetScenario) -> FleetScenario:
+def let_members_know_table(fleet: FleetScenario) -> FleetScenario:
     """Return the fleet in which the members that are present at the start already know the table.
 
     Without this, each member starts with two reads of the whole table, which would take most of the simulation's time.
@@ -391,7 +410,7 @@ def known(fleet: FleetScenario) -> FleetScenario:
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
 
-def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
+def add_random_pauses(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
     """Return the fleet with random pauses of every worker, each lasting 1 to 3 s."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = []
@@ -404,14 +423,14 @@ def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
 
-def balanced(leases: int, workers: tuple[str, ...], draw: random.Random) -> tuple[str | None, ...]:
+def assign_owners_evenly(leases: int, workers: tuple[str, ...], draw: random.Random) -> tuple[str | None, ...]:
     """Return an owner for each lease, with the leases divided as evenly as possible and in random order."""
     owners = [workers[number % len(workers)] for number in range(leases)]
     draw.shuffle(owners)
     return tuple(owners)
 
 
-def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
+def _create_present_members(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
     """Return workers that are present from the start, and that read the table at different times in the cycle.
 
     All workers start within one second. If some workers started later, the others would wait for them, and would appear
@@ -419,11 +438,11 @@ def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> t
     """
     return tuple(
         evolve(member, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, config.cycle_seconds))
-        for member in _starting(workers, config, 0.0, "together", draw)
+        for member in _create_starting_members(workers, config, 0.0, "together", draw)
     )
 
 
-def _starting(
+def _create_starting_members(
     workers: tuple[str, ...], config: Config, at: float, start: StartPattern, draw: random.Random
 ) -> tuple[Member, ...]:
     """Return one member per worker. They start at random times within a cycle, or nearly at the same time."""
@@ -432,7 +451,7 @@ def _starting(
     return tuple(Member(worker, config, at + draw.uniform(0.0, within), foreign=foreign) for worker in workers)
 
 
-def _fleet(
+def _create_fleet(
     seed: int, owners: tuple[str | None, ...], members: tuple[Member, ...], *, since: float, seconds: float
 ) -> FleetScenario:
     end = since + seconds

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.node import HOST, POLL_SECONDS, Command, Service, serving
+from leasehold_lab.standins.node import HOST, POLL_SECONDS, ServiceCommand, Service, run_service
 
 DEBIAN = "usr/lib/postgresql/*/bin"
 START_SECONDS = 60.0
@@ -39,7 +39,7 @@ def find_postgres() -> Path:
 
 
 @contextmanager
-def postgres(folder: Path | None = None) -> Iterator[Service]:
+def run_postgres(folder: Path | None = None) -> Iterator[Service]:
     """Run a PostgreSQL server whose user `tester` needs no password.
 
     Args:
@@ -71,21 +71,23 @@ def postgres(folder: Path | None = None) -> Iterator[Service]:
             if initialized.returncode:
                 raise ServiceError(f"initdb: {initialized.stderr.strip()}")
 
-        def command(port: int) -> Command:
+        def command(port: int) -> ServiceCommand:
             options = ("-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", f"fsync={bool(folder)}")
-            return Command((*user, str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options))
+            return ServiceCommand(
+                (*user, str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options)
+            )
 
-        with serving("postgres", command) as service:
+        with run_service("postgres", command) as service:
             _wait_until_ready(service)
             yield service
 
 
-def conninfo_of(service: Service) -> str:
+def build_conninfo(service: Service) -> str:
     """Return the libpq connection string of the server's only database."""
     return f"host={HOST} port={service.port} user={USER} dbname={DATABASE}"
 
 
-def store_url(service: Service, table: str = "leases") -> str:
+def build_store_url(service: Service, table: str = "leases") -> str:
     """Return the URL of a lease table in this server."""
     return f"postgres://{HOST}:{service.port}/{DATABASE}?user={USER}&table={table}"
 
@@ -97,7 +99,7 @@ def _wait_until_ready(service: Service) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
-            connect(conninfo_of(service)).close()
+            connect(build_conninfo(service)).close()
         except OperationalError as error:
             if time.monotonic() > deadline:
                 raise ServiceError(f"postgres: {error}") from error

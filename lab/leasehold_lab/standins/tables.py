@@ -309,7 +309,7 @@ class TableStreams:
 
 
 @contextmanager
-def serve_table(table: TableStreams) -> Iterator[str]:
+def run_table_server(table: TableStreams) -> Iterator[str]:
     """Serve the table's streams over HTTP, and yield the URL."""
 
     class TableRequest(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, Trimmed
-from leasehold_lab.standins.tables import FIRST_NUMBER, TableStreams, serve_table
+from leasehold_lab.standins.tables import FIRST_NUMBER, TableStreams, run_table_server
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def url(table: TableStreams, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return the URL of its stream, with test credentials only."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
-    with serve_table(table) as endpoint:
+    with run_table_server(table) as endpoint:
         yield f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
 

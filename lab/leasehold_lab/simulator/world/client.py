@@ -33,7 +33,7 @@ from leasehold_lab.simulator.call_faults import (
     LATE_SECONDS,
     RAISED,
     CallEvent,
-    generated,
+    create_generator,
 )
 from leasehold_lab.simulator.world.world import Caller, ListSource, SimulatedTable, UnitBudget, World
 
@@ -45,7 +45,7 @@ SubstituteResults = Mapping[str, Callable[[], Any]]
 """Functions that replace the result of a call, by the name of the fault's step."""
 
 
-class Exchange:
+class CallExchange:
     """Makes the calls of one process, and applies the faults that are planned for them."""
 
     def __init__(self, world: World, caller: Caller) -> None:
@@ -94,7 +94,7 @@ class Exchange:
 
     def call_user(self, name: str, user_callable: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
         """Call a function that stands for a user's code."""
-        return self.call(name, user_callable, {"answer": lambda: False, "generate": generated})
+        return self.call(name, user_callable, {"answer": lambda: False, "generate": create_generator})
 
 
 GIVE_UP_SECONDS = 1.0
@@ -108,7 +108,7 @@ UNIT_BYTES = 8192
 """The bytes of a listing that one read unit pays for, with eventual consistency."""
 
 
-class Client:
+class TableClient:
     """One process's client of a lease table, by default the run's own.
 
     Unless the run has swaps, the client records each write in the history at the moment when the table applies it.
@@ -118,7 +118,7 @@ class Client:
         self,
         world: World,
         caller: Caller,
-        exchange: Exchange,
+        exchange: CallExchange,
         draw: random.Random,
         table: SimulatedTable | None = None,
     ) -> None:
@@ -345,7 +345,7 @@ SLOW_SECONDS = 6.0, 25.0
 class StreamClient:
     """One process's connection to the run's stream, over the simulated network."""
 
-    def __init__(self, world: World, caller: Caller, exchange: Exchange, time: Scheduler) -> None:
+    def __init__(self, world: World, caller: Caller, exchange: CallExchange, time: Scheduler) -> None:
         self._slow, self._tasks = world.scenario.network.slow, world.tasks
         self.clients = TimedClients(
             partial(_TimedReading, self),

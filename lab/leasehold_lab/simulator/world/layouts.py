@@ -23,7 +23,7 @@ from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import CONTROL, DIRECTION, FROM, LOOK_SECONDS, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, CheckpointLease, RenewLease, Write
 from leasehold_lab.judge.events import VERBS, WriteAnswer, WriteEvent
-from leasehold_lab.simulator.world.client import Client
+from leasehold_lab.simulator.world.client import TableClient
 from leasehold_lab.simulator.world.world import Caller, World
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class DistantCells:
 
     page_leases = PAGE_LEASES
 
-    def __init__(self, world: World, client: Client) -> None:
+    def __init__(self, world: World, client: TableClient) -> None:
         self._cells, self._history, self._client = world.cells, world.history, client
         self._last_etags: dict[str, str] = {}
 
@@ -79,7 +79,7 @@ class DistantCells:
         return self._client.write_through(f"store.{kind}", apply)
 
 
-def sessions_of(world: World, caller: Caller, client: Client, pace: SyncPrimitives) -> SessionStore:
+def open_session_store(world: World, caller: Caller, client: TableClient, pace: SyncPrimitives) -> SessionStore:
     """Return the store of one process. No two of its sessions have the same id."""
     numbers = count(1)
     return SessionStore(DistantCells(world, client), sync=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
@@ -88,8 +88,8 @@ def sessions_of(world: World, caller: Caller, client: Client, pace: SyncPrimitiv
 class SessionClient(PassingStore):
     """The store of one process, which records the writes of leases in the history."""
 
-    def __init__(self, world: World, caller: Caller, client: Client, pace: SyncPrimitives) -> None:
-        super().__init__(sessions_of(world, caller, client, pace))
+    def __init__(self, world: World, caller: Caller, client: TableClient, pace: SyncPrimitives) -> None:
+        super().__init__(open_session_store(world, caller, client, pace))
         self._world, self._caller = world, caller
         self._truth = SessionStore(world.cells, sync=pace)
 
@@ -121,8 +121,8 @@ class SwapClient(PassingStore):
     `source` and `goal` are the clients of the two tables.
     """
 
-    def __init__(self, world: World, caller: Caller, source: Client, goal: Client, time: Scheduler) -> None:
-        goal_store: Store = sessions_of(world, caller, goal, time) if world.scenario.sessions else goal
+    def __init__(self, world: World, caller: Caller, source: TableClient, goal: TableClient, time: Scheduler) -> None:
+        goal_store: Store = open_session_store(world, caller, goal, time) if world.scenario.sessions else goal
         super().__init__(SwapStore((source, goal_store), NAMES[TO], clock=time.clock))
         self._world, self._caller = world, caller
 

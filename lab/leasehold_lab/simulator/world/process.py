@@ -24,11 +24,11 @@ from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, Sto
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Store
 from leasehold_lab.judge.events import Incident, IncidentKind, ReadingEvent
-from leasehold_lab.simulator.call_faults import CallableKind, poisonous
+from leasehold_lab.simulator.call_faults import CallableKind, is_poisonous
 from leasehold_lab.simulator.scenario import Member
-from leasehold_lab.simulator.world.client import Client, Exchange, StreamClient
+from leasehold_lab.simulator.world.client import TableClient, CallExchange, StreamClient
 from leasehold_lab.simulator.world.layouts import SessionClient, SwapClient
-from leasehold_lab.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
+from leasehold_lab.simulator.world.tasks import TaskKilled, VirtualExecutor, VirtualTime
 from leasehold_lab.simulator.world.world import FIRST_MS, World
 
 
@@ -91,12 +91,12 @@ class Process:
         self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; each delivery has one record
         offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
         self._time = VirtualTime(world.tasks, self, offset, member.rate, self._draw, self.process_id)
-        self._exchange = exchange = Exchange(world, self)
+        self._exchange = exchange = CallExchange(world, self)
         kind = OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
-        client = Client(world, self, exchange, self._draw)
+        client = TableClient(world, self, exchange, self._draw)
         store: Store = client
         if self._scenario.swaps:
-            goal = Client(world, self, exchange, self._draw, world.goal)
+            goal = TableClient(world, self, exchange, self._draw, world.goal)
             store = SwapClient(world, self, client, goal, self._time)
         elif self._scenario.sessions:
             store = SessionClient(world, self, client, self._time)
@@ -128,7 +128,7 @@ class Process:
             measure=self._measure,
             final_checkpoint=None if self._scenario.acknowledges == "return" else self._final_checkpoint,
         )
-        begin = None if self._scenario.reading else _hold
+        begin = None if self._scenario.reading else _create_holding_step
         self._runner = Runner(
             worker,
             handling,
@@ -217,7 +217,7 @@ class Process:
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Record an exception that no code handles."""
-        if isinstance(fault, Killed):
+        if isinstance(fault, TaskKilled):
             return  # the run is over
         self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {said(fault)}")
 
@@ -344,7 +344,7 @@ class Process:
 
     def _misbehave(self, whose: CallableKind, delivery: Delivery | None = None) -> object:
         now = self._tasks.now
-        poisoned = delivery is None or any(poisonous(record.sequence_number) for record in delivery.records)
+        poisoned = delivery is None or any(is_poisonous(record.sequence_number) for record in delivery.records)
         matching_faults = (
             fault for fault in self._callable_faults if fault.whose == whose and (poisoned or fault.what != "poison")
         )
@@ -376,7 +376,7 @@ class Process:
         self._world.history.incidents.append(Incident(self._tasks.now, what, self.process_id, seconds))
 
 
-def _hold(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
+def _create_holding_step(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
     """Return the step function of a lease whose shard is not read. It releases the lease as soon as it is requested."""
 
     def step(now: float) -> float:

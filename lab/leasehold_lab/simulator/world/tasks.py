@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 
-class Killed(BaseException):
+class TaskKilled(BaseException):
     """Raised in tasks that are still waiting when the run ends, to end them."""
 
 
@@ -28,7 +28,7 @@ class Task:
 
     def __init__(self, work: Callable[[], None], hub: object) -> None:
         def run() -> None:
-            with contextlib.suppress(Killed):
+            with contextlib.suppress(TaskKilled):
                 work()
 
         self.greenlet = greenlet(run, hub)
@@ -36,7 +36,7 @@ class Task:
         self.waiting = True
 
 
-class Tasks:
+class TaskScheduler:
     """All tasks of one run. `now` is the virtual time in seconds."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Tasks:
     def current(self) -> Task:
         """The running task."""
         if self._closed:
-            raise Killed
+            raise TaskKilled
         if self._current is None:
             raise AssertionError("only a task can wait")
         return self._current
@@ -71,7 +71,7 @@ class Tasks:
     def sleep_until(self, due: float) -> None:
         """Let other tasks run until the time `due`, which may be infinite, or until another task wakes this one."""
         if self._closed:
-            raise Killed
+            raise TaskKilled
         task = self.current
         task.waiting = True
         if due < math.inf:
@@ -107,7 +107,7 @@ class Tasks:
         self._closed = True  # a task that catches Killed must not wait again
         for task in tuple(self._alive):
             if task.greenlet:  # true if it has started and not finished
-                task.greenlet.throw(Killed)
+                task.greenlet.throw(TaskKilled)
         self._queue.clear()
         self._alive.clear()
 
@@ -120,7 +120,7 @@ class Tasks:
 class Lock:
     """A lock that tasks acquire in the order in which they requested it."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskScheduler) -> None:
         self._tasks = tasks
         self._held = False
         self._waiting: deque[Task] = deque()
@@ -173,10 +173,10 @@ class VirtualTime:
     `draw` generates the process's random numbers. `process_id` distinguishes the process from others of its worker.
     """
 
-    fatal: tuple[type[BaseException], ...] = (Killed,)
+    fatal: tuple[type[BaseException], ...] = (TaskKilled,)
 
     def __init__(  # noqa: PLR0917  one caller
-        self, tasks: Tasks, host: TaskHost, offset: float, rate: float, draw: random.Random, process_id: str
+        self, tasks: TaskScheduler, host: TaskHost, offset: float, rate: float, draw: random.Random, process_id: str
     ) -> None:
         self.uniform, self.process_id = draw.uniform, process_id
         self.tasks, self.host, self._offset, self._rate = tasks, host, offset, rate
@@ -207,7 +207,7 @@ class VirtualTime:
             self.host.wait_while_paused()
             try:
                 work()
-            except Killed:
+            except TaskKilled:
                 raise
             except BaseException as fault:  # noqa: BLE001  as in a thread
                 failed(fault)

@@ -24,7 +24,7 @@ from leasehold.stores.writes import DeleteLease, Write
 from leasehold_lab.judge.events import RunHistory
 from leasehold_lab.simulator.call_faults import CallEvent
 from leasehold_lab.simulator.scenario import Member, Scenario
-from leasehold_lab.simulator.world.tasks import Tasks
+from leasehold_lab.simulator.world.tasks import TaskScheduler
 
 
 @define
@@ -251,25 +251,25 @@ class ListSource:
         self.listed += [child for child in children if child.id not in known_ids]
 
 
-def shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
+def create_shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
     """Return a shard."""
     return Shard(name, parents=parents, hash_range=(first, last), open=open)
 
 
-def even_shards(names: tuple[str, ...]) -> list[Shard]:
+def create_even_shards(names: tuple[str, ...]) -> list[Shard]:
     """Return shards with these ids, whose hash ranges have equal sizes."""
     edges = [number * 2**128 // len(names) for number in range(len(names) + 1)]
-    return [shard(name, edges[number], edges[number + 1] - 1) for number, name in enumerate(names)]
+    return [create_shard(name, edges[number], edges[number + 1] - 1) for number, name in enumerate(names)]
 
 
-def first_shards(scenario: Scenario) -> list[Shard]:
+def create_first_shards(scenario: Scenario) -> list[Shard]:
     """Return the shards that the stream initially has."""
     if not scenario.ranged:
         return [Shard(name) for name in scenario.keys]
-    return even_shards(scenario.keys) if scenario.keys else []
+    return create_even_shards(scenario.keys) if scenario.keys else []
 
 
-def records(count: int, start: int = 0) -> list[Record]:
+def create_records(count: int, start: int = 0) -> list[Record]:
     """Return `count` records, numbered from `start`."""
     return [Record(b"%d" % n, str(FIRST_NUMBER + n), partition_key=f"k-{n}") for n in range(start, start + count)]
 
@@ -289,7 +289,7 @@ class World:
     """
 
     scenario: Scenario
-    tasks: Tasks
+    tasks: TaskScheduler
     table: SimulatedTable
     source: ListSource
     history: SimulatedHistory

@@ -35,7 +35,7 @@ from typing import Any
 from attrs import frozen
 
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.node import HOST, Command, Service, serving
+from leasehold_lab.standins.node import HOST, ServiceCommand, Service, run_service
 
 KEY_NAME = "local"
 SECONDS = 10.0
@@ -134,11 +134,11 @@ def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str 
     options = [word for name, count in hubs.items() for word in ("--hub", f"{name}={count}")]
     options += ["--address", address] if address else []
 
-    def command(port: int) -> Command:
+    def command(port: int) -> ServiceCommand:
         start = (sys.executable, "-m", "leasehold_lab.standins.hubs.event_hubs", "--port", str(port))
-        return Command((*start, *options), {"EVENT_HUBS_KEY": key})
+        return ServiceCommand((*start, *options), {"EVENT_HUBS_KEY": key})
 
-    with serving("event-hubs", command) as service:
+    with run_service("event-hubs", command) as service:
         yield LocalHubs(service, key, address)
 
 
@@ -151,24 +151,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--hub", action="append", default=[], metavar="NAME=PARTITIONS")
     parser.add_argument("--address", default="", help=f"also serve port {AMQP_PORT} of this address")
     try:
-        asyncio.run(_serve(parser.parse_args(arguments)))
+        asyncio.run(_serve_hubs(parser.parse_args(arguments)))
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-async def _serve(options: argparse.Namespace) -> None:
+async def _serve_hubs(options: argparse.Namespace) -> None:
     # Imported only in the child process, so that the parent does not need the AMQP engine.
     from leasehold_lab.standins.hubs.partitions import Hub  # noqa: PLC0415
-    from leasehold_lab.standins.hubs.server import serve  # noqa: PLC0415
+    from leasehold_lab.standins.hubs.server import serve_hubs  # noqa: PLC0415
 
     hubs = {}
     for text in options.hub:
         name, _, count = text.partition("=")
         hubs[name.lower()] = Hub.of(name, int(count))
     key = os.environ.get("EVENT_HUBS_KEY")
-    other_servers = [await serve(hubs, key, (options.address, AMQP_PORT))] if options.address else []
-    server = await serve(hubs, key, (HOST, options.port))
+    other_servers = [await serve_hubs(hubs, key, (options.address, AMQP_PORT))] if options.address else []
+    server = await serve_hubs(hubs, key, (HOST, options.port))
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)  # noqa: T201  read by the parent
     await asyncio.gather(*(listener.serve_forever() for listener in (server, *other_servers)))
 

@@ -30,7 +30,7 @@ _FIXED = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 _SIZED = {0xA: 1, 0xB: 4, 0xC: 1, 0xD: 4, 0xE: 1, 0xF: 4}
 
 
-def sections(message: bytes) -> Iterator[tuple[int, int, int]]:
+def parse_sections(message: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the sections of a message as tuples (descriptor, begin, end)."""
     position = 0
     while position < len(message):
@@ -47,14 +47,14 @@ def sections(message: bytes) -> Iterator[tuple[int, int, int]]:
         position = end
 
 
-def events(message: bytes) -> tuple[bytes, ...]:
+def split_batch(message: bytes) -> tuple[bytes, ...]:
     """Return the events of a batch, or the message itself if it is not a batch.
 
     A batch has a special message format, but the AMQP engine does not expose it. Therefore a message counts as a batch
     if each of its data sections begins like a message.
     """
     parts = []
-    for code, begin, end in sections(message):
+    for code, begin, end in parse_sections(message):
         if code == DATA:
             part = message[begin + 4 + _SIZED[message[begin + 3] >> 4] : end]
             # A message begins with the descriptor of a section, and more bytes follow.
@@ -66,9 +66,9 @@ def events(message: bytes) -> tuple[bytes, ...]:
     return tuple(parts) or (message,)
 
 
-def partition_key(message: bytes) -> str | None:
+def read_partition_key(message: bytes) -> str | None:
     """Return the partition key in the message's annotations."""
-    section = next((message[begin:end] for code, begin, end in sections(message) if code == ANNOTATIONS), None)
+    section = next((message[begin:end] for code, begin, end in parse_sections(message) if code == ANNOTATIONS), None)
     if section is None:
         return None
     envelope = Message()
@@ -77,10 +77,10 @@ def partition_key(message: bytes) -> str | None:
     return None if key is None else str(key)
 
 
-def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
+def annotate_event(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
     """Return the event as a hub sends it, with the hub's annotations in addition to those of the event."""
     header, pairs_encoded, count, other_sections = b"", b"", 0, []
-    for code, begin, end in sections(event):
+    for code, begin, end in parse_sections(event):
         if code == HEADER:
             header = event[begin:end]
         elif code == ANNOTATIONS:
@@ -90,20 +90,20 @@ def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int)
             count, pairs_encoded = int.from_bytes(event[pairs_offset - width : pairs_offset]), event[pairs_offset:end]
         elif code != DELIVERY_ANNOTATIONS:
             other_sections.append(event[begin:end])
-    number_annotation = _symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
-    offset_annotation = _symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
-    time_annotation = _symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
+    number_annotation = _encode_symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
+    offset_annotation = _encode_symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
+    time_annotation = _encode_symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
     pairs_encoded += number_annotation + offset_annotation + time_annotation
     annotations = b"\x00\x53\x72\xd1" + (len(pairs_encoded) + 4).to_bytes(4) + (count + 6).to_bytes(4) + pairs_encoded
     return header + annotations + b"".join(other_sections)
 
 
-def plain(body: bytes) -> bytes:
+def encode_event(body: bytes) -> bytes:
     """Return an encoded event whose body is these bytes."""
     return b"\x00\x53\x75\xb0" + len(body).to_bytes(4) + body
 
 
-def _symbol(text: str) -> bytes:
+def _encode_symbol(text: str) -> bytes:
     return b"\xa3" + bytes((len(text),)) + text.encode()
 
 
@@ -146,7 +146,7 @@ class Partition:
     def append(self, event: bytes, now_ms: int) -> None:
         """Enqueue an event."""
         self.last = self.last[0] + 1, str(self._size), now_ms
-        self.events.append(annotated(event, *self.last))
+        self.events.append(annotate_event(event, *self.last))
         self.offsets.append(self._size)
         self.times.append(now_ms)
         self._size += len(event)
@@ -226,13 +226,13 @@ class Hub:
         """
         if number is not None:
             partition = self.partition(number)
-        elif (key := partition_key(message)) is not None:
+        elif (key := read_partition_key(message)) is not None:
             # The hash function of the service is not public. Users can rely only on one partition per key.
             partition = self.partitions[zlib.crc32(key.encode()) % len(self.partitions)]
         else:
             partition = self.partitions[self._turn % len(self.partitions)]
             self._turn += 1
         now_ms = int(time.time() * 1000)
-        for event in events(message):
+        for event in split_batch(message):
             partition.append(event, now_ms)
         return partition

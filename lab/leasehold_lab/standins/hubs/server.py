@@ -44,7 +44,7 @@ from proton import (
     timestamp,
 )
 
-from leasehold_lab.standins.hubs.partitions import Hub, HubRejection, Partition, plain
+from leasehold_lab.standins.hubs.partitions import Hub, HubRejection, Partition, encode_event
 
 EPOCH = "com.microsoft:epoch"
 STOLEN = "amqp:link:stolen"
@@ -108,7 +108,7 @@ class PartitionLink:
         self.flush()
 
 
-def read(
+def start_reader(
     link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]
 ) -> PartitionLink:
     """Start to send the events of a partition to a reader, and return the reader's link.
@@ -185,7 +185,7 @@ def send_to_readers(partition: Partition | None) -> None:
         reader.flush()
 
 
-def accept(link: Link) -> None:
+def accept_link(link: Link) -> None:
     """Confirm the attachment of a link, with the settings that the client requested."""
     link.source.copy(link.remote_source)
     link.target.copy(link.remote_target)
@@ -197,7 +197,7 @@ def accept(link: Link) -> None:
         link.flow(CREDIT)
 
 
-def reject(link: Link, error: HubRejection) -> None:
+def reject_link(link: Link, error: HubRejection) -> None:
     """Detach the link with this error. Clients report the error of a link that is attached and then detached."""
     link.condition = Condition(error.condition, error.description)
     link.close()
@@ -206,7 +206,7 @@ def reject(link: Link, error: HubRejection) -> None:
 PARTITION = "com.microsoft:partition"
 
 
-def is_authorized(request: Message, key: str | None) -> Message:
+def respond_to_token(request: Message, key: str | None) -> Message:
     """Return the response to a put-token request.
 
     The response has status 401 if a key is required and the token was not signed with it, and status 202 otherwise.
@@ -217,22 +217,22 @@ def is_authorized(request: Message, key: str | None) -> Message:
         signed = f"{fields.get('sr')}\n{fields.get('se')}".encode()
         expected = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
         if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(expected, unquote(fields["sig"])):
-            return _respond(request, 401, "InvalidSignature: The token has an invalid signature.")
-    return _respond(request, 202, "Accepted")
+            return _build_response(request, 401, "InvalidSignature: The token has an invalid signature.")
+    return _build_response(request, 202, "Accepted")
 
 
-def describe(request: Message, hubs: dict[str, Hub]) -> Message:
+def respond_to_read(request: Message, hubs: dict[str, Hub]) -> Message:
     """Return the response to a READ request for the properties of a hub or a partition."""
     properties = cast("dict[str, Any] | None", request.properties) or {}
     hub = hubs.get(str(properties.get("name")).lower())
     if hub is None:
-        return _respond(request, 404, f"The messaging entity '{properties.get('name')}' could not be found.")
+        return _build_response(request, 404, f"The messaging entity '{properties.get('name')}' could not be found.")
     try:
         partition = str(properties.get("type")) == PARTITION
         body = describe_partition(hub, str(properties.get("partition"))) if partition else describe_hub(hub)
     except HubRejection as error:
-        return _respond(request, 404, error.description)
-    return _respond(request, 200, "OK", body)
+        return _build_response(request, 404, error.description)
+    return _build_response(request, 200, "OK", body)
 
 
 def describe_hub(hub: Hub) -> dict[str, Any]:
@@ -262,22 +262,22 @@ def describe_partition(hub: Hub, number: str) -> dict[str, Any]:
     }
 
 
-def _respond(request: Message, code: int, text: str, body: dict[str, Any] | None = None) -> Message:
+def _build_response(request: Message, code: int, text: str, body: dict[str, Any] | None = None) -> Message:
     status = {"status-code": int32(code), "status-description": text}
     return Message(body=body, correlation_id=request.id, properties=status)
 
 
-def execute(line: bytes, hubs: dict[str, Hub]) -> bytes:
+def execute_control_line(line: bytes, hubs: dict[str, Hub]) -> bytes:
     """Execute a control request such as `{"do": "trim", …}`, and return its response."""
     try:
         request = json.loads(line)
-        response = _execute(hubs, request)
+        response = _execute_control_request(hubs, request)
     except (ValueError, KeyError, HubRejection) as error:
         response = {"error": f"{type(error).__name__}: {error}"}
     return json.dumps(response).encode()
 
 
-def _execute(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
+def _execute_control_request(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
     name = request["hub"].lower()
     if request["do"] == "create":
         old_hub, hubs[name] = hubs.get(name), Hub.of(request["hub"], int(request["count"]), request.get("groups", ()))
@@ -292,7 +292,7 @@ def _execute(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
             return {"partitions": len(hub.partitions)}
         case "put":
             for body in request["bodies"]:
-                send_to_readers(hub.enqueue(plain(body.encode()), request["partition"]))
+                send_to_readers(hub.enqueue(encode_event(body.encode()), request["partition"]))
             return {"put": len(request["bodies"])}
         case "trim":
             return {"trimmed": hub.partition(request["partition"]).trim(int(request["before"]))}
@@ -353,13 +353,13 @@ class Padding:
             size = HEADER if start == b"AMQP" else int.from_bytes(start)
             if len(buffer) - position < size:
                 break
-            frames.append(padded(buffer[position : position + size]))
+            frames.append(pad_frame(buffer[position : position + size]))
             position += size
         self._rest = buffer[position:]
         return b"".join(frames)
 
 
-def padded(frame: bytes) -> bytes:
+def pad_frame(frame: bytes) -> bytes:
     """Return the frame with missing fields added. Protocol headers and heartbeats are returned unchanged."""
     if len(frame) == HEADER:
         return frame
@@ -415,7 +415,7 @@ class HubConnection(asyncio.Protocol):
         if self._lines is not None or data[:1] == b"{":
             *lines, self._lines = ((self._lines or b"") + data).split(b"\n")
             for line in lines:
-                self._socket.write(execute(line, self._hubs) + b"\n")
+                self._socket.write(execute_control_line(line, self._hubs) + b"\n")
             return
         while data:
             room = self._engine.capacity()
@@ -460,7 +460,11 @@ class HubConnection(asyncio.Protocol):
                     request = Message()
                     request.decode(message)
                     is_authorization = role.node == "$cbs"
-                    response = is_authorized(request, self._key) if is_authorization else describe(request, self._hubs)
+                    response = (
+                        respond_to_token(request, self._key)
+                        if is_authorization
+                        else respond_to_read(request, self._hubs)
+                    )
                     for other in self._links.values():
                         if isinstance(other, RequestLink) and other.responds_to(role):
                             cast("Sender", other.link).send(response)
@@ -469,10 +473,10 @@ class HubConnection(asyncio.Protocol):
         elif link is not None and kind is Event.LINK_REMOTE_OPEN:
             address = (link.remote_source if link.is_sender else link.remote_target).address or ""
             try:
-                accept(link)
+                accept_link(link)
                 self._links[link.name] = self._serve(link, address)
             except HubRejection as error:
-                reject(link, error)
+                reject_link(link, error)
         elif link is not None and kind in (Event.LINK_REMOTE_CLOSE, Event.LINK_REMOTE_DETACH):
             self._forget(link.name)
             link.close()
@@ -498,12 +502,12 @@ class HubConnection(asyncio.Protocol):
         if hub is None:
             raise HubRejection("amqp:not-found", f"The messaging entity '{where.hub}' could not be found.")
         if link.is_sender:
-            return read(cast("Sender", link), hub, where, self.flush, self._socket.abort)
+            return start_reader(cast("Sender", link), hub, where, self.flush, self._socket.abort)
         if where.partition is not None:
             hub.partition(where.partition)
         return HubWriter(hub, where.partition)
 
 
-async def serve(hubs: dict[str, Hub], key: str | None, address: tuple[str, int]) -> asyncio.Server:
+async def serve_hubs(hubs: dict[str, Hub], key: str | None, address: tuple[str, int]) -> asyncio.Server:
     """Start to listen on this host and port, and return the server. The caller must keep a reference to it."""
     return await asyncio.get_running_loop().create_server(lambda: HubConnection(hubs, key), *address)
