@@ -58,14 +58,14 @@ def test_a_stream_argument_sets_its_number_of_shards(text: str, stream: Requeste
 def test_an_invalid_stream_is_reported_before_anything_starts(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dev_command, "isolate", lambda: None)
+    monkeypatch.setattr(dev_command, "replace_aws_environment", lambda: None)
     ran = CliRunner().invoke(app, arguments)
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert says in ran.stderr
 
 
 def test_a_missing_engine_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dev_command, "isolate", lambda: None)
+    monkeypatch.setattr(dev_command, "replace_aws_environment", lambda: None)
     monkeypatch.setattr(event_hubs, "has_engine", lambda: False)
     ran = CliRunner().invoke(app, ["eventhubs:flights=2"])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)

@@ -169,7 +169,7 @@ def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
     def owner(content: str) -> object:
         return json.loads(content or "{}").get("session")
 
-    patched.setattr(sessions, "version_of", version_of)
+    patched.setattr(sessions, "compute_version", version_of)
     patched.setattr(sessions, "apply_request", carried_out)
 
 

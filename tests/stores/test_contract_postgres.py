@@ -306,7 +306,7 @@ def test_a_restarted_server_is_used_again(folder: Path, monkeypatch: pytest.Monk
     with run_postgres(folder) as service:
         store = open_store(build_store_url(service))
         seen = create_owned_lease(store)
-        monkeypatch.setattr(node, "free_port", lambda: service.port)
+        monkeypatch.setattr(node, "find_free_port", lambda: service.port)
     with pytest.raises(OutcomeUnknown):
         store.write(RenewLease(seen))
     with pytest.raises(OutcomeUnknown):

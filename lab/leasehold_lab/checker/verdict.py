@@ -7,8 +7,8 @@ The faults are:
 - A balanced fleet moves leases.
 - The fleet makes more moves than necessary.
 
-`explore` finds the reachable states, `cycle_of` and `most_moves_from` find paths among them, and `judge` reports the
-faults. `rows` and `page_of` format the verdicts as tables, for the terminal and for specs/proof.md.
+`explore_states` finds the reachable states, `find_cycle` and `count_most_moves` find paths among them, and `judge_case` reports the
+faults. `build_terminal_table` and `format_page` format the verdicts as tables, for the terminal and for specs/proof.md.
 """
 
 from collections import deque

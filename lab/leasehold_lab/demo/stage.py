@@ -1,6 +1,6 @@
 """Starts and kills the workers of a demo, reshards its stream, and records the history.
 
-`staged` creates a stream and a lease table for a run, and finally ends all its processes. `Stream` splits and merges
+`open_stage` creates a stream and a lease table for a run, and finally ends all its processes. `Stream` splits and merges
 shards, and waits until the service has finished. `Tail` reads complete lines from a file that another process is still
 writing. The order of events is in the module `story`, and the display in `screen`.
 """

@@ -17,7 +17,7 @@ Four rules hold:
 4. Faults are recorded by the program that causes them. A long wait, or a repeated dispatch, that no recorded fault
    explains is a breach.
 
-`verdict_on` returns the verdict on a finished run, which contains its figures and all breaches.
+`judge_finished_run` returns the verdict on a finished run, which contains its figures and all breaches.
 """
 
 import math
@@ -153,7 +153,7 @@ class Explanations:
         for record in self._history.of_kinds("record"):
             previous = last_dispatch.get((record.shard, record.place))
             last_dispatch[record.shard, record.place] = record
-            # `records.again_only_where_due` checks repetitions by the same process.
+            # `records.check_repetitions` checks repetitions by the same process.
             if previous is None or previous.process == record.process or (record.process, record.shard) in reported:
                 continue
             subjects = self._subjects_between(record.shard, previous.t, record.t)

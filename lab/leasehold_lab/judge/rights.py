@@ -23,8 +23,8 @@ was sent after the response to the other:
 Laws 6 to 9 and 11 are no longer checked after a lease was deleted, because the versions of its next row start over. Law
 8 is no longer checked after a lease was reset, for example because its stream was recreated.
 
-A fleet is at rest (`at_rest`) when every lease has a living owner, only renewals are written, and the load is even. The
-owners of each lease over time come from its writes (`written_spans`) or from its readers (`read_spans`).
+A fleet is at rest (`check_fleet_at_rest`) when every lease has a living owner, only renewals are written, and the load is even. The
+owners of each lease over time come from its writes (`list_written_owner_spans`) or from its readers (`list_reader_spans`).
 """
 
 import math

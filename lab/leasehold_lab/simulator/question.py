@@ -1,6 +1,6 @@
 """Simulates a fleet that is described by a few parameters, for one seed or for many.
 
-`answer` simulates one seed. `on_this_machine` and `on_spark` simulate many seeds. `forecast_of` runs a scenario, and
+`simulate_question` simulates one seed. `simulate_on_this_machine` and `simulate_on_spark` simulate many seeds. `run_forecast` runs a scenario, and
 returns the effects of a change of the fleet.
 """
 
@@ -195,7 +195,7 @@ def build_fleet(question: SimulationQuestion, config: Config | None = None) -> F
 
 
 FIGURES = tuple(figure.name for figure in fields(FleetOutcome) if figure.type in {int, float})
-"""The names of the numeric figures of an outcome, which `summaries` summarizes."""
+"""The names of the numeric figures of an outcome, which `summarize_figures` summarizes."""
 
 TASKS_PER_CORE = 2
 """The number of Spark tasks per core.

@@ -1,6 +1,6 @@
 """Runs a scenario to its end and returns its history.
 
-`outcome` computes the figures by which rule sets are compared. `shrink` simplifies a failing scenario: it removes one
+`measure_outcome` computes the figures by which rule sets are compared. `shrink_scenario` simplifies a failing scenario: it removes one
 part at a time, and keeps each removal after which the scenario still fails.
 """
 

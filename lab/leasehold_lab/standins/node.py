@@ -1,6 +1,6 @@
 """Runs local services as child processes that listen on a loopback port, and finds the Node.js that some of them need.
 
-`serving` runs a service until its `with` block ends, or until this process dies. Node.js comes from the nodejs wheel
+`run_service` runs a service until its `with` block ends, or until this process dies. Node.js comes from the nodejs wheel
 if that runs on this machine, and otherwise from the PATH.
 """
 

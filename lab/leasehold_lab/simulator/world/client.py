@@ -4,7 +4,7 @@
    given up.
 2. Whatever fault occurs, the process learns only that the outcome of its request is unknown.
 
-`Exchange` counts the calls of one process, and applies the faults that are planned for them. `Client` is its store, and
+`CallExchange` counts the calls of one process, and applies the faults that are planned for them. `TableClient` is its store, and
 `StreamClient` its stream.
 """
 

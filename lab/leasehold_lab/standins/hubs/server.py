@@ -1,7 +1,7 @@
 """The server process of the Event Hubs stand-in. It connects sockets to an AMQP engine and to hubs in memory.
 
 One port serves both AMQP and control requests of tests. If the first byte of a connection is `{`, it is a control
-connection, on which each request is a line of JSON, and so is its response (`execute`). A `HubConnection` passes bytes
+connection, on which each request is a line of JSON, and so is its response (`execute_control_line`). A `HubConnection` passes bytes
 between a socket and the AMQP engine, which implements the protocol. Each link of a client has one of three purposes: to
 receive events (`PartitionLink`), to send events (`HubWriter`), or to send requests to `$cbs` (authorization) and
 `$management` (the properties of hubs and partitions). Everything runs on one event loop, so no locks are needed.
