@@ -15,7 +15,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator.question import SimulationQuestion, build_fleet
-from leasehold_lab.simulator.run import run, measure_traffic
+from leasehold_lab.simulator.run import measure_traffic, run
 from leasehold_lab.simulator.scenario import Network
 
 SIZES = ((10, 2), (100, 10), (1000, 50))

@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from leasehold.balancer.rules.shares import least_moves
-from leasehold_lab.judge.rights import find_owner_changes, find_owners_at, drop_taken_back_handoffs
-from leasehold_lab.judge.run import find_workers_alive_at, find_lifetimes
-from leasehold_lab.simulator.question import SimulationQuestion, list_all_workers, build_fleet
+from leasehold_lab.judge.rights import drop_taken_back_handoffs, find_owner_changes, find_owners_at
+from leasehold_lab.judge.run import find_lifetimes, find_workers_alive_at
+from leasehold_lab.simulator.question import SimulationQuestion, build_fleet, list_all_workers
 from leasehold_lab.simulator.run import run
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -28,7 +28,7 @@ from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold_lab.judge.rights import find_owner_changes, measure_unowned_seconds, drop_taken_back_handoffs
+from leasehold_lab.judge.rights import drop_taken_back_handoffs, find_owner_changes, measure_unowned_seconds
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import (
     Capacity,
@@ -36,8 +36,8 @@ from leasehold_lab.simulator.scenario import (
     Network,
     Scenario,
     assign_owners_evenly,
-    name_group_workers,
     create_rolling_fleet,
+    name_group_workers,
 )
 
 EACH, AT, AFTER = 20, 30.0, 60.0

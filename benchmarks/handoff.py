@@ -28,8 +28,8 @@ from handoff_workers import LEASES, RATE, Faults, Target, fleet
 from leasehold.stores.writes import GiveLease, RequestLease
 from leasehold_lab.demo.child import ENVIRONMENT
 from leasehold_lab.judge.events import ReadingEvent, RunHistory
-from leasehold_lab.judge.tenures import group_by_shard, compute_tenures
-from leasehold_lab.standins.services import AZURITE_ACCOUNT, run_azurite, azurite_connection_string, run_dynalite
+from leasehold_lab.judge.tenures import compute_tenures, group_by_shard
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string, run_azurite, run_dynalite
 
 MOVES = 100
 LEASE_SECONDS = 3.0

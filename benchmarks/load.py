@@ -40,7 +40,7 @@ from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.demo.child import ENVIRONMENT
 from leasehold_lab.simulator.question import SimulationQuestion, build_config, simulate_on_this_machine
-from leasehold_lab.standins.services import AZURITE_ACCOUNT, run_azurite, azurite_connection_string, run_dynalite
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string, run_azurite, run_dynalite
 
 RESULTS = Path(__file__).parent / "results" / "load.md"
 LEASE_SECONDS = 10.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from leasehold_lab.judge.rights import find_owner_changes, find_owners_at, drop_taken_back_handoffs
+from leasehold_lab.judge.rights import drop_taken_back_handoffs, find_owner_changes, find_owners_at
 from leasehold_lab.simulator.question import SimulationQuestion, build_config, build_fleet
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member

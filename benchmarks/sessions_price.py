@@ -15,7 +15,7 @@ from store_price import count_requests, dynamodb, s3
 
 from leasehold.adapters.ops.doctor.examination import LIST_PRICES, MILLION, MONTH
 from leasehold_lab.processes import processes
-from leasehold_lab.simulator.question import Kind, SimulationQuestion, simulate_question, build_fleet
+from leasehold_lab.simulator.question import Kind, SimulationQuestion, build_fleet, simulate_question
 from leasehold_lab.simulator.run import run
 
 SIZES = ((10, 2), (100, 10), (1000, 50))

@@ -123,7 +123,7 @@ def compare_rows() -> tuple[int, list[int], int, int]:
             if len(set().union(*rows_by_query)) == len(sent):
                 break
             for child in children:
-                assert child.running, child.last_output
+                assert child.is_running, child.last_output
             time.sleep(1.0)
         counts = Counter(row for rows in rows_by_query for row in rows)
         return (

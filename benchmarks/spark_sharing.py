@@ -154,7 +154,7 @@ def wait_until_constant(read_count: Callable[[], int], query_process: Child, *, 
     long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if maximum else STANDS_SECONDS}
     while count != maximum and time.monotonic() - count_since < long_enough.get(count, STANDS_SECONDS):
         time.sleep(0.5)
-        if not query_process.running:
+        if not query_process.is_running:
             raise RuntimeError(f"the query has ended: {query_process.last_output}")
         if (now := read_count()) != count:
             count, count_since = now, time.monotonic()

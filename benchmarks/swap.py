@@ -112,7 +112,7 @@ def main() -> None:
                     verdict = _measure(stage, urls, thread, producer, turns)
                 finally:
                     producer.ended.set()
-                    stage.abandon()
+                    stage.kill_all_workers()
     print(verdict)
 
 
@@ -120,7 +120,7 @@ def _measure(stage: Stage, urls: Sequence[str], thread: Thread, producer: Produc
     stage.join("ours-1")
     stage.join("ours-2")
     thread.start()
-    if not stage.until(stage.balanced, SETTLE_SECONDS):
+    if not stage.until(stage.is_balanced, SETTLE_SECONDS):
         raise SystemExit("the fleet did not come to rest")
     gaps_at_rest, gaps_of_moves = list[float](), list[float]()
     for turn in range(2 * turns):

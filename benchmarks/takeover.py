@@ -55,7 +55,7 @@ def stop_worker(fleet: Mixed, lost_worker: str, spans: Spans, *, stop: bool) -> 
     shards = {lease.shard for lease in stage.leases if lease.owner == lost_worker and not lease.ended}
     draining: Child | None = None
     if stop:
-        draining = stage.leave(lost_worker)
+        draining = stage.drain_worker(lost_worker)
     else:
         stage.kill(lost_worker)
     times: dict[str, dict[str, float]] = {name: dict.fromkeys(shards, math.inf) for name in spans}

@@ -12,7 +12,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.printable import TEXT_LENGTH_MAX, escaped, few, printable, printable_lines, said
 from leasehold.stores.writes import CreateLease, RequestLease
-from leasehold_lab.contract.actors import expect_applied, create_placed_lease
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 ESCAPE = "\x1b]0;mine\x07\x1b[2J"
 SHOWN = r"\x1b]0;mine\x07\x1b[2J"

@@ -39,7 +39,7 @@ class Feed:
 
     def begin(self) -> None:
         """Start putting records in a thread."""
-        self._thread = Thread(target=self._run, daemon=True)
+        self._thread = Thread(target=self._put_records, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -51,11 +51,11 @@ class Feed:
             if thread.is_alive():
                 self.failed.append("the feed did not end: what it put last may be missing")
 
-    def stream_ended(self) -> None:
+    def record_stream_deletion(self) -> None:
         """Record that the stream was deleted, together with all records put so far."""
         self._former, self.recreated_at = len(self.sent), time.time()
 
-    def due(self, dispatched: Collection[tuple[str, str]]) -> list[SentRecord]:
+    def list_records_due(self, dispatched: Collection[tuple[str, str]]) -> list[SentRecord]:
         """Return the records that must arrive.
 
         These are all records of the current stream. Of the records of deleted streams, only those in `dispatched` are
@@ -65,7 +65,7 @@ class Feed:
         dispatched_records = [each for each in self.sent[: self._former] if (each.key, each.digest) in dispatched]
         return dispatched_records + self.sent[self._former :]
 
-    def _run(self) -> None:
+    def _put_records(self) -> None:
         while not self._ended.wait(PUT_SECONDS):
             with self.gate:
                 if self._ended.is_set():

@@ -176,7 +176,7 @@ class Fleet(Stage):
         source, store = self.ground.source(worker), self.places["store"].url(worker)
         if self.multilang:
             arguments: tuple[str, ...] = (DAEMON, str(writes), source, store, f"{CYCLE_SECONDS:g}")
-            arguments += (str(self._properties(worker)), "--attempts", "3", "--verbose")
+            arguments += (str(self._write_properties_file(worker)), "--attempts", "3", "--verbose")
         else:
             arguments = (MISBEHAVING, str(orders), str(writes), source, "--store", store, *to_option)
             arguments += ("--events", "--worker", worker, *self.settings)
@@ -195,7 +195,7 @@ class Fleet(Stage):
         self.processes[worker] = process
         self._note_denial(worker)
 
-    def _properties(self, worker: str) -> Path:
+    def _write_properties_file(self, worker: str) -> Path:
         """Write the properties file of a daemon. `unruly_daemon` gets the source and the store as arguments instead."""
         properties = {
             "executableName": f"{sys.executable} {CHILD}",
@@ -221,7 +221,7 @@ class Fleet(Stage):
                 f"{process} is gone, and {len(processes_left)} processes that it has started are not"
             )
 
-    def groups(self) -> dict[str, int]:
+    def list_process_groups(self) -> dict[str, int]:
         """Return the process groups of the workers by id, and that of the operator's command."""
         groups = {
             worker: self._children[process].pid
@@ -230,14 +230,14 @@ class Fleet(Stage):
         }
         return groups | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return whether each shard is read by its owner, and the workers' lease counts differ by at most one."""
         lease_counts = Counter(lease.owner for lease in self.leases)
         counts = [lease_counts[worker] for worker in self.processes]
-        all_read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
+        all_read = all(self.reading.find_reader(lease.shard) == lease.owner for lease in self.leases)
         return all_read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
 
-    def unexpected_ends(self) -> list[str]:
+    def list_unexpected_ends(self) -> list[str]:
         """Return descriptions of the processes that did not end as requested, or that left processes behind."""
         failed_processes = [process for process, state in self.workers.items() if "status" in state]
         faults = [f"{process}: {self.workers[process]}" for process in failed_processes if self._had_started(process)]
@@ -269,10 +269,10 @@ class Fleet(Stage):
             ]:
                 self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(unmarked_keys)}")
 
-    def abandon(self) -> None:
+    def kill_all_workers(self) -> None:
         if self.operator is not None:
             self.operator.kill()
-        super().abandon()
+        super().kill_all_workers()
 
     def _had_started(self, process: str) -> bool:
         """Return whether the process had started to work, so that its exit status matters.
@@ -293,12 +293,12 @@ class Fleet(Stage):
         self._read_table_and_events()
         self.ground.feed_leased_shards({lease.shard for lease in self.leases})
         for worker, (process, child) in list(self.leaving.items()):
-            if not child.running:
+            if not child.is_running:
                 del self.leaving[worker]
                 self._record_drained(process, child)
                 self.join(worker)
         for process, child in list(self._children.items()):
-            if not child.running:
+            if not child.is_running:
                 self._restart_ended(process, child)
         if self.operator is not None:
             self.operator.tick()
@@ -308,7 +308,7 @@ class Fleet(Stage):
         # Read the files of the processes first, because the table may not respond. The table is then read at a later
         # tick.
         services = [place.table.control for place in self.places.values()]
-        self.history.answers += [answer for tail in self._written for answer in tail.more()]
+        self.history.answers += [answer for tail in self._written for answer in tail.read_new_items()]
         began = time.time()
         try:
             if not any(each and each.paused for each in services):
@@ -318,7 +318,7 @@ class Fleet(Stage):
             note = "the store itself did not answer"
             self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
         for tail in self._tails:
-            for event in tail.more():
+            for event in tail.read_new_items():
                 self._record_event(event)
 
     def _record_drained(self, process: str, child: Child) -> None:
@@ -334,7 +334,7 @@ class Fleet(Stage):
         worker, _, _ = process.partition("#")
         del self._children[process]
         self._incident("crash", process, "ended by itself")
-        self.reading.died(process, self.history.incidents[-1].t)
+        self.reading.end_tenures_of_dead_process(process, self.history.incidents[-1].t)
         if process not in self._denied:
             self.history.faults.append(f"{process} ended by itself: {child.last_output[-300:]}")
         self.join(worker)
@@ -344,7 +344,7 @@ class Fleet(Stage):
     def begin(self, fault: Fault) -> None:
         """Cause a fault, and record it."""
         began = time.time()
-        subject = self._cause(fault)
+        subject = self._cause_fault(fault)
         if self._is_noticed(fault.kind.what):
             what: IncidentKind = "nap" if fault.kind.what == "stand still" or fault.kind in SLEEPS else "trouble"
             self._current_incidents[fault] = Incident(began, what, subject, math.inf, str(fault))
@@ -361,22 +361,22 @@ class Fleet(Stage):
         if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._current_incidents):
             self._denied.add(self.processes[worker])
 
-    def _cause(self, fault: Fault) -> str:
+    def _cause_fault(self, fault: Fault) -> str:
         """Cause the fault, and return the worker or shard that it affects, or "" if it affects all."""
         what, worker = fault.kind.what, fault.worker
         if fault.kind.line:
-            return self._cause_on_connections(fault)
+            return self._cause_fault_of_connections(fault)
         if worker:
-            self._cause_to_worker(what, worker)
+            self._cause_fault_of_worker(what, worker)
             if fault.kind in SLEEPS:
-                self._closed_shards[fault] = self._reshard_of(worker, what)
+                self._closed_shards[fault] = self._reshard_worker(worker, what)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=True)
         elif self.table.disk is not None:
-            (self.table.disk.fill if fault.kind == DISK_FULL else self.table.disk.hold)()
+            (self.table.disk.fill_up if fault.kind == DISK_FULL else self.table.disk.hold_transaction)()
         return worker
 
-    def _cause_to_worker(self, what: str, worker: str) -> None:
+    def _cause_fault_of_worker(self, what: str, worker: str) -> None:
         # A worker that is still draining has no new process that the fault could affect.
         self.until(lambda: worker not in self.leaving, 2 * DRAIN_SECONDS)
         process = self.processes[worker]
@@ -396,13 +396,13 @@ class Fleet(Stage):
                 limit_resource = ResourceLimit.memory if what == NO_MEMORY.what else ResourceLimit.descriptors
                 self._resource_limits[worker] = limit_resource(self._children[process].pid)
             case step if step in STEPS and self.libc is not None:
-                self.libc.step(worker, STEPS[step])
+                self.libc.set_clock_ahead(worker, STEPS[step])
             case order:
                 if order == ORDER and (lines := self.places["store"].lines) is not None:
                     lines.begin("reset", worker)  # so that there is something to log
                 (self.folder / f"{worker}.orders").write_text(order.removeprefix("handler "))
 
-    def _reshard_of(self, worker: str, what: str) -> tuple[str, ...]:
+    def _reshard_worker(self, worker: str, what: str) -> tuple[str, ...]:
         """Split or merge an open shard of this worker, and return the shards that are closed by that.
 
         While the stream is paused, no shard is closed, and the fault is only a pause of the worker.
@@ -431,9 +431,9 @@ class Fleet(Stage):
         note = f"the stream dropped {', '.join(shards)}"
         self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
 
-    def _cause_on_connections(self, fault: Fault) -> str:
+    def _cause_fault_of_connections(self, fault: Fault) -> str:
         what, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
-        control, lines = self._service_and_lines(fault)
+        control, lines = self._find_service_and_lines(fault)
         if what == "split":
             self.split()
         elif what == "merge":
@@ -454,7 +454,7 @@ class Fleet(Stage):
             lines.begin(what, worker)
         return worker
 
-    def _service_and_lines(self, fault: Fault) -> tuple[ServiceControl | None, Lines | SharedWire | None]:
+    def _find_service_and_lines(self, fault: Fault) -> tuple[ServiceControl | None, Lines | SharedWire | None]:
         """Return the service that the fault affects, and the workers' lines to it, unless they lead to a stream."""
         if fault.kind.line == "stream":
             return self.ground.control, None
@@ -486,7 +486,7 @@ class Fleet(Stage):
         If a line to a store carries only one direction, other workers must take over the shards (L-one-way). Such a
         fault therefore explains only effects at its beginning and at its end.
         """
-        self._end_cause(fault)
+        self._undo_fault(fault)
         if (incident := self._current_incidents.pop(fault, None)) is not None:
             incident_index = self.history.incidents.index(incident)
             extra_seconds = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
@@ -497,9 +497,9 @@ class Fleet(Stage):
             if is_one_way:
                 self.history.incidents.append(evolve(incident, t=now, seconds=0.0, note=f"the end of {fault}"))
 
-    def _end_cause(self, fault: Fault) -> None:
+    def _undo_fault(self, fault: Fault) -> None:
         what, worker, line = fault.kind.what, fault.worker, fault.kind.line
-        control, lines = self._service_and_lines(fault)
+        control, lines = self._find_service_and_lines(fault)
         if what == "pause":
             assert control is not None
             control.resume()
@@ -508,13 +508,13 @@ class Fleet(Stage):
         elif line and worker and lines is not None:
             lines.end(what, worker)
         elif worker:
-            self._end_cause_at_worker(what, worker)
+            self._undo_fault_of_worker(what, worker)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=False)
         elif not line and self.table.disk is not None:
-            (self.table.disk.clear if fault.kind == DISK_FULL else self.table.disk.let_go)()
+            (self.table.disk.free_space if fault.kind == DISK_FULL else self.table.disk.end_transaction)()
 
-    def _end_cause_at_worker(self, what: str, worker: str) -> None:
+    def _undo_fault_of_worker(self, what: str, worker: str) -> None:
         match what:
             case "kill":
                 self.join(worker)
@@ -523,7 +523,7 @@ class Fleet(Stage):
             case "no more threads" | "no more descriptors" | "no more memory":
                 self._resource_limits.pop(worker).end()
             case step if step in STEPS and self.libc is not None:
-                self.libc.step(worker, 0)
+                self.libc.set_clock_ahead(worker, 0)
             case order:
                 if order == ORDER and (lines := self.places["store"].lines) is not None:
                     lines.end("reset", worker)

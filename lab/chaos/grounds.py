@@ -287,7 +287,7 @@ class HubGround:
                 self._hubs.create(self._hub.hub, self._hub.partitions)
                 return ""
             case "detach":
-                self._hubs.detach(self._hub.hub, partition)
+                self._hubs.detach_readers(self._hub.hub, partition)
                 return partition
             case "drop":
                 self._hubs.drop(self._hub.hub, partition)

@@ -66,7 +66,7 @@ from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES
 from leasehold_lab.demo.stage import TICK_SECONDS
 from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.explanations import Explanations, RecordWait, RunVerdict, judge_finished_run
-from leasehold_lab.judge.tenures import group_by_shard, compute_tenures
+from leasehold_lab.judge.tenures import compute_tenures, group_by_shard
 
 SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")
@@ -161,7 +161,7 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
         fleets: list[Fleet] = []
 
         def client_of(port: int) -> str:
-            return client_at(port, {} if not fleets else fleets[0].groups())
+            return client_at(port, {} if not fleets else fleets[0].list_process_groups())
 
         hub = ""
         ground: KinesisGround | HubGround
@@ -193,7 +193,7 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
             operator = SwapOperator(addresses, environment, folder, f"{request.seed} swap")
         table = places["store"].table
         disk = table.disk.folder if table.disk else folder / "disk"
-        libc = UnkindLibc.made(folder, workers, disk) if has_compiler() else None
+        libc = UnkindLibc.compile(folder, workers, disk) if has_compiler() else None
         fleet = Fleet(
             folder,
             ground.stream,
@@ -207,7 +207,7 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
             multilang=request.consumer == "multilang",
         )
         fleets.append(fleet)
-        stack.callback(fleet.abandon)
+        stack.callback(fleet.kill_all_workers)
         yield fleet
 
 
@@ -232,7 +232,7 @@ def run(request: RunRequest, folder: Path, report: Callable[[str], None]) -> Out
             Play(fleet, feed, request, report).run(faults, workers)
         finally:
             feed.end()
-        history = evolve(fleet.recorded(feed.due(fleet.distinct)), recreated_at=feed.recreated_at)
+        history = evolve(fleet.build_history(feed.list_records_due(fleet.distinct)), recreated_at=feed.recreated_at)
         history.faults += feed.failed
         history.incidents += feed.slow
     tenures, limits = group_by_shard(compute_tenures(history).tenures), limits_now(workers, fleet.store.capabilities)
@@ -245,7 +245,7 @@ def run(request: RunRequest, folder: Path, report: Callable[[str], None]) -> Out
         fleet.faulty_requests,
         Counter(each.outcome for each in history.answers),
         sum(" itself " in each.note for each in history.incidents),
-        Explanations(history, tenures, limits).longest(),
+        Explanations(history, tenures, limits).find_longest_wait(),
         str(fleet.operator or ""),
     )
 
@@ -320,7 +320,7 @@ class Play:
         fleet = self.fleet
         for worker in workers:
             fleet.join(worker)
-        if not fleet.until(fleet.settled, ARRIVE_SECONDS):
+        if not fleet.until(fleet.is_settled, ARRIVE_SECONDS):
             self.report(f"NOT EVERY SHARD IS READ {ARRIVE_SECONDS:g} s AFTER ALL HAVE JOINED: the machine is too busy")
         self.feed.begin()
         self._began = time.monotonic()
@@ -336,10 +336,11 @@ class Play:
         fleet.finish_swap(ARRIVE_SECONDS * notice_seconds() / NOTICE_SECONDS[0])
         self.feed.end()
         fleet.until(
-            lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.due(fleet.distinct)), ARRIVE_SECONDS
+            lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.list_records_due(fleet.distinct)),
+            ARRIVE_SECONDS,
         )
         fleet.end()
-        fleet.history.faults += fleet.unexpected_ends()
+        fleet.history.faults += fleet.list_unexpected_ends()
 
     def _begin_or_end(self, fault: Fault, *, over: bool) -> None:
         if not over:
@@ -348,7 +349,7 @@ class Play:
             if fault.kind in HELD_UP:
                 self.feed.gate.acquire()
             if fault.kind == ANEW:
-                self.feed.stream_ended()
+                self.feed.record_stream_deletion()
             if fault.kind.what == "restart":
                 self.fleet.pause(KEEP_SECONDS)
             self.fleet.begin(fault)

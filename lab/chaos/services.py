@@ -28,7 +28,7 @@ from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import ENVIRONMENT
 from leasehold_lab.standins.node import Service
 from leasehold_lab.standins.postgres import DATABASE, USER, run_postgres
-from leasehold_lab.standins.services import AZURITE_ACCOUNT, run_azurite, azurite_connection_string, run_dynalite
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string, run_azurite, run_dynalite
 
 OPENINGS = 5
 STORES = ("dynamodb", "azblob", "sqlite", "s3", "gcs", "postgres")
@@ -121,7 +121,7 @@ def open_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator
     with ExitStack() as stack:
         name = f"chaos-{uuid4().hex[:8]}"
         if store == "sqlite":
-            disk = stack.enter_context(Disk(folder / "disk").mounted())
+            disk = stack.enter_context(Disk(folder / "disk").mount_folder())
             table = Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
         else:
             (data_folder := folder / store).mkdir(parents=True)

@@ -75,7 +75,7 @@ class SwapOperator:
         if child is None:
             if not self.over and now >= self._until:
                 self._start(now)
-        elif not child.running:
+        elif not child.is_running:
             if child.wait():
                 self.last_output = child.last_output
             elif not self._back:

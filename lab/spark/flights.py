@@ -31,7 +31,7 @@ from standins.flight_rows import ROWS, flight_rows
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
-from leasehold_lab.demo.stage import Stage, create_kinesis_client, put_records, run_services, open_stage
+from leasehold_lab.demo.stage import Stage, create_kinesis_client, open_stage, put_records, run_services
 from leasehold_lab.judge.events import SentRecord
 from leasehold_lab.judge.explanations import RunVerdict
 
@@ -148,7 +148,7 @@ def _cause_faults(stage: Stage, feed: Feed, feeding: Future[None], count: int) -
         # Wait for a little more than the share, so that rows are being sent when the fault happens.
         assert stage.until(partial(feed.has_sent, int((share + 0.04) * count)), ARRIVE_SECONDS), "rows are not taken"
         action()
-        assert stage.until(stage.balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"
+        assert stage.until(stage.is_balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"
     assert stage.until(feeding.done, ARRIVE_SECONDS), "the stream did not take all rows"
     feeding.result()
     stage.until(lambda: len(stage.distinct) >= count, ARRIVE_SECONDS)
@@ -167,7 +167,7 @@ class Progress:
         if seconds >= self._next_report:
             self._next_report = seconds + 5
             counts = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct):7,}"
-            self._report(f"{seconds:5.0f} s  {counts}  {dict(stage.held())}")
+            self._report(f"{seconds:5.0f} s  {counts}  {dict(stage.count_leases_of_workers())}")
 
 
 def main() -> int:

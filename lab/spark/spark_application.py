@@ -35,7 +35,7 @@ class Application(Child):
 
     def progress(self) -> list[dict[str, Any]]:
         """Return the progress that the pipeline has printed since the last call."""
-        return self._progress_lines.more()
+        return self._progress_lines.read_new_items()
 
     def kill_java(self) -> dict[str, float]:
         """Kill the Java process with SIGKILL, and return how many seconds its descendants lived on, by program.
@@ -59,7 +59,7 @@ class Application(Child):
     @property
     def starved(self) -> bool:
         """Whether the pipeline ended because the machine was too busy to start Python in time."""
-        return not self.running and LATE in self._log.read_text(errors="replace")
+        return not self.is_running and LATE in self._log.read_text(errors="replace")
 
     def stop(self) -> int:
         """Send SIGINT, as Ctrl-C does, so that the pipeline stops its query and ends. Return its exit status."""

@@ -59,7 +59,7 @@ def wait(*queries: Child) -> None:
     """Wait until these queries have ended without an error."""
     deadline = time.monotonic() + WAIT_SECONDS
     for child in queries:
-        while child.running:
+        while child.is_running:
             assert time.monotonic() < deadline, child.last_output
             time.sleep(0.2)
         assert child.wait() == 0, child.last_output

@@ -171,7 +171,7 @@ class Run:
                 if isinstance(member, Application) and member.starved:
                     self._restart(name, member)
                     continue
-                assert member.running, f"{name} ended by itself; its last words:\n{member.last_output}"
+                assert member.is_running, f"{name} ended by itself; its last words:\n{member.last_output}"
             assert now < deadline, f"not within {seconds:g} s: {what}; {dict(self.counts())}"
             if now > next_report:
                 next_report = now + 10

@@ -22,7 +22,7 @@ from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import ENVIRONMENT
 from leasehold_lab.demo.stage import Stream, create_kinesis_client, put_records, run_services
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
-from leasehold_lab.standins.services import AZURITE_ACCOUNT, run_azurite, azurite_connection_string
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string, run_azurite
 
 SHARDS = 8
 MARK = b"no flight: all that was sent lies before this"
@@ -154,7 +154,7 @@ class Hub:
         return {lease.key: self._last(lease.shard) for lease in self.table.list().leases}
 
     def _last(self, partition: str) -> int:
-        return int(self.hubs.look(self.hub)[int(partition)]["events"]) - 1
+        return int(self.hubs.list_partitions(self.hub)[int(partition)]["events"]) - 1
 
 
 @contextmanager

@@ -195,7 +195,7 @@ def _run_victim(folder: Path, source: str, query_options: Sequence[str], *, how:
         child = Victim("victim", arguments, folder)
     deadline = time.monotonic() + ROUND_SECONDS
     try:
-        while child.running:
+        while child.is_running:
             assert time.monotonic() < deadline, child.last_output
             time.sleep(0.2)
         status = child.wait()

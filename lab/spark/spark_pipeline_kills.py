@@ -196,7 +196,7 @@ class Pipeline:
             while self._may_kill(count):
                 app = self.begin(faulty.url)
                 try:
-                    while app.running and self._may_kill(count):
+                    while app.is_running and self._may_kill(count):
                         new_rows = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
                         put_records(kinesis_client, input_stream.name, new_rows)
                         sent += new_rows
@@ -204,14 +204,14 @@ class Pipeline:
                         faulty.fail("PutRecords", *random.choices(FAULTS, k=random.randrange(4)))
                         self._kill(app, faulty, random)
                         report(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
-                    assert app.running or self.kills[-1:] == ["application"], app.last_output
+                    assert app.is_running or self.kills[-1:] == ["application"], app.last_output
                 finally:
                     self.end(app)
             (self.folder / "last").touch()
             self.versions = ()
             app = self.begin(faulty.url)
             try:
-                _until(lambda: not app.running, app, 2 * self.wait_seconds)
+                _until(lambda: not app.is_running, app, 2 * self.wait_seconds)
                 assert app.wait() == 0, app.last_output
             finally:
                 self.end(app)
@@ -273,14 +273,14 @@ class Pipeline:
             "committer": lambda: self._processes_of(app, target, port),
         }
         has_come = moments.get(target, lambda: _batches(app) > done)
-        _until(lambda: not app.running or has_come(), app, self.wait_seconds)
+        _until(lambda: not app.is_running or has_come(), app, self.wait_seconds)
         time.sleep(random.random() * {"task": 0.3, "committer": 0.0}.get(target, 1.0))
         pids = self._processes_of(app, target, port)
         if not pids:  # no such process has started yet
             return
         self.kills += [target] * bool(_kill_all(pids if target == "application" else [random.choice(pids)]))
         if target == "application":
-            _until(lambda: not app.running, app, self.wait_seconds)
+            _until(lambda: not app.is_running, app, self.wait_seconds)
 
     def _processes_of(self, app: Victim, target: str, port: int) -> list[int]:
         processes = executors.marked(f"{MARK}={self.folder}") if target == "executor" else descendants(app.pid)
@@ -362,7 +362,7 @@ def read_with_kcl(kinesis: str, stream: Stream) -> set[bytes]:
 def _output_of(worker: Child, count: int, seconds: float) -> list[bytes]:
     """Wait until the worker has printed this many lines and then no more for a while, and return its output."""
     deadline, seen, since = time.monotonic() + seconds, -1, 0.0
-    while time.monotonic() < deadline and worker.running:
+    while time.monotonic() < deadline and worker.is_running:
         now = _lines(worker)
         if now != seen:
             seen, since = now, time.monotonic()

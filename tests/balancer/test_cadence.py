@@ -38,7 +38,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import seconds_until_joined
 from leasehold.balancer.watch import Watch
-from leasehold_lab.properties.strategies import WORKERS, configs, bulletin_states, rule_sets, workers
+from leasehold_lab.properties.strategies import WORKERS, bulletin_states, configs, rule_sets, workers
 
 
 def test_ranks_contain_only_our_living_workers() -> None:

@@ -32,7 +32,7 @@ from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.swap import CONTROL, MARK, MOVED_TO, swap_notices
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
-from leasehold_lab.contract.actors import expect_applied, create_placed_lease
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LAGS = {

@@ -47,11 +47,11 @@ from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs, has_engine
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import build_conninfo, run_postgres, build_store_url
+from leasehold_lab.standins.postgres import build_conninfo, build_store_url, run_postgres
 from leasehold_lab.standins.services import (
     AZURITE_ACCOUNT,
-    run_azurite,
     azurite_connection_string,
+    run_azurite,
     run_dynalite,
     run_kinesis_local,
     run_moto,

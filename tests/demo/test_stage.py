@@ -30,20 +30,20 @@ def greeter(folder: Path) -> Child:
     """Return a process that reports when it is ready."""
     child = Child("greeter", ("-c", GREETS), folder)
     while not child.out.read_text().endswith("\n"):
-        assert child.running, child.last_output
+        assert child.is_running, child.last_output
     return child
 
 
 def test_a_child_finishes_on_sigterm(tmp_path: Path) -> None:
     child = greeter(tmp_path)
     child.ask_to_end()
-    assert (child.wait(), child.out.read_text(), child.running) == (0, "up\ndown\n", False)
+    assert (child.wait(), child.out.read_text(), child.is_running) == (0, "up\ndown\n", False)
 
 
 def test_a_killed_child_does_not_finish(tmp_path: Path) -> None:
     child = greeter(tmp_path)
     child.kill()
-    assert (child.out.read_text(), child.running) == ("up\n", False)
+    assert (child.out.read_text(), child.is_running) == ("up\n", False)
 
 
 def test_a_child_does_not_inherit_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +61,10 @@ def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     tail = Tail(path, bytes.decode)
     path.write_text("one\ntw")
-    first = tail.more()
+    first = tail.read_new_items()
     with path.open("a") as file:
         file.write("o\nthree")
-    assert (first, tail.more(), tail.more()) == (["one"], ["two"], [])
+    assert (first, tail.read_new_items(), tail.read_new_items()) == (["one"], ["two"], [])
 
 
 @pytest.mark.parametrize(

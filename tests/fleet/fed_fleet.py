@@ -83,4 +83,4 @@ def a_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
         try:
             yield FedFleet(stage, puts)
         finally:
-            stage.abandon()
+            stage.kill_all_workers()

@@ -109,7 +109,7 @@ class Group:
     ) -> None:
         program, *first = MAKES[make].start()
         words = (worker, self.feed.stream.hub, MAKES[make].group, self.container, str(interval), str(expiry))
-        self.stage.admit(Child(worker, (*first, *words), self.stage.folder, program=program))
+        self.stage.add_process(Child(worker, (*first, *words), self.stage.folder, program=program))
         self.makes[worker] = make
 
     def make(self, worker: str) -> str:
@@ -126,7 +126,7 @@ class Group:
 
     def shares(self) -> list[int]:
         """Return how many partitions each live worker reads alone, highest first."""
-        counts = dict.fromkeys(self.stage.living(), 0)
+        counts = dict.fromkeys(self.stage.list_living_workers(), 0)
         for readers in self.readers().values():
             if len(readers) == 1 and readers[0] in counts:
                 counts[readers[0]] += 1
@@ -165,7 +165,7 @@ class Group:
         A checkpoint counts as known to the next reader half a second after it was seen, because an official worker that
         lost a partition writes its last checkpoint unconditionally, perhaps just after the new owner looked.
         """
-        history = self.stage.recorded(self.feed.sent)
+        history = self.stage.build_history(self.feed.sent)
         events = [evolve(event, key=event.shard) for event in in_order_where_official(history.events, self.makes)]
         rows = [evolve(row, t=row.t + LATE_SECONDS) for row in history.rows]
         return judge_finished_run(evolve(history, events=events, rows=rows))
@@ -229,7 +229,7 @@ def a_group(feed: Feed, folder: Path, store: str, container: str = "", to: str |
         try:
             yield Group(stage, feed, container)
         finally:
-            stage.abandon()
+            stage.kill_all_workers()
 
 
 @contextmanager

@@ -52,12 +52,12 @@ class Mixed:
 
     def watched(self, _stage: Stage) -> None:
         """Record what the producer has put."""
-        self.sent += self.produced.more()
+        self.sent += self.produced.read_new_items()
 
     def read_by(self, worker: str) -> bool:
         """Return whether a worker owns leases and has started to read all of them."""
         mine = [lease.shard for lease in self.stage.leases if lease.owner == worker and not lease.ended]
-        return bool(mine) and all(self.stage.reading.owner(shard) == worker for shard in mine)
+        return bool(mine) and all(self.stage.reading.find_reader(shard) == worker for shard in mine)
 
     def gifts(self) -> list[tuple[str, str, bool]]:
         """Return the shards that passed from our workers to Java's, with the worker, and whether it started to read."""
@@ -84,18 +84,18 @@ class Mixed:
             mode=self.mode,
             failover_ms=1000 * self.lease_seconds,
         )
-        self.stage.admit(started)
+        self.stage.add_process(started)
 
     def balanced(self) -> None:
         """Wait until every open shard is read, and no live worker has two more than another."""
-        self._wait("balanced", self.stage.balanced)
+        self._wait("balanced", self.stage.is_balanced)
 
     def owned_by(self, worker: str) -> None:
         """Wait until one worker reads everything, even if others are running."""
 
         def alone() -> bool:
             current = {lease.shard for lease in self.stage.leases if not lease.ended}
-            mine = {shard for shard in current if self.stage.reading.owner(shard) == worker}
+            mine = {shard for shard in current if self.stage.reading.find_reader(shard) == worker}
             return mine == current and len(current) == self.stage.open_shards
 
         self._wait(f"all read by {worker}", alone)
@@ -115,7 +115,7 @@ class Mixed:
     def _wait(self, what: str, holds: Callable[[], bool]) -> None:
         deed = self.stage.history.incidents[-1]
         done = self.stage.until(holds, WAIT_SECONDS)
-        seconds, held = time.time() - deed.t, dict(self.stage.held())
+        seconds, held = time.time() - deed.t, dict(self.stage.count_leases_of_workers())
         log.info(
             "KCL %s (%s): %s %s: %s after %.1f s: %s",
             self.version,

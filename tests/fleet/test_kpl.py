@@ -20,7 +20,7 @@ from waiters import AT_ONCE
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
-from leasehold_lab.standins.node import HOST, find_free_port, ensure_installed
+from leasehold_lab.standins.node import HOST, ensure_installed, find_free_port
 from leasehold_lab.standins.services import CERTIFICATE, run_kinesis_local
 
 if TYPE_CHECKING:

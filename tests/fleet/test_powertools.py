@@ -272,7 +272,7 @@ def test_a_table_function_loses_no_change_in_rolling_shards_and_a_kill(
         for number in range(RECORDS):
             if number == RECORDS // 2:
                 assert all_read.wait(WAIT)
-                table.roll()
+                table.end_open_shards()
             table.put(f"i-{number % KEYS}", {"text": {"S": texts[number]}})
 
     with run_table_server(table) as endpoint:

@@ -16,11 +16,11 @@ def test_the_row_of_a_missing_shard_is_deleted_after_one_attempt(kinesis_url: st
     """The row would otherwise be claimed and rejected every minute, with an ERROR each time (L10)."""
     with open_stage(kinesis_url, dynamodb_local_url, shards=2, settings=SETTINGS) as stage:
         stage.join("ours-1")
-        assert stage.until(stage.balanced, WAIT_SECONDS), stage.leases
+        assert stage.until(stage.is_balanced, WAIT_SECONDS), stage.leases
         stage.store.write(CreateLease(Lease(GHOST, checkpoint=Position("49"), hash_range=(0, 1))))
         stage.tick()
         assert stage.until(lambda: GHOST not in {lease.key for lease in stage.leases}, 2 * WAIT_SECONDS), stage.leases
         log_lines = "".join(log.read_text() for log in sorted(stage.folder.glob("ours-*.log")))
         assert log_lines.count(f"ERROR leasehold.reading: shard {GHOST} stops here") <= 1, log_lines
-        assert stage.balanced()
+        assert stage.is_balanced()
         stage.end()

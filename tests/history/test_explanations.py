@@ -9,7 +9,7 @@ from leasehold.balancer.model import TRIM_HORIZON
 from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.events import Incident, ObservedRow, ReadingEvent, RunHistory, SentRecord
 from leasehold_lab.judge.explanations import Explanations, RecordWait, judge_finished_run
-from leasehold_lab.judge.tenures import group_by_shard, compute_tenures
+from leasehold_lab.judge.tenures import compute_tenures, group_by_shard
 
 LIMITS = JudgeLimits(wait_seconds=3.0, reach_seconds=10.0)
 GAP = "unread: a record of s-0 waited for {} s from 20.000, of which {} s lie outside {}"
@@ -155,10 +155,10 @@ def test_a_record_that_never_came_is_lost_and_waits_no_more() -> None:
 def test_the_longest_wait_is_told_with_what_explains_it() -> None:
     """A good run's longest wait shows how close it came to the limit."""
     run = left_unread(Incident(21, "trouble", "a", 9, "the store parted"))
-    wait = Explanations(run, group_by_shard(compute_tenures(run).tenures), LIMITS).longest()
+    wait = Explanations(run, group_by_shard(compute_tenures(run).tenures), LIMITS).find_longest_wait()
     assert wait == RecordWait("s-0", 20.0, 40.0, ("the store parted",), 1.0)
     timeless = RunHistory(sent=[SentRecord("k", 1, "digest 1")], events=[begins(0, "a"), record(1, "a", 1)])
-    assert Explanations(timeless, {}, LIMITS).longest() is None
+    assert Explanations(timeless, {}, LIMITS).find_longest_wait() is None
 
 
 def test_the_last_reader_before_the_record_is_concerned() -> None:

@@ -20,7 +20,7 @@ from leasehold_lab.judge.events import (
     WriteVerb,
     parse_event,
 )
-from leasehold_lab.judge.explanations import UNLIMITED, RunVerdict, judge_history, judge_finished_run
+from leasehold_lab.judge.explanations import UNLIMITED, RunVerdict, judge_finished_run, judge_history
 from leasehold_lab.judge.run import OPERATOR, ReaderChange
 
 

@@ -15,8 +15,8 @@ from leasehold_lab.judge.rights import (
     UNREAD_SECONDS,
     OwnerChange,
     count_rejected_writes,
-    measure_unowned_seconds,
     drop_taken_back_handoffs,
+    measure_unowned_seconds,
 )
 
 

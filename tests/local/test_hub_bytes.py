@@ -12,8 +12,8 @@ from leasehold_lab.standins.hubs.partitions import (
     HubRejection,
     Partition,
     annotate_event,
-    split_batch,
     read_partition_key,
+    split_batch,
 )
 from leasehold_lab.standins.hubs.server import Padding, pad_frame
 
@@ -43,7 +43,9 @@ def test_frames_can_arrive_in_any_pieces(piece: int) -> None:
     """The engine's buffer may end within a frame, so half a frame waits for the rest."""
     stream = b"AMQP\x00\x01\x00\x00" + HEARTBEAT + DETACH + TRANSFER
     padding = Padding()
-    sent = b"".join(padding.pad(stream[offset : offset + piece]) for offset in range(0, len(stream), piece))
+    sent = b"".join(
+        padding.add_missing_fields(stream[offset : offset + piece]) for offset in range(0, len(stream), piece)
+    )
     assert sent == stream[:16] + pad_frame(DETACH) + pad_frame(TRANSFER)
 
 
@@ -97,7 +99,7 @@ def test_a_filter_sets_the_first_event_of_a_reader(selector: str | None, first: 
     assert partition.offsets[1] != 1, "an offset that equals a sequence number hides confusions"
     partition.offsets[1] = 10
     partition.offsets[2] = 20
-    assert partition.start(selector) == first
+    assert partition.find_start(selector) == first
 
 
 @pytest.mark.parametrize("selector", ["x-opt-offset > '1'", "amqp.annotation.x-opt-offset > 'no offset'"])

@@ -15,8 +15,8 @@ from waiters import AT_ONCE
 from leasehold.adapters.toolchain import ServiceError
 from leasehold_lab.standins.node import Service, accepts_connections
 from leasehold_lab.standins.services import (
-    run_azurite,
     azurite_connection_string,
+    run_azurite,
     run_dynalite,
     run_kinesis_local,
     run_moto,

@@ -246,7 +246,7 @@ def test_a_hub_is_examined_while_a_worker_reads_it(
         listed, last, received = of_hub(place)
         assert {listed.state, last.state, received.state} == {"ok"}
         assert "a worker reads partition 0 undisturbed" in received.says
-        assert [each["epoch"] for each in hubs.look("orders")[0]["readers"]] == [3]
+        assert [each["epoch"] for each in hubs.list_partitions("orders")[0]["readers"]] == [3]
         worker.close()
         assert [each.state for each in of_hub(place, group="absent")] == ["ok", "ok", "wrong"]
 

@@ -21,7 +21,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import RenewLease
-from leasehold_lab.contract.actors import expect_applied, create_placed_lease
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 CONFIG = Config()
 OVER = "nothing: it holds more than its share, and takes no leases from others (M3)"

@@ -51,7 +51,7 @@ from leasehold.stores.swap import (
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
 from leasehold_lab.commands.what_if import app as what_if
-from leasehold_lab.contract.actors import expect_applied, create_owned_lease, read_stored_lease
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied, read_stored_lease
 from leasehold_lab.simulator.world.world import ListSource
 
 NAMES = ("memory://from", "memory://to")

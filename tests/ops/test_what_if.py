@@ -14,7 +14,7 @@ from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold_lab.commands.what_if import app
 from leasehold_lab.contract.actors import create_placed_lease
 from leasehold_lab.simulator.question import FleetForecast
-from leasehold_lab.what_if import FleetChange, forecast_change, choose_joining_names
+from leasehold_lab.what_if import FleetChange, choose_joining_names, forecast_change
 
 CONFIG = Config()
 KEYS = tuple(f"orders:shard-{number:02}" for number in range(12))

@@ -275,7 +275,7 @@ def forsaken(history: RunHistory) -> Iterator[str]:
 
     A process held a lease if the last write of the lease was its own, and had not expired.
     """
-    for event in history.of_kinds("lease-lost"):
+    for event in history.select_events("lease-lost"):
         earlier = [write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t]
         last = earlier[-1]
         own = last.process == event.process and last.after is not None and last.after.owner == event.worker

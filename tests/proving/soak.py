@@ -19,7 +19,7 @@ from rich.progress import track
 from leasehold_lab.judge.breach import Breach
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator.chaos import trial
-from leasehold_lab.simulator.run import run_and_find_breaches, explain_failure
+from leasehold_lab.simulator.run import explain_failure, run_and_find_breaches
 
 app = typer.Typer(add_completion=False)
 

@@ -9,7 +9,7 @@ from leasehold.balancer.rules import shares
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold_lab.checker.cases import OURS, build_quick_cases
 from leasehold_lab.checker.fleet import FleetModel
-from leasehold_lab.checker.verdict import FleetCase, Fault, judge_case, format_page, find_surprises
+from leasehold_lab.checker.verdict import Fault, FleetCase, find_surprises, format_page, judge_case
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from leasehold_lab.simulator import digests
 from leasehold_lab.simulator.digests import (
     compute_digest,
     compute_digests_of_seeds,
-    find_first_difference,
-    read_digests,
     create_scenario,
+    find_first_difference,
     format_trace,
+    read_digests,
 )
 from leasehold_lab.simulator.question import unlogged
 from leasehold_lab.simulator.run import run

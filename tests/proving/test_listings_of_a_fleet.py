@@ -6,7 +6,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LOOK_SECONDS
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Member, Network, Scenario, name_group_workers, create_rolling_fleet
+from leasehold_lab.simulator.scenario import Member, Network, Scenario, create_rolling_fleet, name_group_workers
 
 
 def test_present_workers_list_nothing_at_the_start() -> None:

@@ -6,7 +6,7 @@ from attrs import evolve
 from leasehold.balancer.config import Config
 from leasehold_lab.simulator.question import SimulationQuestion, simulate_question
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Network, name_group_workers, create_scaled_out_fleet
+from leasehold_lab.simulator.scenario import Network, create_scaled_out_fleet, name_group_workers
 
 pytestmark = pytest.mark.slow
 

@@ -65,13 +65,13 @@ def test_only_poisonous_records_become_dead_letters() -> None:
     """Records next to a poisoned one are handled as usual, and no poisoned record is skipped."""
     history = poisoned()
     assert judge_history(history, LIMITS) == ()
-    dead_lettered = {(event.shard, event.place) for event in history.of_kinds("dead-lettered")}
-    finished = {(event.shard, event.place) for event in history.of_kinds("finished")}
-    taken = {(event.shard, event.place) for event in history.of_kinds("record")}
+    dead_lettered = {(event.shard, event.place) for event in history.select_events("dead-lettered")}
+    finished = {(event.shard, event.place) for event in history.select_events("finished")}
+    taken = {(event.shard, event.place) for event in history.select_events("record")}
     assert dead_lettered
     assert all(is_poisonous(str(number)) for _, (number, _) in dead_lettered)
     assert dead_lettered | finished == taken
-    together = Counter((event.t, event.shard) for event in history.of_kinds("record"))
+    together = Counter((event.t, event.shard) for event in history.select_events("record"))
     assert max(together.values()) > 3 * POISON, "long batches were searched"
 
 
@@ -81,7 +81,7 @@ def test_both_laws_hold_whatever_a_dead_letter_sink_does(what: Deviation) -> Non
     """No checkpoint passes a record that reached neither its handler nor the dead letters."""
     history = poisoned(CallableFault(WORKERS[0], "dead letter", what, 40.0, 30.0))
     assert judge_history(history, LIMITS) == ()
-    assert {event.process.partition("#")[0] for event in history.of_kinds("dead-lettered")} == set(WORKERS)
+    assert {event.process.partition("#")[0] for event in history.select_events("dead-lettered")} == set(WORKERS)
 
 
 def test_hanging_handler_is_reported_as_unread() -> None:

@@ -206,7 +206,7 @@ def checkpoint_of_another() -> RunHistory:
 
 def finished_again() -> RunHistory:
     """Handle the records of a shard again after its end was checkpointed."""
-    record = next(event for event in good().of_kinds("record") if event.shard == "s-0")
+    record = next(event for event in good().select_events("record") if event.shard == "s-0")
     late = f"{record.worker}#9"
     again = [ReadingEvent(90.0, late, "initialize", "s-0"), evolve(record, t=91.0, process=late)]
     end = WriteAnswer(80.0, 79.9, record.process, "checkpoint", "s-0", "done", checkpoint=SHARD_END.order)

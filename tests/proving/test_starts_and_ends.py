@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from leasehold.balancer.census import our_workers
-from leasehold_lab.simulator.question import SimulationQuestion, simulate_question, build_fleet
+from leasehold_lab.simulator.question import SimulationQuestion, build_fleet, simulate_question
 from leasehold_lab.simulator.run import run
 
 pytestmark = pytest.mark.slow

@@ -63,7 +63,7 @@ def judged(scenario: Scenario) -> None:
     assert breaches(history) == ()
     assert [asked for asked, _ in history.swaps] == list(scenario.swaps)
     assert all(arrived - asked < TURN_SECONDS / 2 for asked, arrived in history.swaps)
-    seen = {(event.key, event.digest) for event in history.of_kinds("record")}
+    seen = {(event.key, event.digest) for event in history.select_events("record")}
     assert seen == {(each.key, each.digest) for each in history.sent}
 
 

@@ -51,7 +51,7 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
     streams, _ = table
     changed(streams, 0, 60)
     job.parquet("out", now=True)
-    streams.roll()
+    streams.end_open_shards()
     changed(streams, 60, 60)
     job.parquet("out", now=True)
     rows = spark.read.parquet(str(job.folder / "out")).collect()

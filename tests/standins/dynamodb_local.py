@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from leasehold.adapters.toolchain import ServiceError, fill_once, java_home
-from leasehold_lab.standins.node import ServiceCommand, Service, run_service
+from leasehold_lab.standins.node import Service, ServiceCommand, run_service
 
 VERSION = "2.6.1"
 OPT_IN = "LEASEHOLD_DYNAMODB_LOCAL"

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leasehold.adapters.toolchain import ServiceError, fill_once
-from leasehold_lab.standins.node import ServiceCommand, Service, run_service
+from leasehold_lab.standins.node import Service, ServiceCommand, run_service
 
 PROGRAM = Path(__file__).parent / "rust"
 BINARY = "ferrokinesis-on-loopback"

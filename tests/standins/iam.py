@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 from attrs import Factory, frozen
 
-from leasehold_lab.standins.node import HOST, ServiceCommand, Service, run_service
+from leasehold_lab.standins.node import HOST, Service, ServiceCommand, run_service
 
 REGION, ACCOUNT = "eu-west-1", "123456789012"
 Document = Mapping[str, Any]

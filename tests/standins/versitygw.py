@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leasehold.adapters.toolchain import fill_once
-from leasehold_lab.standins.node import HOST, ServiceCommand, Service, run_service
+from leasehold_lab.standins.node import HOST, Service, ServiceCommand, run_service
 from standins.go_tool import fetched, run_go
 
 MODULE, VERSION = "github.com/versity/versitygw", "v1.8.0"

@@ -17,7 +17,7 @@ from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, RenewLease, StealLease
-from leasehold_lab.contract.actors import expect_applied, create_placed_lease
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 pytestmark = pytest.mark.services
 

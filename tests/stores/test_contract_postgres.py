@@ -26,15 +26,15 @@ from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, Re
 from leasehold_lab.contract import StoreContract
 from leasehold_lab.contract.actors import (
     KEY,
-    expect_applied,
     clear_layout_fields,
-    expect_rejected,
     create_owned_lease,
+    expect_applied,
+    expect_rejected,
     read_stored_lease,
 )
 from leasehold_lab.standins import node
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import DATABASE, USER, build_conninfo, run_postgres, build_store_url
+from leasehold_lab.standins.postgres import DATABASE, USER, build_conninfo, build_store_url, run_postgres
 
 pytestmark = pytest.mark.services
 

@@ -15,7 +15,7 @@ from leasehold.stores.embedded.sqlite import BUSY_SECONDS, SqliteStore, open_url
 from leasehold.stores.protocol import Listing, Lost, Malformed
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import FULL, KEY, expect_applied, create_owned_lease
+from leasehold_lab.contract.actors import FULL, KEY, create_owned_lease, expect_applied
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from leasehold.stores.writes import (
     StealLease,
     Write,
 )
-from leasehold_lab.contract.actors import KEY, expect_applied, expect_rejected, create_owned_lease, read_stored_lease
+from leasehold_lab.contract.actors import KEY, create_owned_lease, expect_applied, expect_rejected, read_stored_lease
 
 pytestmark = pytest.mark.services
 

@@ -17,7 +17,7 @@ from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, DeleteLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import expect_applied, create_owned_lease, read_stored_lease
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied, read_stored_lease
 
 pytestmark = pytest.mark.services
 

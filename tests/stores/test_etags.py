@@ -30,7 +30,7 @@ from leasehold.stores.writes import (
     ResetLease,
     StealLease,
 )
-from leasehold_lab.contract.actors import expect_applied, clear_layout_fields, expect_rejected, create_placed_lease
+from leasehold_lab.contract.actors import clear_layout_fields, create_placed_lease, expect_applied, expect_rejected
 
 OURS = ObjectLayout()
 HUB = EventHubLayout("ns", "hub", "group")

@@ -22,7 +22,7 @@ from leasehold.stores.writes import (
     RequestLease,
     StealLease,
 )
-from leasehold_lab.contract.actors import expect_applied, expect_rejected, create_placed_lease
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied, expect_rejected
 
 pytestmark = pytest.mark.services
 

@@ -11,12 +11,12 @@ from leasehold.stores.execute import execute
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import CheckpointLease, ClaimLease, RequestLease
 from leasehold_lab.contract.actors import (
-    expect_applied,
-    expect_rejected,
     create_owned_lease,
     create_requested_lease,
-    read_stored_lease,
     create_unowned_lease,
+    expect_applied,
+    expect_rejected,
+    read_stored_lease,
 )
 
 

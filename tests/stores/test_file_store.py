@@ -15,7 +15,7 @@ from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease, DeleteLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import expect_applied, create_owned_lease
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied
 
 WHOLE = Lease(
     "orders:s-1",

@@ -35,7 +35,7 @@ from leasehold.stores.writes import (
     Write,
     applied,
 )
-from leasehold_lab.contract.actors import expect_applied, create_owned_lease, read_stored_lease
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied, read_stored_lease
 from leasehold_lab.standins.postgres import build_store_url
 
 KEY = "s-0"

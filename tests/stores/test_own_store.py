@@ -14,7 +14,7 @@ from leasehold.stores.execute import execute, write_of
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 from leasehold.testing import leasehold_store_contract
-from leasehold_lab.contract.actors import expect_applied, create_owned_lease
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied
 
 
 @frozen

@@ -33,11 +33,11 @@ from leasehold.stores.writes import (
     Write,
 )
 from leasehold_lab.contract.actors import (
+    create_owned_lease,
+    create_unowned_lease,
     expect_applied,
     expect_rejected,
-    create_owned_lease,
     read_stored_lease,
-    create_unowned_lease,
 )
 
 KEY = "s-0"

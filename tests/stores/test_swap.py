@@ -40,11 +40,11 @@ from leasehold_lab.contract import StoreContract
 from leasehold_lab.contract.actors import (
     FULL,
     KEY,
-    expect_applied,
     clear_layout_fields,
-    expect_rejected,
     create_owned_lease,
     create_placed_lease,
+    expect_applied,
+    expect_rejected,
     read_stored_lease,
 )
 

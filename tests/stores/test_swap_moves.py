@@ -14,10 +14,10 @@ from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import CONTROL, DIRECTION, LOOK_SECONDS, TO, SwapStore, control_row
 from leasehold.stores.writes import AnnotateLease, CreateLease, ReleaseLease, RenewLease, Write
 from leasehold_lab.contract.actors import (
-    expect_applied,
-    expect_rejected,
     create_owned_lease,
     create_requested_lease,
+    expect_applied,
+    expect_rejected,
     read_stored_lease,
 )
 

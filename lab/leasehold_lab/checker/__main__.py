@@ -12,8 +12,8 @@ from attrs import asdict
 from rich.console import Console
 from rich.progress import track
 
-from leasehold_lab.checker.cases import build_quick_cases, build_all_cases
-from leasehold_lab.checker.verdict import judge_case, format_page, build_terminal_table, find_surprises
+from leasehold_lab.checker.cases import build_all_cases, build_quick_cases
+from leasehold_lab.checker.verdict import build_terminal_table, find_surprises, format_page, judge_case
 from leasehold_lab.processes import processes
 
 app = typer.Typer(add_completion=False)

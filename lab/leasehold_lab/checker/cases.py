@@ -8,7 +8,7 @@ from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.plugins import known_rule_sets
 from leasehold_lab.checker.fleet import FleetModel
-from leasehold_lab.checker.verdict import FleetCase, Fault
+from leasehold_lab.checker.verdict import Fault, FleetCase
 
 OURS = Config(rules=Minimal())
 RELEASING = Config(rules=Minimal(release=True))

@@ -105,12 +105,12 @@ class FleetModel:
         factory=dict, init=False, eq=False, repr=False
     )
 
-    def start(self, owners: tuple[int, ...]) -> FleetState:
+    def initial_state(self, owners: tuple[int, ...]) -> FleetState:
         """Return the state in which every worker is alive and no write is in progress."""
         size = len(self.workers)
         return FleetState(owners, (NOBODY,) * self.leases, ((),) * size, (ALIVE,) * size)
 
-    def steps(self, state: FleetState) -> list[Transition]:
+    def list_next_steps(self, state: FleetState) -> list[Transition]:
         """Return all possible next steps. There are none if the fleet has come to rest."""
         steps: list[Transition] = []
         alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
@@ -136,13 +136,13 @@ class FleetModel:
                 if owner == NOBODY:
                     change = f"s-{lease} is given to {self.workers[worker]}"
                     steps.append(Transition(_set_owner(state, lease, worker), 0, change))
-        steps += self._planning_steps(state, alive, patient=False)
+        steps += self._list_planning_steps(state, alive, patient=False)
         # Without `patience_may_end`, timeouts expire only if no other step is possible, because only then are all
         # workers known to be waiting. If a worker in `led` has crashed, its reports to the leader must be overdue by
         # then.
         reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
         if self.patience_may_end or (reports_overdue and not steps):
-            steps += self._planning_steps(state, alive, patient=True)
+            steps += self._list_planning_steps(state, alive, patient=True)
         for worker, health in enumerate(state.health):
             if health == SILENT:
                 steps.append(Transition(state._replace(health=_replace_item(state.health, worker, DEAD)), 0, "expiry"))
@@ -153,7 +153,7 @@ class FleetModel:
                 steps.append(Transition(crashed, 0, f"{self.workers[worker]} crashes"))
         return steps
 
-    def _planning_steps(self, state: FleetState, alive: list[int], *, patient: bool) -> Iterator[Transition]:
+    def _list_planning_steps(self, state: FleetState, alive: list[int], *, patient: bool) -> Iterator[Transition]:
         table_state = (state.owners, state.next_owners, state.health)
         for worker in alive:
             config = self.rules[worker]
@@ -202,21 +202,23 @@ class FleetModel:
             self.workers[worker], turn, History(owners_still=unchanged_seconds, fleet_still=unchanged_seconds, led=led)
         )
         actions = plan(leases, None, me, config)
-        return tuple(sorted(attempt for action in actions if (attempt := self._attempt(action))))
+        return tuple(sorted(attempt for action in actions if (attempt := self._list_writes_of_action(action))))
 
-    def _attempt(self, action: Action) -> Attempt:
+    def _list_writes_of_action(self, action: Action) -> Attempt:
         lease = action.lease
         lease_as_read = (
             int(lease.key.removeprefix("s-")),
-            self._worker_number(lease.owner),
-            self._worker_number(lease.next_owner),
+            self._find_worker_number(lease.owner),
+            self._find_worker_number(lease.next_owner),
         )
         match action:
             case Claim() | Steal() | RequestHandoff():
-                alternates = (other for alternate in action.alternates for other in self._attempt(alternate))
+                alternates = (
+                    other for alternate in action.alternates for other in self._list_writes_of_action(alternate)
+                )
                 return (ModelWrite(_TAKES[type(action)], *lease_as_read), *alternates)
             case Release(next_owner=next_owner) if next_owner is not None and next_owner != lease.next_owner:
-                return (ModelWrite("release", *lease_as_read[:2], self._worker_number(next_owner)),)
+                return (ModelWrite("release", *lease_as_read[:2], self._find_worker_number(next_owner)),)
             case Release():
                 return (ModelWrite("give", *lease_as_read),)
             case Renew() | Create() | Delete():
@@ -224,7 +226,7 @@ class FleetModel:
             case _:
                 assert_never(action)
 
-    def _worker_number(self, worker: str | None) -> int:
+    def _find_worker_number(self, worker: str | None) -> int:
         return NOBODY if worker is None else self.workers.index(worker)
 
 

@@ -133,7 +133,7 @@ class CheckedCells:
     responses: deque[Any] = Factory(deque)
     page_leases: int = 1000
 
-    def ask(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
+    def replay_response(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
         """Return the recorded response. Raises AwaitsResponse if there is none."""
         if not self.responses:
             raise AwaitsResponse(request)
@@ -144,7 +144,7 @@ class CheckedCells:
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return all rows whose names begin with one of the prefixes."""
-        return tuple(_build_stored_row(*row) for row in self.ask(CellRequest("list", prefixes)))
+        return tuple(_build_stored_row(*row) for row in self.replay_response(CellRequest("list", prefixes)))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
         """Return those of the named cells that exist."""
@@ -155,23 +155,23 @@ class CheckedCells:
             cell
             for requested in (other_names, leases)
             if requested
-            for cell in self.ask(CellRequest("read", requested))
+            for cell in self.replay_response(CellRequest("read", requested))
         ]
         return {name: _build_stored_row(name, content) for name, content in cells}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a cell, and return its version, or None if the cell already exists."""
-        version: str | None = self.ask(CellRequest("new", (name,), _encode_content(fields)))
+        version: str | None = self.replay_response(CellRequest("new", (name,), _encode_content(fields)))
         return version
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a cell if it still has this version, and return the new version; otherwise return None."""
-        new_version: str | None = self.ask(CellRequest("over", (name,), _encode_content(fields), version))
+        new_version: str | None = self.replay_response(CellRequest("over", (name,), _encode_content(fields), version))
         return new_version
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a cell if it still has this version, and return whether it is gone."""
-        return bool(self.ask(CellRequest("delete", (name,), "", version)))
+        return bool(self.replay_response(CellRequest("delete", (name,), "", version)))
 
     def prove(self) -> None:
         """Do nothing, because the model always checks the conditions of writes."""
@@ -263,7 +263,7 @@ class CheckedWorker:
     given_leases: dict[str, Lease] = Factory(dict)
     lost_holdings: dict[str, CheckedHolding] = Factory(dict)
 
-    def options(self, tick: int) -> Iterator[tuple[str, str]]:
+    def list_possible_actions(self, tick: int) -> Iterator[tuple[str, str]]:
         """Yield the actions that the worker may take next, each as a verb and the key of a lease."""
         if self.moves <= 0:
             return
@@ -291,7 +291,7 @@ class CheckedWorker:
             if lease.owner is None:
                 yield "reset", key
 
-    def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
+    def take_action(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
         """Take an action that begins in tick `tick` and ends in tick `now`, and return the events to judge."""
         self.moves -= 1
         if verb == "handle":
@@ -306,7 +306,7 @@ class CheckedWorker:
                 held = self.lost_holdings.pop(key)
                 self.store.write(CheckpointLate(held.lease, Position(str(held.handled))))
                 return []
-            return self._write(verb, key, tick)
+            return self._write_lease(verb, key, tick)
         except OutcomeUnknown:
             if verb not in {"release", "give"}:
                 return []
@@ -315,7 +315,7 @@ class CheckedWorker:
             self.holdings[key] = evolve(self.holdings[key], tick=-1)
             return [("stops", key)]
 
-    def _write(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
+    def _write_lease(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
         store, held = self.store, self.holdings.get(key)
         if held is not None:
             lease, position = held.lease, Position(str(held.handled))
@@ -427,7 +427,7 @@ class SessionState(NamedTuple):
     faults_left: tuple[tuple[str, int], ...] = ()
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Any, ...]:
         """The identity of the state. States with equal keys have the same possible futures."""
         workers = tuple(
             (worker.description, worker.action, worker.responses, worker.tick, worker.alive) for worker in self.workers
@@ -487,19 +487,19 @@ class SessionModel:
 
     def explore(self, limit: int, findings: int = 1) -> ExplorationResult:
         """Visit states breadth-first until all are visited, `limit` states are known, or `findings` laws are broken."""
-        initial = self.first()
-        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial.key: (None, "")}
+        initial = self.build_initial_state()
+        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial.identity: (None, "")}
         queue, broken_laws = deque([initial]), list[BrokenLaw]()
         while queue and len(parents) < limit and len(broken_laws) < findings:
             state = queue.popleft()
-            for description, after, broken in self.steps(state):
-                visited = after.key in parents
+            for description, after, broken in self.list_next_steps(state):
+                visited = after.identity in parents
                 if not visited:
-                    parents[after.key] = (state.key, description)
+                    parents[after.identity] = (state.identity, description)
                     queue.append(after)
-                broken_law = broken or ("" if visited else self.stuck(after))
+                broken_law = broken or ("" if visited else self.find_law_of_recovery_broken(after))
                 if broken_law:
-                    trace, parent = list[str](), parents[state.key]
+                    trace, parent = list[str](), parents[state.identity]
                     while parent[0] is not None:
                         trace.append(parent[1])
                         parent = parents[parent[0]]
@@ -507,12 +507,12 @@ class SessionModel:
                     break
         return ExplorationResult(len(parents), not queue, tuple(broken_laws))
 
-    def first(self) -> SessionState:
+    def build_initial_state(self) -> SessionState:
         """Return the initial state: the leases exist, and the initial actions have been taken."""
-        workers = tuple(self._worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
+        workers = tuple(self._create_worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
         rows = self.rows
         keys = [f"s{n}" for n in range(self.leases)]
-        creator = self._worker("c", 0)
+        creator = self._create_worker("c", 0)
         for key in keys:
             lease = Lease(key)
             rows, _ = self._run_alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
@@ -521,15 +521,15 @@ class SessionModel:
         )
         for number, verb, key, *response_limit in self.initial_actions:
             after_tick = state._replace(tick=state.tick + 1)
-            state = after_tick if verb == "tick" else self._after_action(state, number, verb, key, *response_limit)
+            state = after_tick if verb == "tick" else self._take_action(state, number, verb, key, *response_limit)
         return state
 
-    def _after_action(
+    def _take_action(
         self, state: SessionState, number: int, verb: str, key: str, limit: float = math.inf
     ) -> SessionState:
-        current, responses_given = self._choose(state, number, (verb, key)), 0
+        current, responses_given = self._choose_action(state, number, (verb, key)), 0
         while current.workers[number].action != ("", "") and responses_given < limit:
-            _, current, broken = next(iter(self._responses(current, number)))
+            _, current, broken = next(iter(self._list_possible_responses(current, number)))
             responses_given += 1
             if broken:
                 raise AssertionError(broken)
@@ -540,13 +540,13 @@ class SessionModel:
         worker.moves += 1
         return current._replace(workers=_replace_worker(current.workers, number, take_snapshot(worker)))
 
-    def _worker(self, name: str, moves: int) -> WorkerState:
+    def _create_worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
         return take_snapshot(
             CheckedWorker(name, self.make(cells, sync=_NoWaiting(), gather_seconds=0.0, ids=_SessionIds(name)), moves)
         )
 
-    def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
+    def list_next_steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
         """Yield each event that may happen next, with the state after it and the law that it breaks (or "")."""
         faults_left = dict(state.faults_left)
         for number, worker_state in enumerate(state.workers):
@@ -554,11 +554,11 @@ class SessionModel:
                 continue
             if worker_state.action == ("", ""):
                 worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
-                for option in worker.options(state.tick):
+                for option in worker.list_possible_actions(state.tick):
                     if option[0] in self.abilities:
-                        yield f"w{number} begins {' '.join(option)}", self._choose(state, number, option), ""
+                        yield f"w{number} begins {' '.join(option)}", self._choose_action(state, number, option), ""
             else:
-                yield from self._responses(state, number)
+                yield from self._list_possible_responses(state, number)
             if faults_left.get("crash"):
                 dead = worker_state._replace(
                     alive=False, action=("", ""), responses=(), description="dead", snapshot=b""
@@ -572,7 +572,7 @@ class SessionModel:
                 )
                 yield f"w{number} crashes", without_readers, ""
                 if faults_left.get("restart"):
-                    restarted = self._worker(f"w{number}", self.moves[number])
+                    restarted = self._create_worker(f"w{number}", self.moves[number])
                     process: CheckedWorker = pickle.loads(restarted.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
                     with_restart = without_readers._replace(
@@ -594,20 +594,20 @@ class SessionModel:
                 "",
             )
 
-    def _choose(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
+    def _choose_action(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
         worker_state = state.workers[number]._replace(action=option, responses=(), tick=state.tick)
         after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
-        outcome = self._run(worker_state, state.tick)
+        outcome = self._run_action(worker_state, state.tick)
         return after if isinstance(outcome, CellRequest) else self._end_action(after, number, *outcome)[0]
 
-    def _run(self, worker_state: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
+    def _run_action(self, worker_state: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
         run_key = (worker_state.description, worker_state.action, worker_state.responses, worker_state.tick, now)
         if run_key not in self._outcomes:
             worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
             cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
             cells.responses = deque(worker_state.responses)
             try:
-                events = worker.act(*worker_state.action, worker_state.tick, now)
+                events = worker.take_action(*worker_state.action, worker_state.tick, now)
             except AwaitsResponse as waits:
                 self._outcomes[run_key] = waits.request
             else:
@@ -615,10 +615,10 @@ class SessionModel:
                 self._outcomes[run_key] = (take_snapshot(worker), events)
         return self._outcomes[run_key]
 
-    def _responses(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
+    def _list_possible_responses(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
         """Yield the possible outcomes of a worker's pending request."""
         worker_state = state.workers[number]
-        request: CellRequest = self._run(worker_state, state.tick)
+        request: CellRequest = self._run_action(worker_state, state.tick)
         rows, response = apply_request(state.rows, request)
         summary = (
             "refused"
@@ -627,7 +627,7 @@ class SessionModel:
             if isinstance(response, tuple)
             else "done"
         )
-        yield self._with_response(
+        yield self._deliver_response(
             state._replace(rows=rows), number, response, f"w{number} {_describe_request(request)}: {summary}"
         )
         faults_left = dict(state.faults_left)
@@ -635,16 +635,16 @@ class SessionModel:
             return
         if faults_left.get(APPLIED) and rows != state.rows:
             applied = state._replace(rows=rows, faults_left=_use_fault(state.faults_left, APPLIED))
-            yield self._with_response(
+            yield self._deliver_response(
                 applied, number, LOST, f"w{number} {_describe_request(request)}: applied, not answered"
             )
         if faults_left.get(LATE):
             in_flight = state._replace(late=(*state.late, request), faults_left=_use_fault(state.faults_left, LATE))
-            yield self._with_response(
+            yield self._deliver_response(
                 in_flight, number, LOST, f"w{number} {_describe_request(request)}: on its way, not answered"
             )
 
-    def _with_response(
+    def _deliver_response(
         self,
         state: SessionState,
         number: int,
@@ -654,7 +654,7 @@ class SessionModel:
         worker_state = state.workers[number]
         worker_state = worker_state._replace(responses=(*worker_state.responses, response))
         after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
-        outcome = self._run(worker_state, state.tick)
+        outcome = self._run_action(worker_state, state.tick)
         if isinstance(outcome, CellRequest):
             return description, after, ""
         ended, broken = self._end_action(after, number, *outcome)
@@ -718,18 +718,18 @@ class SessionModel:
                 readers[reader_key] = (key, number, began_tick, False)
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
-    def stuck(self, state: SessionState) -> str:
+    def find_law_of_recovery_broken(self, state: SessionState) -> str:
         """Let all workers die and a new worker take every lease. Return the law that this breaks, or "" if none."""
         stuck_key = ("stuck", state.rows, state.true_leases)
         if stuck_key not in self._outcomes:
-            self._outcomes[stuck_key] = self._stuck(state)
+            self._outcomes[stuck_key] = self._check_recovery(state)
         return str(self._outcomes[stuck_key])
 
-    def _stuck(self, state: SessionState) -> str:
+    def _check_recovery(self, state: SessionState) -> str:
         rows = state.rows
         owned_leases: dict[str, Lease] = {}
         for key, _ in state.true_leases:
-            next_owner = self._worker(f"heir-of-{key}", 0)
+            next_owner = self._create_worker(f"heir-of-{key}", 0)
             for _ in range(3):
 
                 def take(store: SessionStore, key: str = key) -> object:

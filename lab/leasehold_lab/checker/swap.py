@@ -46,16 +46,16 @@ class CheckedTable:
 
     def list(self) -> Listing:
         """Return all leases in the table."""
-        return Listing(tuple(lease for _, lease in self.cells.ask(CellRequest("list", (f"{self.name}/",)))))
+        return Listing(tuple(lease for _, lease in self.cells.replay_response(CellRequest("list", (f"{self.name}/",)))))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002
         """Return those of the requested leases that exist."""
         names = tuple(f"{self.name}/{key}" for key in keys)
-        return tuple(lease for _, lease in self.cells.ask(CellRequest("read", names)))
+        return tuple(lease for _, lease in self.cells.replay_response(CellRequest("read", names)))
 
     def write(self, write: Write) -> Outcome:
         """Apply the write if its condition holds."""
-        outcome: Outcome = self.cells.ask(CellRequest("apply", (f"{self.name}/{write.lease.key}",), write))
+        outcome: Outcome = self.cells.replay_response(CellRequest("apply", (f"{self.name}/{write.lease.key}",), write))
         return outcome
 
     def close(self) -> None:
@@ -74,8 +74,8 @@ def open_swap_store(cells: CheckedCells) -> Any:  # noqa: ANN401  the search kno
 class SwappingWorker(CheckedWorker):
     """A worker that may also choose the table that leases move to, as `leasehold swap` does."""
 
-    def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        yield from super().options(tick)
+    def list_possible_actions(self, tick: int) -> Iterator[tuple[str, str]]:
+        yield from super().list_possible_actions(tick)
         if self.moves > 0:
             yield "send", "to"
             yield "send", "from"
@@ -83,10 +83,10 @@ class SwappingWorker(CheckedWorker):
                 if lease.owner is None and key not in self.holdings:
                     yield "carry", key
 
-    def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
+    def take_action(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
         if verb not in {"send", "carry"}:
             try:
-                return super().act(verb, key, tick, now)
+                return super().take_action(verb, key, tick, now)
             except StoreError as fault:
                 return [("contradiction", key, str(fault))]
         self.moves -= 1
@@ -116,7 +116,7 @@ class SwappingWorker(CheckedWorker):
 class SwapModel(SessionModel):
     """A small fleet whose leases start in table FROM and are to move to table TO."""
 
-    def _worker(self, name: str, moves: int) -> WorkerState:
+    def _create_worker(self, name: str, moves: int) -> WorkerState:
         return take_snapshot(SwappingWorker(name, open_swap_store(CheckedCells()), moves))
 
     def _judge_event(
@@ -128,9 +128,9 @@ class SwapModel(SessionModel):
             return state, "renewed, and another has taken it"
         return super()._judge_event(state, number, began_tick, event)
 
-    def _stuck(self, state: SessionState) -> str:
+    def _check_recovery(self, state: SessionState) -> str:
         try:
-            return super()._stuck(state)
+            return super()._check_recovery(state)
         except StoreError as fault:
             return f"sticks: {fault}"
 

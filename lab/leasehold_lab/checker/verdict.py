@@ -37,7 +37,7 @@ class StateGraph:
     steps: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every state was expanded."""
         return len(self.steps) == len(self.states)
 
@@ -51,7 +51,7 @@ def explore_states(fleet: FleetModel, starts: Iterable[FleetState], limit: int) 
     steps: list[tuple[tuple[int, int], ...]] = []
     while waiting and len(steps) < limit:
         followers: dict[int, int] = {}
-        for step in fleet.steps(waiting.popleft()):
+        for step in fleet.list_next_steps(waiting.popleft()):
             if step.state not in numbers:
                 numbers[step.state] = len(numbers)
                 waiting.append(step.state)
@@ -154,7 +154,7 @@ def judge_case(case: FleetCase) -> CheckVerdict:
     """Explore one fleet, and return the faults that were found."""
     fleet, size = case.fleet, len(case.fleet.workers)
     all_owners = product(range(NOBODY, size), repeat=fleet.leases)
-    starts = [fleet.start(owners) for owners in (all_owners if case.owners is None else [case.owners])]
+    starts = [fleet.initial_state(owners) for owners in (all_owners if case.owners is None else [case.owners])]
     graph = explore_states(fleet, starts, case.limit)
     ordered = sort_topologically(graph)
     faults: dict[Fault, str] = {}
@@ -163,7 +163,8 @@ def judge_case(case: FleetCase) -> CheckVerdict:
         states = [graph.states[number] for number in path]
         pairs = zip(states, states[1:] + states[:1], strict=True)
         steps = (
-            next(step.what for step in fleet.steps(current) if step.state == following) for current, following in pairs
+            next(step.what for step in fleet.list_next_steps(current) if step.state == following)
+            for current, following in pairs
         )
         faults["livelock"] = f"from {_describe_state(fleet, states[0])}: " + "; ".join(steps)
 
@@ -175,7 +176,7 @@ def judge_case(case: FleetCase) -> CheckVerdict:
 
     # S5: a balanced fleet moves no leases.
     for start in starts if not fleet.crashes else ():
-        if not has_unowned_lease(start) and not _is_uneven(case, start) and fleet.steps(start):
+        if not has_unowned_lease(start) and not _is_uneven(case, start) and fleet.list_next_steps(start):
             faults["restless"] = _describe_state(fleet, start)
             break
 

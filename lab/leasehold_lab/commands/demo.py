@@ -13,7 +13,7 @@ from rich.live import Live
 from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
 from leasehold.adapters.toolchain import ServiceError
 from leasehold_lab.demo.screen import Screen, render_verdict
-from leasehold_lab.demo.stage import StageError, run_services, open_stage
+from leasehold_lab.demo.stage import StageError, open_stage, run_services
 from leasehold_lab.demo.story import Story
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -74,7 +74,7 @@ def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
         with Live(screen, console=console, auto_refresh=False) as live_screen:
 
             def show() -> None:
-                screen.count()
+                screen.record_counts()
                 live_screen.refresh()
 
             story.on_update = show

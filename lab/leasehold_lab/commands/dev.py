@@ -18,7 +18,7 @@ from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import replace_aws_environment
-from leasehold_lab.demo.dev import DevServices, run_dev_services, parse_stream
+from leasehold_lab.demo.dev import DevServices, parse_stream, run_dev_services
 from leasehold_lab.demo.stage import StreamError
 from leasehold_lab.standins.node import ServiceCommand, run_service
 
@@ -111,7 +111,7 @@ def _print_streams(running: DevServices, page: str) -> None:
         print(f"stream {name}\n  source  {stream.source}\n  store   {stream.table}")
     print(f"\n{page}")
     print("\nPaste this into your shell, so that URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
-    print(f"{running.exports}\n")
+    print(f"{running.export_command}\n")
     print("To run a worker, and to show the leases:\n")
     first_stream = next(iter(running.streams.values()))
     table = shlex.quote(first_stream.pasted_table)

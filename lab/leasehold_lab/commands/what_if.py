@@ -22,7 +22,7 @@ from leasehold.adapters.ops.watching import without_dead_owners
 from leasehold.adapters.options import Options
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
-from leasehold_lab.what_if import FleetChange, forecast_change, choose_joining_names
+from leasehold_lab.what_if import FleetChange, choose_joining_names, forecast_change
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -36,13 +36,13 @@ from leasehold.stores.writes import (
 from leasehold_lab.contract.actors import (
     FULL,
     KEY,
-    expect_applied,
     clear_layout_fields,
-    expect_rejected,
     create_owned_lease,
     create_requested_lease,
-    read_stored_lease,
     create_unowned_lease,
+    expect_applied,
+    expect_rejected,
+    read_stored_lease,
 )
 
 STEPS: tuple[Callable[[Store, Lease], Outcome], ...] = (

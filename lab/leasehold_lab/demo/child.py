@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from leasehold_lab.standins import guard
-from leasehold_lab.standins.node import start_guarded, read_last_lines
+from leasehold_lab.standins.node import read_last_lines, start_guarded
 
 DRAIN_SECONDS = 20.0
 
@@ -64,7 +64,7 @@ class Child:
         return self._process.pid
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the process is still running."""
         if self._process.poll() is None:
             return True
@@ -78,11 +78,11 @@ class Child:
 
     def kill(self) -> None:
         """Send SIGKILL to the process and its guard at the same time, and wait for the guard to end."""
-        self.signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         self._process.wait()
         self.ask_to_end()  # the process has ended; this closes the pipe
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the process and its guard."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)

@@ -26,11 +26,11 @@ from leasehold.stores.printable import escaped, said
 from leasehold_lab.demo.child import ENVIRONMENT
 from leasehold_lab.demo.stage import Stream, StreamError, create_kinesis_client, put_records
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
-from leasehold_lab.standins.postgres import run_postgres, build_store_url
+from leasehold_lab.standins.postgres import build_store_url, run_postgres
 from leasehold_lab.standins.services import (
     AZURITE_ACCOUNT,
-    run_azurite,
     azurite_connection_string,
+    run_azurite,
     run_dynalite,
     run_kinesis_local,
 )
@@ -87,17 +87,17 @@ class DevServices:
     environment: Mapping[str, str]
 
     @property
-    def exports(self) -> str:
+    def export_command(self) -> str:
         """A shell command that exports the environment variables."""
         return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
 
-    def first(self, name: str) -> "DevServices":
+    def with_stream_first(self, name: str) -> "DevServices":
         """Return a copy with this stream first and with its URLs in the environment."""
         first_stream = self.streams[name]
         urls = {"SOURCE": first_stream.pasted, "STORE": first_stream.pasted_table}
         return evolve(self, streams={name: first_stream, **self.streams}, environment={**self.environment, **urls})
 
-    def beside(self, other: "DevServices") -> "DevServices":
+    def combine_with(self, other: "DevServices") -> "DevServices":
         """Return the services, streams and environment variables of both."""
         return DevServices(
             (*self.services, *other.services),
@@ -244,7 +244,7 @@ def run_dev_services(
             running.append(stack.enter_context(_run_aws_services(others, folder, rate, tables)))
         if in_postgres:
             running.append(DevServices(("PostgreSQL",), {}, {}))
-        yield reduce(DevServices.beside, running).first(streams[0].name)
+        yield reduce(DevServices.combine_with, running).with_stream_first(streams[0].name)
 
 
 ROLL_SECONDS = 60.0

@@ -51,11 +51,11 @@ class Screen:
     def __init__(self, stage: Stage, story: Story, encoding: str) -> None:
         self._stage, self._story = stage, story
         self._marks = choose_symbols(encoding)
-        self._counts: deque[tuple[float, Counter[str]]] = deque([(story.seconds, Counter())])
+        self._counts: deque[tuple[float, Counter[str]]] = deque([(story.elapsed_seconds, Counter())])
 
-    def count(self) -> None:
+    def record_counts(self) -> None:
         """Record the current counts, from which the rates are computed."""
-        now = self._story.seconds
+        now = self._story.elapsed_seconds
         self._counts.append((now, Counter(self._stage.handed)))
         while now - self._counts[0][0] > RATE_SECONDS:
             self._counts.popleft()
@@ -63,12 +63,12 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the parts of the display, from top to bottom."""
         stage, story = self._stage, self._story
-        seconds, chapter = f"  {story.seconds:3.0f} s   ", f" {story.chapter} "
+        seconds, chapter = f"  {story.elapsed_seconds:3.0f} s   ", f" {story.chapter} "
         yield Text.assemble(("leasehold demo", "bold"), seconds, (chapter, "bold reverse"))
         yield Text()
         # The latest sentence comes first, because a small terminal shows only the top of the display.
-        yield from self._lines(story.sentences[-1:], "bold")
-        yield self._table(narrow=options.max_width < NARROW)
+        yield from self._render_sentences(story.sentences[-1:], "bold")
+        yield self._build_table(narrow=options.max_width < NARROW)
         yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
         produced, delivered = len(story.sent), len(stage.distinct)
         repeated = sum(stage.handed.values()) - delivered
@@ -81,10 +81,10 @@ class Screen:
             justify="center",
         )  # fmt: skip
         yield Text()
-        yield from self._lines(story.sentences[-1 - EARLIER : -1], "dim")
+        yield from self._render_sentences(story.sentences[-1 - EARLIER : -1], "dim")
 
-    def _table(self, *, narrow: bool) -> Table:
-        stage, living = self._stage, self._stage.living()
+    def _build_table(self, *, narrow: bool) -> Table:
+        stage, living = self._stage, self._stage.list_living_workers()
         table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_footer=True)
         table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=0 if narrow else 18)
         workers = sorted({"worker-1", "worker-2", "worker-3", "worker-4", *stage.workers})
@@ -111,21 +111,21 @@ class Screen:
             if lease.parents:
                 name += f" (of {' and '.join(shorten_shard_id(parent) for parent in lease.parents)})"
             records = sum(len(tenure.records) for tenure in stage.reading.tenures if tenure.shard == lease.shard)
-            cells = ["" if lease.ended else self._cell(lease, worker) for worker in workers]
+            cells = ["" if lease.ended else self._format_cell(lease, worker) for worker in workers]
             style = "dim" if lease.ended else ""
             table.add_row(f"{name} finished" if lease.ended else name, *cells, f"{records:,}", style=style)
         return table
 
-    def _cell(self, lease: Lease, worker: str) -> str:
+    def _format_cell(self, lease: Lease, worker: str) -> str:
         if lease.next_owner == worker:
             return self._marks.next_owner
         if lease.owner != worker:
             return ""
-        if worker not in self._stage.living():
+        if worker not in self._stage.list_living_workers():
             return self._marks.dead
-        return self._marks.reads if self._stage.reading.owner(lease.shard) == worker else self._marks.owns
+        return self._marks.reads if self._stage.reading.find_reader(lease.shard) == worker else self._marks.owns
 
-    def _lines(self, sentences: list[tuple[float, str]], style: str) -> Iterator[RenderableType]:
+    def _render_sentences(self, sentences: list[tuple[float, str]], style: str) -> Iterator[RenderableType]:
         for seconds, sentence in sentences:
             line = Table.grid(padding=(0, 1))
             line.add_row(Text(f"{seconds:5.1f} s", "dim"), Text(sentence, style))

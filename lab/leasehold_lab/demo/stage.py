@@ -83,7 +83,9 @@ class Stream:
 
         By default, the shard with the largest hash range is split.
         """
-        shard = max(self._open(), key=lambda shard: (shard.id == chosen, _hash_range_width(shard), shard.id))
+        shard = max(
+            self._list_open_shards(), key=lambda shard: (shard.id == chosen, _hash_range_width(shard), shard.id)
+        )
         first, last = shard.hash_range or (0, 0)
         self._client.split_shard(
             StreamName=self.name, ShardToSplit=shard.id, NewStartingHashKey=str((first + last) // 2 + 1)
@@ -96,7 +98,7 @@ class Stream:
 
         If `chosen` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
-        ordered = sorted(self._open(), key=lambda shard: shard.hash_range or (0, 0))
+        ordered = sorted(self._list_open_shards(), key=lambda shard: shard.hash_range or (0, 0))
         left, right = min(
             pairwise(ordered),
             key=lambda pair: (
@@ -117,7 +119,7 @@ class Stream:
         """Close the client's connections."""
         self._client.close()
 
-    def _open(self) -> tuple[Shard, ...]:
+    def _list_open_shards(self) -> tuple[Shard, ...]:
         return tuple(shard for shard in self.shards() if shard.open)
 
     def _wait_until_active(self) -> None:
@@ -173,7 +175,7 @@ class Tail(Generic[T]):
         self._path, self._read = path, read
         self._place = 0
 
-    def more(self) -> list[T]:
+    def read_new_items(self) -> list[T]:
         """Return the lines that were completed since the last call, parsed by `read`."""
         with self._path.open("rb") as file:
             file.seek(self._place)
@@ -235,25 +237,25 @@ class Stage:
     def join(self, worker: str) -> None:
         """Start a worker with this name."""
         command = ("-m", "leasehold.adapters.cli.main", "consume", self.stream.url, "--store", self.store_url)
-        self.admit(Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder))
+        self.add_process(Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder))
 
-    def admit(self, child: Child) -> None:
+    def add_process(self, child: Child) -> None:
         """Add a process that prints event lines. The name of the process is the name of the worker."""
         self._children[child.name] = child
         self._tails.append(Tail(child.out, parse_event))
-        self._incident("start", child.name, "at work")
+        self._record_incident("start", child.name, "at work")
 
     def kill(self, worker: str) -> None:
         """Kill a worker with SIGKILL."""
         self._children.pop(worker).kill()
-        self._incident("crash", worker, "killed")
+        self._record_incident("crash", worker, "killed")
         self.tick()  # read the worker's last events before recording its death
-        self.reading.died(worker, self.history.incidents[-1].t)
+        self.reading.end_tenures_of_dead_process(worker, self.history.incidents[-1].t)
 
-    def leave(self, worker: str) -> Child:
+    def drain_worker(self, worker: str) -> Child:
         """Make a worker drain, by SIGTERM, and return its process. The caller must wait for the process to end."""
         child = self._children.pop(worker)
-        self._incident("leave", worker, "drained")
+        self._record_incident("leave", worker, "drained")
         child.ask_to_end()
         return child
 
@@ -278,7 +280,7 @@ class Stage:
 
     def end(self) -> None:
         """Make all workers drain at the same time, and wait until they have ended."""
-        self._incident("end")
+        self._record_incident("end")
         for child in self._children.values():
             child.ask_to_end()
         self._read_table_and_events()
@@ -288,7 +290,7 @@ class Stage:
         self._children.clear()
         self.tick()
 
-    def abandon(self) -> None:
+    def kill_all_workers(self) -> None:
         """Kill all workers immediately."""
         for child in self._children.values():
             child.kill()
@@ -300,7 +302,7 @@ class Stage:
         """Read the new events of all workers and the lease table. Raises StageError if a worker has ended."""
         self._read_table_and_events()
         for worker, child in self._children.items():
-            if not child.running:
+            if not child.is_running:
                 raise StageError(f"{worker} ended by itself; its last words:\n{child.last_output}")
         self.watched(self)
 
@@ -318,51 +320,53 @@ class Stage:
         """Tick for this many seconds."""
         self.until(lambda: False, seconds)
 
-    def living(self) -> tuple[str, ...]:
+    def list_living_workers(self) -> tuple[str, ...]:
         """Return the names of the workers that are running and not draining."""
         return tuple(worker for worker, state in self.workers.items() if state == AT_WORK)
 
-    def held(self) -> Mapping[str, int]:
+    def count_leases_of_workers(self) -> Mapping[str, int]:
         """Return the number of unfinished leases of each living worker."""
-        counts = dict.fromkeys(self.living(), 0)
+        counts = dict.fromkeys(self.list_living_workers(), 0)
         for lease in self.leases:
             if lease.owner in counts and not lease.ended:
                 counts[lease.owner] += 1
         return counts
 
-    def balanced(self) -> bool:
+    def is_balanced(self) -> bool:
         """Return whether the fleet is balanced.
 
         The fleet is balanced if each open shard is read by the living owner of its lease, and the lease counts of any
         two workers differ by at most one.
         """
         current = [lease for lease in self.leases if not lease.ended]
-        held = self.held()
-        all_read = all(self.reading.owner(lease.shard) == lease.owner and lease.owner in held for lease in current)
+        held = self.count_leases_of_workers()
+        all_read = all(
+            self.reading.find_reader(lease.shard) == lease.owner and lease.owner in held for lease in current
+        )
         return all_read and len(current) == self.open_shards and max(held.values()) - min(held.values()) <= 1
 
     def verdict(self, sent: list[SentRecord]) -> RunVerdict:
         """Return the judge's verdict on the history."""
-        return judge_finished_run(self.recorded(sent))
+        return judge_finished_run(self.build_history(sent))
 
-    def recorded(self, sent: list[SentRecord]) -> RunHistory:
+    def build_history(self, sent: list[SentRecord]) -> RunHistory:
         """Return the history so far, with the records that a producer sent."""
         return evolve(self.history, sent=sent, parents=dict(self.stream.parents()), end=time.time())
 
     def _read_table_and_events(self) -> None:
-        for event in (event for tail in self._tails for event in tail.more()):
+        for event in (event for tail in self._tails for event in tail.read_new_items()):
             self._record_event(event)
         self.leases, now = self.store.list().leases, time.time()
         self.history.rows += [ObservedRow(now, lease.shard, lease.owner, lease.checkpoint) for lease in self.leases]
 
     def _record_event(self, event: ReadingEvent) -> None:
         self.history.events.append(event)
-        self.reading.add(event)
+        self.reading.add_event(event)
         if event.event == "record":
             self.distinct.add((event.key, event.digest))
             self.handed[event.worker] += 1
 
-    def _incident(self, what: IncidentKind, subject: str = "", state: str = "") -> None:
+    def _record_incident(self, what: IncidentKind, subject: str = "", state: str = "") -> None:
         self.history.incidents.append(Incident(time.time(), what, subject))
         if state:
             self.workers[subject] = state

@@ -249,7 +249,7 @@ class RunHistory:
     end: float = 0.0
     answers: list[WriteAnswer] = field(factory=list)
 
-    def of_kinds(self, *events: str) -> Iterator[ReadingEvent]:
+    def select_events(self, *events: str) -> Iterator[ReadingEvent]:
         """Yield the events of these kinds, in order of time."""
         yield from sorted((event for event in self.events if event.event in events), key=lambda event: event.t)
 

@@ -32,7 +32,7 @@ from leasehold.balancer.rules.shares import least_moves
 from leasehold_lab.judge import records, rights
 from leasehold_lab.judge.breach import Breach, JudgeLimits
 from leasehold_lab.judge.events import IncidentKind, ReadingEvent, RecordPlace, RunHistory, parse_worker_id
-from leasehold_lab.judge.rights import measure_longest_unowned, list_reader_spans
+from leasehold_lab.judge.rights import list_reader_spans, measure_longest_unowned
 from leasehold_lab.judge.run import JudgedRun, ReaderChange, find_workers_alive_at
 from leasehold_lab.judge.tenures import Tenure
 
@@ -70,7 +70,7 @@ class _FaultReach:
     subjects: frozenset[str]
     note: str
 
-    def touches(self, since: float, until: float, subjects: frozenset[str]) -> bool:
+    def may_explain(self, since: float, until: float, subjects: frozenset[str]) -> bool:
         """Return whether the fault may explain an effect on these subjects between `since` and `until`."""
         return self.begin < until and self.end > since and (not self.subjects or bool(self.subjects & subjects))
 
@@ -86,7 +86,7 @@ class Explanations:
     _owners: Mapping[str, list[tuple[float, str]]] = field(init=False)
 
     @_reaches.default
-    def _all_reaches(self) -> Sequence[_FaultReach]:
+    def _compute_reaches(self) -> Sequence[_FaultReach]:
         return [
             _FaultReach(
                 incident.t,
@@ -99,32 +99,32 @@ class Explanations:
         ]
 
     @_owners.default
-    def _observed_owners(self) -> Mapping[str, list[tuple[float, str]]]:
+    def _collect_observed_owners(self) -> Mapping[str, list[tuple[float, str]]]:
         owners: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for row in sorted(self._history.rows, key=lambda row: row.t):
             if row.owner is not None:
                 owners[row.shard].append((row.t, row.owner))
         return owners
 
-    def waits(self) -> Iterator[RecordWait]:
+    def list_record_waits(self) -> Iterator[RecordWait]:
         """Yield the wait of each record whose times of acknowledgment and dispatch are known."""
         first_dispatch: dict[tuple[str, str], ReadingEvent] = {}
-        for event in self._history.of_kinds("record"):
+        for event in self._history.select_events("record"):
             first_dispatch.setdefault((event.key, event.digest), event)
         for sent in self._history.sent:
             dispatched = first_dispatch.get((sent.key, sent.digest))
             if sent.t is not None and dispatched is not None:
                 yield RecordWait(dispatched.shard, sent.t, max(sent.t, dispatched.t))
 
-    def longest(self) -> RecordWait | None:
+    def find_longest_wait(self) -> RecordWait | None:
         """Return the longest wait with its explanation, or None if no times are known."""
-        longest = max(self.waits(), key=lambda wait: wait.seconds, default=None)
-        return None if longest is None else self.explained(longest)
+        longest = max(self.list_record_waits(), key=lambda wait: wait.seconds, default=None)
+        return None if longest is None else self.explain_wait(longest)
 
-    def explained(self, wait: RecordWait) -> RecordWait:
+    def explain_wait(self, wait: RecordWait) -> RecordWait:
         """Return the wait with the faults that explain it and the number of unexplained seconds."""
         subjects = self._subjects_between(wait.shard, wait.since, wait.until)
-        relevant_faults = [fault for fault in self._reaches if fault.touches(wait.since, wait.until, subjects)]
+        relevant_faults = [fault for fault in self._reaches if fault.may_explain(wait.since, wait.until, subjects)]
         explained_seconds, explained_until = 0.0, wait.since
         for fault in sorted(relevant_faults, key=lambda each: each.begin):
             # Faults may overlap, so add only the part of this fault that earlier faults have not covered.
@@ -134,14 +134,14 @@ class Explanations:
         faults = tuple(fault.note for fault in relevant_faults)
         return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - explained_seconds)
 
-    def breaches(self) -> Iterator[Breach]:
+    def find_breaches(self) -> Iterator[Breach]:
         """Yield each shard's longest unexplained wait, if it is above the limit, and each unexplained repetition."""
         if self._limits.wait_seconds == math.inf:
             return
         worst: dict[str, RecordWait] = {}
-        for wait in self.waits():
+        for wait in self.list_record_waits():
             if wait.seconds > self._limits.wait_seconds:
-                explained = self.explained(wait)
+                explained = self.explain_wait(wait)
                 worst[wait.shard] = max(worst.get(wait.shard, explained), explained, key=lambda each: each.unexplained)
         for wait in worst.values():
             if wait.unexplained > self._limits.wait_seconds:
@@ -150,14 +150,14 @@ class Explanations:
                 yield Breach("unread", wait.until, f"{why}, {unexplained}")
         last_dispatch: dict[tuple[str, RecordPlace], ReadingEvent] = {}
         reported: set[tuple[str, str]] = set()
-        for record in self._history.of_kinds("record"):
+        for record in self._history.select_events("record"):
             previous = last_dispatch.get((record.shard, record.place))
             last_dispatch[record.shard, record.place] = record
             # `records.check_repetitions` checks repetitions by the same process.
             if previous is None or previous.process == record.process or (record.process, record.shard) in reported:
                 continue
             subjects = self._subjects_between(record.shard, previous.t, record.t)
-            if not any(fault.touches(previous.t, record.t, subjects) for fault in self._reaches):
+            if not any(fault.may_explain(previous.t, record.t, subjects) for fault in self._reaches):
                 reported.add((record.process, record.shard))
                 why = f"{record.process} handed over {record.place[0]} of {record.shard} after {previous.process} had"
                 delay = f"{record.t - previous.t:.1f} s later; no fault explains it"
@@ -185,7 +185,7 @@ class Explanations:
 
 def check_everything_is_explained(run: JudgedRun) -> Iterator[Breach]:
     """Check rule 4, and that no exception was left unhandled."""
-    yield from Explanations(run.history, run.tenures, run.limits).breaches()
+    yield from Explanations(run.history, run.tenures, run.limits).find_breaches()
     if not run.limits.callable_faults:
         yield from (Breach("unforeseen", run.history.end, fault) for fault in run.history.faults)
 
@@ -283,7 +283,7 @@ def judge_finished_run(history: RunHistory, limits: JudgeLimits = UNLIMITED) -> 
     move_count, least_move_count = count_moves(run)
     # A handler that compares tokens rejects every token that is lower than the highest one before it in the shard.
     highest, fenced = Counter[str](), 0
-    for record in run.records:
+    for record in run.dispatches:
         if record.token is not None:
             fenced += record.token < highest[record.shard]
             highest[record.shard] = max(highest[record.shard], record.token)
@@ -292,7 +292,7 @@ def judge_finished_run(history: RunHistory, limits: JudgeLimits = UNLIMITED) -> 
         delivered=len(history.sent) - len(run.undispatched_records),
         lost=len(run.undispatched_records),
         strangers=len(run.unsent_records),
-        duplicates=len(run.records) - len({(event.shard, event.place, event.digest) for event in run.records}),
+        duplicates=len(run.dispatches) - len({(event.shard, event.place, event.digest) for event in run.dispatches}),
         fenced=fenced,
         shards=len(run.tenures),
         unowned_seconds_max=round(seconds, 3),
@@ -315,7 +315,7 @@ def count_moves(run: JudgedRun) -> tuple[int, int]:
     for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
         if incident.what == "end":
             break
-        living = find_workers_alive_at(run.lives, incident.t)
+        living = find_workers_alive_at(run.lifetimes, incident.t)
         move_count += sum(
             before.worker in living and before.worker != after.worker
             for readers in run.tenures.values()

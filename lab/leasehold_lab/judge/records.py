@@ -24,7 +24,7 @@ def check_sent_records_are_dispatched(run: JudgedRun) -> Iterator[Breach]:
     was reading.
     """
     # If no worker plans at the end of the run, the last records may have no reader.
-    must_be_dispatched = run.limits.settled is None or run.planners
+    must_be_dispatched = run.limits.settled is None or run.planning_workers
     lost = [record for record in run.undispatched_records if record.key not in run.forgotten_shards]
     if must_be_dispatched and lost:
         first_lost = f"the first is number {lost[0].number} of {lost[0].key}"
@@ -54,7 +54,7 @@ def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
                 break
             last_numbers[record.key] = number
     first_dispatches: dict[tuple[str, int], float] = {}
-    for record in run.records:
+    for record in run.dispatches:
         number = run.record_numbers.get((record.key, record.digest))
         if number is not None and (record.key, record.digest) not in run.former_stream_records:
             first_dispatches.setdefault((record.key, number), record.t)
@@ -76,7 +76,7 @@ def check_parents_before_children(run: JudgedRun) -> Iterator[Breach]:
     first_records: dict[str, ReadingEvent] = {}
     last_new_records: dict[str, ReadingEvent] = {}
     seen_places: set[tuple[str, RecordPlace]] = set()
-    for record in run.records:
+    for record in run.dispatches:
         if (record.key, record.digest) in run.former_stream_records:
             continue
         first_records.setdefault(record.shard, record)

@@ -52,10 +52,10 @@ from leasehold_lab.judge.run import (
     OPERATOR,
     TAKES,
     JudgedRun,
-    ProcessLifetime,
     PositionOrder,
-    find_workers_alive_at,
+    ProcessLifetime,
     find_lifetimes,
+    find_workers_alive_at,
 )
 from leasehold_lab.judge.tenures import Tenure
 
@@ -96,7 +96,7 @@ def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
             and before.owner != write.worker
         ):
             held_until = previous.sent + CLOCK_RATE * run.limits.lease_seconds.get(previous.worker, 0.0)
-            running = any(life.process == previous.process and life.end > write.t for life in run.lives)
+            running = any(life.process == previous.process and life.end > write.t for life in run.lifetimes)
             if running and write.t < held_until:
                 reason = f"until {held_until:.3f} by its {previous.verb} of {previous.sent:.3f}"
                 why = f"{write.process} claimed {write.key}, which {previous.process} held {reason}"
@@ -116,12 +116,12 @@ def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
 def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     """Check that checkpoints pass only finished records (law 3), if handlers report the records that they finish."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
-    for event in run.history.of_kinds("finished", "dead-lettered", "acknowledged"):
+    for event in run.history.select_events("finished", "dead-lettered", "acknowledged"):
         finished[event.shard].setdefault(event.place, event.t)
     if not finished and not run.limits.acknowledged:
         return
     places: dict[str, list[PositionOrder]] = defaultdict(list)
-    for shard, place in sorted({(event.shard, event.place) for event in run.records}):
+    for shard, place in sorted({(event.shard, event.place) for event in run.dispatches}):
         places[shard].append((1, *place))
     # For each record of a shard, in order, the time by which that record and all earlier ones were finished.
     finished_times = {
@@ -156,7 +156,7 @@ def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
     owners = {row.key: row.owner for row in history.first}
     writes = iter(history.writes)
     write = next(writes, None)
-    for (t, process, shard), records in groupby(run.records, lambda each: (each.t, each.process, each.shard)):
+    for (t, process, shard), records in groupby(run.dispatches, lambda each: (each.t, each.process, each.shard)):
         while write is not None and write.t <= t:
             if write.done and write.after is not None:
                 owners[write.key] = None if write.verb == "delete" else write.after.owner
@@ -166,7 +166,7 @@ def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
         expiry = expiry_times.get((process, shard), 0.0)
         # A paused process cannot notice that it has lost the lease. After the pause, it needs a moment to notice.
         was_paused = any(
-            sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.naps
+            sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.pauses
         )
         if owners.get(shard) != parse_worker_id(process) and t > expiry + limits.notice_seconds and not was_paused:
             holding_period = f"held until {expiry:.3f}" if expiry else "never held"
@@ -179,14 +179,14 @@ def check_held_leases_are_read(run: JudgedRun) -> Iterator[Breach]:
     if not any(event.event == "read" for event in run.history.events):
         return
     activity_times: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in run.history.of_kinds("read", "record", "finished", "dead-lettered"):
+    for event in run.history.select_events("read", "record", "finished", "dead-lettered"):
         activity_times[event.process, event.shard].append(event.t)
     for span in find_ownership_spans(run):
         times_in_span = [t for t in activity_times[span.process, span.key] if span.begin < t < span.end]
         for since, until in pairwise((span.begin, *times_in_span, span.end)):
             pauses = (
                 end - begin
-                for sleeper, begin, end in run.naps
+                for sleeper, begin, end in run.pauses
                 if sleeper == span.process and begin < until and end > since
             )
             if until - since - sum(pauses) > UNREAD_SECONDS:
@@ -241,7 +241,7 @@ def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
                 finished_spans.append(evolve(current, end=write.t))
                 current.begin = write.t
             current.written = write.t
-    ends = {life.process: life.end for life in run.lives}
+    ends = {life.process: life.end for life in run.lifetimes}
     for span in (*finished_spans, *open_spans.values()):
         # A process that died or stopped renewing no longer held the lease, even if no other process took it.
         limit = silence_limit(parse_worker_id(span.process))
@@ -386,7 +386,7 @@ def check_early_claims(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer
         ]
         last_write = writes[-1] if writes else None
         if last_write is None or not any(
-            life.process == last_write.process and life.end > claim.t for life in run.lives
+            life.process == last_write.process and life.end > claim.t for life in run.lifetimes
         ):
             continue
         held_until = last_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(last_write.worker, 0.0)
@@ -407,14 +407,14 @@ def check_only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
         if answer.outcome != "lost" and answer.verb in HOLDING_VERBS:
             write_times[answer.process, answer.shard].append(answer.sent)
     reported: set[tuple[str, str]] = set()
-    for record in run.records:
+    for record in run.dispatches:
         process_and_shard = record.process, record.shard
         own_times = write_times[process_and_shard]
         last_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
         expiry = last_time + limits.lease_seconds.get(record.worker, math.inf)
         was_paused = any(
             sleeper in {record.process, record.worker} and begin <= record.t and end > expiry
-            for sleeper, begin, end in run.naps
+            for sleeper, begin, end in run.pauses
         )
         if record.t > expiry + limits.notice_seconds and not was_paused and process_and_shard not in reported:
             reported.add(process_and_shard)
@@ -591,7 +591,7 @@ def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
             lease = f"{write.key} ({write.before.owner if write.before else None})"
             why = f"{write.process} wrote a {write.verb} of {lease}, {'done' if write.done else 'refused'}"
             yield Breach("action at balance", write.t, why)
-    if not run.planners:
+    if not run.planning_workers:
         return
     for key, seconds in measure_unowned_seconds(history, history.end, settled).items():
         if seconds > 0.0:
@@ -602,12 +602,12 @@ def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
         lease_counts = Counter(owner for owner in owners.values() if owner is not None)
         counts = {
             worker: lease_counts[worker]
-            for worker in find_workers_alive_at(run.lives, history.end - 1e-9) | run.planners
+            for worker in find_workers_alive_at(run.lifetimes, history.end - 1e-9) | run.planning_workers
         }
         rows = {write.key: write.after for write in history.writes if write.done}
         counts_ended_leases = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
         # A worker that does not plan takes no leases, so it may have fewer leases than the others.
-        why = uneven(counts, run.planners, len(owners), run.limits.groups)
+        why = uneven(counts, run.planning_workers, len(owners), run.limits.groups)
         if why and not counts_ended_leases:
             yield Breach("uneven", history.end, why)
 
@@ -617,12 +617,12 @@ def check_needless_moves(run: JudgedRun) -> Iterator[Breach]:
     if run.limits.settled is None or run.limits.moves is None:
         return
     since, allowed_extra = run.limits.moves
-    workers = find_workers_alive_at(run.lives, run.history.end - 1e-9)
+    workers = find_workers_alive_at(run.lifetimes, run.history.end - 1e-9)
     least = least_moves(find_owners_at(run.history, since), workers, run.limits.groups)
     moves = [
         change
         for change in find_owner_changes(run.history.writes)
-        if change.t >= since and change.before in find_workers_alive_at(run.lives, change.t)
+        if change.t >= since and change.before in find_workers_alive_at(run.lifetimes, change.t)
     ]
     for number, change in enumerate(moves[least + allowed_extra :], least + allowed_extra + 1):
         why = f"{change.key} from {change.before} to {change.after} is move {number}, and {least} would have done"

@@ -19,7 +19,7 @@ from leasehold_lab.judge.events import (
     WriteVerb,
     parse_worker_id,
 )
-from leasehold_lab.judge.tenures import Tenure, TenureHistory, group_by_shard, compute_tenures
+from leasehold_lab.judge.tenures import Tenure, TenureHistory, compute_tenures, group_by_shard
 
 OPERATOR = "operator"
 """The process name for writes that an operator made without the workers' knowledge."""
@@ -101,22 +101,22 @@ class JudgedRun:
     limits: JudgeLimits
 
     @cached_property
-    def lives(self) -> tuple[ProcessLifetime, ...]:
+    def lifetimes(self) -> tuple[ProcessLifetime, ...]:
         """The lifetimes of all processes, in order of their starts."""
         return find_lifetimes(self.history.incidents)
 
     @cached_property
-    def planners(self) -> frozenset[str]:
+    def planning_workers(self) -> frozenset[str]:
         """The workers that run and plan at the time `settled`. Without such a worker, leases may stay unowned."""
         if self.limits.settled is None:
             return frozenset()
         zombies = {
             parse_worker_id(incident.subject) for incident in self.history.incidents if incident.what == "zombie"
         }
-        return find_workers_alive_at(self.lives, self.limits.settled) - zombies
+        return find_workers_alive_at(self.lifetimes, self.limits.settled) - zombies
 
     @cached_property
-    def naps(self) -> tuple[tuple[str, float, float], ...]:
+    def pauses(self) -> tuple[tuple[str, float, float], ...]:
         """All pauses, each with the process or worker that was paused, its start and its end."""
         incidents = (incident for incident in self.history.incidents if incident.what == "nap")
         return tuple((nap.subject, nap.t, nap.t + nap.seconds) for nap in incidents)
@@ -132,9 +132,9 @@ class JudgedRun:
         return group_by_shard(self.tenure_history.tenures)
 
     @cached_property
-    def records(self) -> tuple[ReadingEvent, ...]:
+    def dispatches(self) -> tuple[ReadingEvent, ...]:
         """All dispatches of records, in order of time."""
-        return tuple(self.history.of_kinds("record"))
+        return tuple(self.history.select_events("record"))
 
     @cached_property
     def record_numbers(self) -> Mapping[RecordId, int]:
@@ -144,7 +144,7 @@ class JudgedRun:
     @cached_property
     def undispatched_records(self) -> list[SentRecord]:
         """The records that were sent but never dispatched."""
-        dispatched = {(event.key, event.digest) for event in self.records}
+        dispatched = {(event.key, event.digest) for event in self.dispatches}
         return [record for record in self.history.sent if (record.key, record.digest) not in dispatched]
 
     @cached_property
@@ -184,13 +184,13 @@ class JudgedRun:
                 if tenure.worker == owner and tenure.begin <= t
             ]
             released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
-            owner_alive = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives)
+            owner_alive = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lifetimes)
             if table_reachable and owner_alive and not released:
                 continue
             for creation in (write for write in at_latest if write.t >= t):
                 lineage = self.self_and_ancestors(creation.key)
                 started_recently = any(
-                    life.process == creation.process and life.start >= t - lease for life in self.lives
+                    life.process == creation.process and life.start >= t - lease for life in self.lifetimes
                 )
                 shards |= lineage if started_recently and deletion.key in lineage else set()
         return frozenset(shards)
@@ -202,7 +202,7 @@ class JudgedRun:
         operator deleted the row before the process started, or at most one lease duration after its start.
         """
         lease_seconds = max(self.limits.lease_seconds.values(), default=0.0)
-        start = max((life.start for life in self.lives if life.process == process), default=0.0)
+        start = max((life.start for life in self.lifetimes if life.process == process), default=0.0)
         deletions = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
         return any(write.key == shard and write.t <= min(t, start + lease_seconds) for write in deletions)
 
@@ -218,7 +218,7 @@ class JudgedRun:
     @cached_property
     def unsent_records(self) -> list[RecordId]:
         """The records that were dispatched although they were never sent."""
-        return sorted({(event.key, event.digest) for event in self.records} - self.record_numbers.keys())
+        return sorted({(event.key, event.digest) for event in self.dispatches} - self.record_numbers.keys())
 
     @cached_property
     def reader_changes(self) -> tuple[ReaderChange, ...]:

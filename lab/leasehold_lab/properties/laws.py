@@ -29,8 +29,8 @@ from leasehold_lab.properties.strategies import (
     Scene,
     SmallFleet,
     balanced_fleets,
-    format_as_code,
     fleets,
+    format_as_code,
     scenes,
     weighed_fleets,
 )

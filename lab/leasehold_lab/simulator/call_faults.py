@@ -135,7 +135,7 @@ class CallableFault:
     at: float
     seconds: float
 
-    def done(self, now: float, wait: Callable[[float], None]) -> object:
+    def apply(self, now: float, wait: Callable[[float], None]) -> object:
         """Apply the fault: raise an exception, hang, or return the value that the function is to return."""
         match self.what:
             case "raise" | "exit" | "interrupt" | "broken pipe":

@@ -136,7 +136,7 @@ def _add_expected_workers(draw: random.Random, members: list[Member]) -> list[Me
     Only fleets in which no worker leaves get this configuration, so that all expected workers are present.
     """
     names = tuple(sorted({member.worker for member in members}))
-    staying = {member.worker for member in members if member.alive(FAULTS_END) and member.plans > FAULTS_END}
+    staying = {member.worker for member in members if member.is_running_at(FAULTS_END) and member.plans > FAULTS_END}
     hint = draw.choice((None, len(names), names))
     if hint is None or len(staying) < len(names):
         return members

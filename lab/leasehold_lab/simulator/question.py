@@ -21,7 +21,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.shares import Groups
 from leasehold.plugins import known_rule_sets
 from leasehold.stores.fields import kilobytes
-from leasehold_lab.judge.rights import OwnerChange, find_owner_changes, find_owners_at, drop_taken_back_handoffs
+from leasehold_lab.judge.rights import OwnerChange, drop_taken_back_handoffs, find_owner_changes, find_owners_at
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator import scenario as fleets
 from leasehold_lab.simulator.run import FleetOutcome, measure_outcome, run
@@ -303,7 +303,7 @@ def run_forecast(scenario: Scenario, config: Config, since: float) -> FleetForec
     with unlogged():
         history = run(scenario)
     owner_changes = [change for change in find_owner_changes(history.writes) if change.after is not None]
-    living = [member.worker for member in scenario.members if member.alive(scenario.seconds - 1e-6)]
+    living = [member.worker for member in scenario.members if member.is_running_at(scenario.seconds - 1e-6)]
     owners = find_owners_at(history, history.end)
     counts = Counter(owners.values())
     weights = {row.key: row.weight or 0 for row in history.first}

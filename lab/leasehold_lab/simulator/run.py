@@ -26,13 +26,13 @@ from leasehold_lab.judge.events import Incident, SentRecord, WriteEvent
 from leasehold_lab.judge.explanations import judge_history
 from leasehold_lab.judge.rights import (
     QUIET_VERBS,
-    find_owner_changes,
     count_rejected_writes,
+    drop_taken_back_handoffs,
+    find_owner_changes,
     find_owners_at,
     measure_unowned_seconds,
-    drop_taken_back_handoffs,
 )
-from leasehold_lab.judge.run import OPERATOR, find_workers_alive_at, find_lifetimes
+from leasehold_lab.judge.run import OPERATOR, find_lifetimes, find_workers_alive_at
 from leasehold_lab.simulator.chaos import Trial
 from leasehold_lab.simulator.scenario import Emptying, Member, Reshape, Scenario
 from leasehold_lab.simulator.world.layouts import NAMES, run_swaps
@@ -157,7 +157,7 @@ def _delete_rows(world: World, emptying: Emptying) -> None:
     chosen_indexes = {index % len(rows) for index in emptying.places} if rows else set[int]()
     deleted = [row for index, row in enumerate(rows) if not emptying.places or index in chosen_indexes]
     for row in deleted:
-        world.table.remove(row.key)
+        world.table.delete_row(row.key)
         world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
     # If there is an outage, no worker can notice the deletion before the outage ends.
     outages = world.scenario.network.outages
@@ -187,14 +187,14 @@ def _reshape_stream(world: World, reshape: Reshape) -> None:
     """Apply a change of the stream."""
     source = world.source
     if reshape.what == "expire":
-        source.expire()
+        source.remove_closed_shards()
         return
     if reshape.what == "reset":
         _reset_leases(world)
         return
     world.history.incidents.append(Incident(world.tasks.now, reshape.what, str(reshape.place)))
     if reshape.what == "anew":
-        source.recreate(create_first_shards(world.scenario))
+        source.recreate_stream(create_first_shards(world.scenario))
         return
     if not world.scenario.ranged:
         # If shards have no hash ranges, each shard has one or two children.

@@ -81,7 +81,7 @@ class Member:
     deaf_to: frozenset[str] = frozenset()
     gives_up_seconds: float = POLL_TIMEOUTS[0]
 
-    def alive(self, t: float) -> bool:
+    def is_running_at(self, t: float) -> bool:
         """Return whether the process is running at time `t`."""
         return self.starts <= t < self.ends
 

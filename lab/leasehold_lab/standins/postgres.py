@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.node import HOST, POLL_SECONDS, ServiceCommand, Service, run_service
+from leasehold_lab.standins.node import HOST, POLL_SECONDS, Service, ServiceCommand, run_service
 
 DEBIAN = "usr/lib/postgresql/*/bin"
 START_SECONDS = 60.0

@@ -8,11 +8,11 @@ from leasehold_lab.standins import guard
 from leasehold_lab.standins.node import (
     HOST,
     LOCKS,
-    ServiceCommand,
     Service,
-    find_node,
-    find_free_port,
+    ServiceCommand,
     ensure_installed,
+    find_free_port,
+    find_node,
     run_service,
 )
 

@@ -53,7 +53,7 @@ class RolledShard:
     ended: float = math.inf
     trimmed: int = 0
 
-    def described(self, *, stale: bool) -> dict[str, Any]:
+    def build_listing_entry(self, *, stale: bool) -> dict[str, Any]:
         """Return the shard's entry in a listing. A stale entry does not show that the shard has ended."""
         numbers = {"StartingSequenceNumber": str(self.first)}
         if self.last is not None and not stale:
@@ -111,7 +111,7 @@ class TableStreams:
     _lock: Any = Factory(Lock)
 
     def __attrs_post_init__(self) -> None:
-        self.enable()
+        self.enable_stream()
 
     @property
     def arn(self) -> str:
@@ -119,20 +119,20 @@ class TableStreams:
         label = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.made)) + f".{int(self.made * 1000) % 1000:03}"
         return f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{self.name}/stream/{label}"
 
-    def enable(self) -> None:
+    def enable_stream(self) -> None:
         """Create a new stream, which does not contain the records of the previous one."""
         if self.shards:
             self._former[self.arn] = (self.made, self.shards)
         self.made, self._rolled, self.status = self.clock(), self.clock(), "ENABLED"
         self.shards, self._open = {}, []
         for _ in range(self.lanes):
-            self._open.append(self._new(None))
+            self._open.append(self._create_shard(None))
 
-    def disable(self) -> None:
+    def disable_stream(self) -> None:
         """Disable the stream. Its shards end without children."""
         with self._lock:
             for shard in self._open:
-                self._end(shard)
+                self._end_shard(shard)
             self._open, self.status = [], "DISABLED"
 
     def put(self, key: str, item: TypedItem | None) -> None:
@@ -160,41 +160,41 @@ class TableStreams:
             # `hash` cannot be used, because the hash of a string differs between processes.
             self.shards[self._open[sum(key.encode()) % self.lanes]].rows.append(row)
 
-    def roll(self) -> None:
+    def end_open_shards(self) -> None:
         """End every open shard, and open a child of each."""
         with self._lock:
-            self._roll()
+            self._end_open_shards()
 
-    def expire(self, *shards: str) -> None:
+    def remove_shards(self, *shards: str) -> None:
         """Remove these ended shards, as the service does after a day."""
         for shard in shards:
             del self.shards[shard]
 
     def _advance(self) -> None:
         if self.clock() >= self._rolled + self.roll_seconds:
-            self._roll()
+            self._end_open_shards()
         for shard in [
             candidate for candidate in self.shards.values() if self.clock() > candidate.ended + self.retention
         ]:
             del self.shards[shard.id]
 
-    def _roll(self) -> None:
+    def _end_open_shards(self) -> None:
         self._rolled = self.clock()
         for lane, shard in enumerate(self._open):
-            self._end(shard)
-            self._open[lane] = self._new(shard)
+            self._end_shard(shard)
+            self._open[lane] = self._create_shard(shard)
 
-    def _end(self, shard: str) -> None:
+    def _end_shard(self, shard: str) -> None:
         shard_ended = self.shards[shard]
         shard_ended.last, shard_ended.ended = self._number, self.clock()
 
-    def _new(self, parent: str | None) -> str:
+    def _create_shard(self, parent: str | None) -> str:
         self._number += 1
         shard = f"shardId-{int(self.clock() * 1000):020}-{len(self.shards):04x}{self._number % 65536:04x}"
         self.shards[shard] = RolledShard(shard, parent, self._number)
         return shard
 
-    def answer(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+    def answer_request(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
         """Return the response to a request. Raises TableRejection if the request is rejected."""
         with self._lock:
             self.asked[operation] += 1
@@ -219,7 +219,7 @@ class TableStreams:
                     return self._get_records(request)
         raise TableRejection("UnknownOperationException", operation)
 
-    def _shards_of(self, arn: str) -> dict[str, RolledShard]:
+    def _find_shards_of_stream(self, arn: str) -> dict[str, RolledShard]:
         if arn == self.arn:
             return self.shards
         if arn in self._former:
@@ -228,7 +228,7 @@ class TableStreams:
 
     def _describe_stream(self, request: dict[str, Any]) -> dict[str, Any]:
         arn = request["StreamArn"]
-        shards = sorted(self._shards_of(arn).values(), key=lambda each: each.first)
+        shards = sorted(self._find_shards_of_stream(arn).values(), key=lambda each: each.first)
         if (shard_filter := request.get("ShardFilter")) is not None:
             shards = [shard for shard in shards if shard.parent == shard_filter["ShardId"]]
         after = request.get("ExclusiveStartShardId")
@@ -243,13 +243,13 @@ class TableStreams:
             "TableName": self.name,
             "CreationRequestDateTime": self.made if arn == self.arn else self._former[arn][0],
             "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
-            "Shards": [shard.described(stale=shard.ended > stale) for shard in page],
+            "Shards": [shard.build_listing_entry(stale=shard.ended > stale) for shard in page],
         }
         has_more = first_index + len(page) < len(shards)
         return {"StreamDescription": description | ({"LastEvaluatedShardId": page[-1].id} if has_more else {})}
 
     def _get_iterator(self, request: dict[str, Any]) -> dict[str, Any]:
-        shard = self._shards_of(request["StreamArn"]).get(request["ShardId"])
+        shard = self._find_shards_of_stream(request["StreamArn"]).get(request["ShardId"])
         if shard is None:
             raise TableRejection("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
@@ -319,7 +319,7 @@ def run_table_server(table: TableStreams) -> Iterator[str]:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
             status, response = 200, dict[str, Any]()
             try:
-                response = table.answer(self.headers["X-Amz-Target"].rpartition(".")[2], request)
+                response = table.answer_request(self.headers["X-Amz-Target"].rpartition(".")[2], request)
             except TableRejection as rejection:
                 code, why = rejection.args
                 status = 500 if code == "InternalServerError" else 400

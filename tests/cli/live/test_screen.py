@@ -23,7 +23,7 @@ from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import StealLease
-from leasehold_lab.contract.actors import expect_applied, create_placed_lease
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LEASES = tuple(

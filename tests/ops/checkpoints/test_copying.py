@@ -28,11 +28,11 @@ from leasehold.stores.writes import (
     Write,
 )
 from leasehold_lab.contract.actors import (
-    expect_applied,
     clear_layout_fields,
     create_owned_lease,
     create_placed_lease,
     create_unowned_lease,
+    expect_applied,
 )
 
 if TYPE_CHECKING:

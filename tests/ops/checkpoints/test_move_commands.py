@@ -20,7 +20,7 @@ from leasehold.stores.protocol import Store
 from leasehold.stores.swap import CONTROL, DIRECTION, open_both, place_of
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
-from leasehold_lab.contract.actors import expect_applied, clear_layout_fields, create_placed_lease
+from leasehold_lab.contract.actors import clear_layout_fields, create_placed_lease, expect_applied
 
 AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 SOON = ("--still-seconds", "0.1")

@@ -15,7 +15,7 @@ from leasehold.adapters.ops.serving.app import saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 from leasehold.stores.writes import StealLease
-from leasehold_lab.contract.actors import expect_applied, create_placed_lease
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 pytestmark = pytest.mark.more
 

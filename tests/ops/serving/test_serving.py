@@ -34,7 +34,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing
 from leasehold.stores.writes import AnnotateLease, ReleaseLease, StealLease
-from leasehold_lab.contract.actors import expect_applied, create_placed_lease
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 ALL = ViewRequest(most=sys.maxsize)
 

@@ -54,10 +54,10 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
         old = put("old")
         assert read("a", present, lambda received, _: old <= received) == old
         remaining = put("left")
-        table.disable()
+        table.disable_stream()
         former = present.replace("orders", table.arn)
         later[0] = 2.0  # a table cannot get two streams in one second
-        table.enable()
+        table.enable_stream()
         new = put("new")
         assert read("b", present, lambda _, worker: worker.discovery.refusing) == set()
         (message,) = reported(store.list().leases)
@@ -71,8 +71,8 @@ def test_new_group_reads_a_disabled_stream() -> None:
     table, received = TableStreams(lanes=2), set[str]()
     for n in range(20):
         table.put(f"i-{n}", {})
-    table.roll()
-    table.disable()
+    table.end_open_shards()
+    table.disable_stream()
     with run_table_server(table) as endpoint:
         source = open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}")
         store = MemoryStore()

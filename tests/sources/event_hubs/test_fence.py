@@ -136,7 +136,7 @@ def test_events_past_retention_are_reported_as_lost(event_hub: HubSteps, caplog:
     caplog.set_level(logging.ERROR, "leasehold.event_hubs")
     event_hub.send(["a", "b", "c", "d"])
     first = collect(event_hub.reader(), 4)[0]
-    assert event_hub.hubs.trim(event_hub.hub, "0", 3) == 3
+    assert event_hub.hubs.trim_events(event_hub.hub, "0", 3) == 3
     assert texts(collect(event_hub.reader(TRIM_HORIZON), 1)) == ["d"]
     assert caplog.messages == []
     assert texts(collect(event_hub.reader(first.position), 1)) == ["d"]

@@ -90,16 +90,16 @@ def _dispatched(worker: Child, count: int) -> Content:
     try:
         silent = time.monotonic()
         while (count_read := size(content)) < count:
-            assert worker.running, worker.last_output
+            assert worker.is_running, worker.last_output
             assert time.monotonic() < silent + SILENCE_SECONDS, (
                 f"{worker.name}: {count_read} of {count} records, then silence\n{worker.last_output}"
             )
-            _take(content, tail.more())
+            _take(content, tail.read_new_items())
             silent = time.monotonic() if size(content) > count_read else silent
             time.sleep(0.1)
         worker.ask_to_end()
         worker.wait()
-        _take(content, tail.more())
+        _take(content, tail.read_new_items())
     finally:
         worker.kill()
     return content

@@ -54,7 +54,7 @@ class CallExchange:
         self._denied: dict[str, float] = {}
         self._planned = {call_fault.number: call_fault.fault for call_fault in world.scenario.call_faults}
 
-    def call(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
+    def make_call(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
         """Make the call, or apply the fault that is planned for it."""
         if not self._full:
             return action()
@@ -92,9 +92,9 @@ class CallExchange:
                     result = (substitutes or {})[step]()
         return result
 
-    def call_user(self, name: str, user_callable: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
+    def call_user_function(self, name: str, user_callable: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
         """Call a function that stands for a user's code."""
-        return self.call(name, user_callable, {"answer": lambda: False, "generate": create_generator})
+        return self.make_call(name, user_callable, {"answer": lambda: False, "generate": create_generator})
 
 
 GIVE_UP_SECONDS = 1.0
@@ -129,7 +129,7 @@ class TableClient:
         self._network = network = world.scenario.network
         self._capacity = world.scenario.capacity
         self._dated = world.scenario.dated
-        self._listed = self._table.dated if self._dated else self._table.list
+        self._listed = self._table.list_with_ages if self._dated else self._table.list
         self._calm, self._full = world.scenario.calm, world.scenario.full
         # Each fault is stored with its cumulative probability, so that one random number selects among them.
         faults: tuple[tuple[WriteFault, float], ...] = (
@@ -154,14 +154,14 @@ class TableClient:
 
         def read() -> Listing:
             began = self._tasks.now
-            self._travel()
+            self._wait_for_network()
             listing = self._read_pages()
-            self._travel()
+            self._wait_for_network()
             self._history.scanned += len(listing.leases)
             self._history.listings.append((began, self._tasks.now, self._caller.process_id))
-            return self._maybe_stale(listing)
+            return self._make_stale_at_random(listing)
 
-        return self._read("store.list", read)
+        return self._read_with_faults("store.list", read)
 
     def _read_pages(self) -> Listing:
         """Read the pages of a listing one after another, at the speed that the table's capacity allows."""
@@ -199,18 +199,18 @@ class TableClient:
         self._history.fetched_stale += len(requested_keys) if stale_ok else 0
 
         def read() -> Listing:
-            self._travel()
+            self._wait_for_network()
             if self._capacity.row_units < math.inf:
                 for key in requested_keys:
                     meter = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
                     self._wait_for_capacity(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
             listing = Listing(self._table.get(requested_keys))
-            self._travel()
-            return self._maybe_stale(listing) if stale_ok else listing
+            self._wait_for_network()
+            return self._make_stale_at_random(listing) if stale_ok else listing
 
-        return self._read("store.get", read, stale_ok=stale_ok).leases
+        return self._read_with_faults("store.get", read, stale_ok=stale_ok).leases
 
-    def _read(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
+    def _read_with_faults(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
         """Read, with planned faults applied. A consistent read never returns wrong rows, as with the real service."""
 
         def stale() -> Listing:
@@ -220,10 +220,10 @@ class TableClient:
             listing = read()
             return Listing(tuple(evolve(row, owner=OTHER_WORKER) for row in listing.leases)) if stale_ok else listing
 
-        listing: Listing = self._exchange.call(what, read, {"stale": stale, "untrue": untrue})
+        listing: Listing = self._exchange.make_call(what, read, {"stale": stale, "untrue": untrue})
         return listing
 
-    def _maybe_stale(self, listing: Listing) -> Listing:
+    def _make_stale_at_random(self, listing: Listing) -> Listing:
         draw, stale = self._draw, self._network.stale
         if not stale or self._tasks.now >= self._calm or draw.random() >= stale:
             return listing
@@ -247,14 +247,14 @@ class TableClient:
                     pass
 
         def apply_write() -> Outcome:
-            before = self._table.row(key)
+            before = self._table.find_row(key)
             outcome = self._table.write(write)
             applied = isinstance(outcome, Done)
             if applied and self._caller.foreign and isinstance(write, writes.ClaimLease):
                 # The row must also show that its new owner does not answer hand-off requests.
                 outcome = self._table.mark_unresponsive(key)
             if self._records_writes and (self._full or verb != "renew" or not applied):
-                after = outcome.lease if applied and verb != "delete" else self._table.row(key)
+                after = outcome.lease if applied and verb != "delete" else self._table.find_row(key)
                 sender = self._caller.worker_id, self._caller.process_id
                 self._history.writes.append(
                     WriteEvent(self._tasks.now, sent, *sender, verb, key, before, after, applied)
@@ -262,11 +262,11 @@ class TableClient:
             return outcome
 
         def rejected() -> Outcome:
-            row = self._table.row(key)
+            row = self._table.find_row(key)
             return Lost(key, row and evolve(row, owner=OTHER_WORKER, version=Version("another")))
 
         substitutes = {"untrue": rejected, "send": lambda: self._apply_later(apply_write, LATE_SECONDS)}
-        outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._send(apply_write), substitutes)
+        outcome: Outcome = self._exchange.make_call(f"store.{verb}", lambda: self._send_write(apply_write), substitutes)
         return outcome
 
     def close(self) -> None:
@@ -278,21 +278,21 @@ class TableClient:
         """Send a read to the table, and return the result. `compute` runs when the request arrives."""
 
         def read() -> T:
-            self._travel()
+            self._wait_for_network()
             value = compute()
-            self._travel()
+            self._wait_for_network()
             return value
 
-        result: T = self._exchange.call(what, read)
+        result: T = self._exchange.make_call(what, read)
         return result
 
     def write_through(self, what: str, apply: Callable[[], T]) -> T:
         """Send a write of a row that is not a lease. `apply` runs when the request arrives."""
         substitutes = {"send": lambda: self._apply_later(apply, LATE_SECONDS)}
-        result: T = self._exchange.call(what, lambda: self._send(apply), substitutes)
+        result: T = self._exchange.make_call(what, lambda: self._send_write(apply), substitutes)
         return result
 
-    def _send(self, apply: Callable[[], T]) -> T:
+    def _send_write(self, apply: Callable[[], T]) -> T:
         """Send a write over the network, with a random fault. `apply` changes the table when the write arrives."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
@@ -305,7 +305,7 @@ class TableClient:
             self._apply_later(apply, self._draw.uniform(0.0, self._network.late_seconds))
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("there was no response in time")
-        self._travel()
+        self._wait_for_network()
         self._wait_for_capacity(self._world.writes, 1.0)
         outcome = apply()
         if fault == "unanswered":
@@ -314,7 +314,7 @@ class TableClient:
         if fault == "twice":
             self._caller.wait(GIVE_UP_SECONDS)
             outcome = apply()
-        self._travel()
+        self._wait_for_network()
         return outcome
 
     def _apply_later(self, apply: Callable[[], object], seconds: float) -> None:
@@ -324,7 +324,7 @@ class TableClient:
 
         self._tasks.start(arrive, self._tasks.now + seconds)
 
-    def _travel(self) -> None:
+    def _wait_for_network(self) -> None:
         """Wait for half of the time that a request takes."""
         draw, network = self._draw, self._network
         shortest, longest = network.latency
@@ -367,33 +367,33 @@ class StreamClient:
 
     def incarnation(self) -> str:
         """Return the stream's incarnation, or "" without a request if the run does not recreate the stream."""
-        return str(self.ask("source.incarnation", self._source.incarnation)) if self._source.made else ""
+        return str(self.send_request("source.incarnation", self._source.incarnation)) if self._source.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
         """Return the shards. The fault "untrue" returns those that were listed when this process started."""
-        shards_listed: tuple[Shard, ...] = self.ask(
+        shards_listed: tuple[Shard, ...] = self.send_request(
             "source.shards", self._source.shards, {"untrue": lambda: self._first}
         )
         return shards_listed
 
     def gone(self, shard: str) -> bool:
         """Return whether the stream reports the shard as gone."""
-        return bool(self.ask("source.gone", lambda: self._source.gone(shard), shard=shard))
+        return bool(self.send_request("source.gone", lambda: self._source.gone(shard), shard=shard))
 
     def latest(self, lease: Lease) -> Position:
         """Return the position that LATEST means at this moment."""
-        position: Position = self.ask("source.latest", lambda: self._source.latest(lease), shard=lease.shard)
+        position: Position = self.send_request("source.latest", lambda: self._source.latest(lease), shard=lease.shard)
         return position
 
     def open(self, lease: Lease, start: Position) -> Reader:
         """Return a reader of the lease's shard, whose reads go over the same network."""
-        reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start), shard=lease.shard)
+        reader: Reader = self.send_request("source.open", lambda: self._source.open(lease, start), shard=lease.shard)
         return DistantReader(self, reader, lease.shard)
 
     def close(self) -> None:
         """Do nothing."""
 
-    def ask(
+    def send_request(
         self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None, *, shard: str = ""
     ) -> Any:  # noqa: ANN401  the call's own
         """Send a request to the stream. `action` runs when the request arrives.
@@ -403,19 +403,19 @@ class StreamClient:
 
         def exchange() -> Any:  # noqa: ANN401  likewise
             self._caller.wait_if_deaf(shard)
-            self._travel()
+            self._wait_for_network()
             result = action()
-            self._travel()
+            self._wait_for_network()
             return result
 
-        return self._exchange.call(what, exchange, substitutes)
+        return self._exchange.make_call(what, exchange, substitutes)
 
     @property
     def may_be_slow(self) -> bool:
         """Whether the scenario has periods in which reads are slow."""
         return bool(self._slow)
 
-    def late(self, seconds: float) -> None:
+    def wait_if_slow(self, seconds: float) -> None:
         """If the stream is slow now, wait as long as a slow response takes. Raises TimeoutError after `seconds`."""
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self._slow):
             delay = self._draw.uniform(*SLOW_SECONDS)
@@ -423,7 +423,7 @@ class StreamClient:
             if delay > seconds:
                 raise TimeoutError
 
-    def _travel(self) -> None:
+    def _wait_for_network(self) -> None:
         if self._most:
             self._caller.wait(self._draw.uniform(self._least, self._most) / 2)
 
@@ -450,14 +450,14 @@ class DistantReader:
     def read_once(self) -> Batch:
         """Return the next records. The fault "untrue" returns an empty batch, as if the service throttled the read."""
         throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
-        batch: Batch = self._client.ask(
+        batch: Batch = self._client.send_request(
             "reader.read", self._reader.read, {"untrue": lambda: throttled}, shard=self._shard
         )
         return batch
 
     def close(self) -> None:
         """Close the reader."""
-        self._client.ask("reader.close", self._reader.close, shard=self._shard)
+        self._client.send_request("reader.close", self._reader.close, shard=self._shard)
 
 
 class _TimedReading:
@@ -468,5 +468,5 @@ class _TimedReading:
 
     def read(self, reader: DistantReader) -> Batch:
         """Read once, unless the response takes too long."""
-        self._client.late(self._seconds)
+        self._client.wait_if_slow(self._seconds)
         return reader.read_once()

@@ -57,15 +57,15 @@ class DistantCells:
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a cell, and return its version, or None if the cell already exists."""
-        return self._write(name, lambda: self._cells.put_new(name, fields))
+        return self._write_cell(name, lambda: self._cells.put_new(name, fields))
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a cell if it still has this version, and return the new version; otherwise return None."""
-        return self._write(name, lambda: self._cells.put_over(name, fields, version))
+        return self._write_cell(name, lambda: self._cells.put_over(name, fields, version))
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a cell if it still has this version, and return whether it is gone."""
-        return self._write(name, lambda: self._cells.delete(name, version))
+        return self._write_cell(name, lambda: self._cells.delete(name, version))
 
     def prove(self) -> None:
         """Do nothing, because the simulated table always checks the conditions of writes."""
@@ -73,7 +73,7 @@ class DistantCells:
     def close(self) -> None:
         """Do nothing."""
 
-    def _write(self, name: str, apply: Callable[[], T]) -> T:
+    def _write_cell(self, name: str, apply: Callable[[], T]) -> T:
         kind = name.partition("/")[0]
         self._history.requests[kind] += 1
         return self._client.write_through(f"store.{kind}", apply)
@@ -98,16 +98,16 @@ class SessionClient(PassingStore):
         world, key, verb = self._world, write.lease.key, VERBS[type(write)]
         recorded = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
         recorded = recorded or (isinstance(write, CheckpointLease) and write.position.ended)
-        sent, before = world.tasks.now, self._row(key) if recorded else None
+        sent, before = world.tasks.now, self._read_row(key) if recorded else None
         outcome = self._store.write(write)
         if recorded:
             applied = isinstance(outcome, Done)
-            after = outcome.lease if applied and verb != "delete" else self._row(key)
+            after = outcome.lease if applied and verb != "delete" else self._read_row(key)
             sender = self._caller.worker_id, self._caller.process_id
             world.history.writes.append(WriteEvent(world.tasks.now, sent, *sender, verb, key, before, after, applied))
         return outcome
 
-    def _row(self, key: str) -> Lease | None:
+    def _read_row(self, key: str) -> Lease | None:
         cells = self._world.cells.read([lease_name(key)])
         return next(iter(self._truth.get([key])), None) if cells else None
 
@@ -132,12 +132,12 @@ class SwapClient(PassingStore):
         try:
             outcome = super().write(write)
         except BaseException:
-            self._record(write, sent, None)
+            self._record_answer(write, sent, None)
             raise
-        self._record(write, sent, outcome)
+        self._record_answer(write, sent, outcome)
         return outcome
 
-    def _record(self, write: Write, sent: float, outcome: Outcome | None) -> None:
+    def _record_answer(self, write: Write, sent: float, outcome: Outcome | None) -> None:
         lease = write.lease
         row = None if outcome is None else outcome.lease
         result: Literal["done", "lost", "unknown"] = (

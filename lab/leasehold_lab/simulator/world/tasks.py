@@ -52,7 +52,7 @@ class TaskScheduler:
         """Start a task at this time, by default now."""
         task = Task(work, self._hub)
         self._alive[task] = None
-        self._wake(task, self.now if at is None else at)
+        self._wake_if_waiting(task, self.now if at is None else at)
         return task
 
     @property
@@ -75,13 +75,13 @@ class TaskScheduler:
         task = self.current
         task.waiting = True
         if due < math.inf:
-            self._wake(task, due)
+            self._wake_if_waiting(task, due)
         self._hub.switch()
 
     def wake(self, task: Task) -> None:
         """End the task's wait now, if it is waiting."""
         if task.waiting:
-            self._wake(task, self.now)
+            self._wake_if_waiting(task, self.now)
 
     def run(self, until: float) -> None:
         """Run all tasks up to this time."""
@@ -111,7 +111,7 @@ class TaskScheduler:
         self._queue.clear()
         self._alive.clear()
 
-    def _wake(self, task: Task, due: float) -> None:
+    def _wake_if_waiting(self, task: Task, due: float) -> None:
         task.wait_number += 1
         self._number += 1
         heappush(self._queue, (due, self._number, task.wait_number, task))

@@ -75,16 +75,16 @@ class SimulatedTable(MemoryStore):
             self._listing = super().list()
         return self._listing
 
-    def dated(self) -> Listing:
+    def list_with_ages(self) -> Listing:
         """Return all leases with the age of each row, minus one second because the dates of blobs are rounded."""
         ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
         return Listing(tuple(evolve(row, idle=ages.get(row.key, 0.0)) for row in self.list().leases))
 
-    def row(self, key: str) -> Lease | None:
+    def find_row(self, key: str) -> Lease | None:
         """Return the stored lease with this key, or None if there is none."""
         return self._table.rows.get(key)
 
-    def remove(self, key: str) -> None:
+    def delete_row(self, key: str) -> None:
         """Delete the row even if the lease has an owner. Workers cannot do this."""
         del self._table.rows[key]
         self._before.pop(key, None)
@@ -227,13 +227,13 @@ class ListSource:
     def close(self) -> None:
         """Do nothing."""
 
-    def recreate(self, shards: list[Shard]) -> None:
+    def recreate_stream(self, shards: list[Shard]) -> None:
         """Delete the stream, and recreate it with these shards."""
         for shard_log in self.shard_logs.values():
             shard_log.deleted = True
         self.listed, self.shard_logs, self.made = shards, {}, self.made + 1
 
-    def expire(self) -> None:
+    def remove_closed_shards(self) -> None:
         """Remove all closed shards and their records, as if their retention had passed."""
         for shard_listed in self.listed:
             if not shard_listed.open:
@@ -302,7 +302,7 @@ class World:
 
     _known: dict[Config, Watch] = field(factory=dict)
 
-    def known(self, config: Config, capabilities: Capabilities) -> Watch:
+    def create_first_watch(self, config: Config, capabilities: Capabilities) -> Watch:
         """Return the watch of a member that was present at 0 s, when it read the table.
 
         It is computed once per configuration.
@@ -312,7 +312,7 @@ class World:
         return self._known[config]
 
     @goal.default
-    def _second(self) -> SimulatedTable:
+    def _create_second_table(self) -> SimulatedTable:
         return SimulatedTable((), lambda: self.tasks.now)
 
 

@@ -35,7 +35,7 @@ from typing import Any
 from attrs import frozen
 
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.node import HOST, ServiceCommand, Service, run_service
+from leasehold_lab.standins.node import HOST, Service, ServiceCommand, run_service
 
 KEY_NAME = "local"
 SECONDS = 10.0
@@ -72,36 +72,38 @@ class LocalHubs:
 
         Without `groups`, any consumer group may be used.
         """
-        self._ask(do="create", hub=hub, count=partitions, groups=groups)
+        self._send_control_request(do="create", hub=hub, count=partitions, groups=groups)
 
     def put(self, hub: str, partition: str, bodies: Iterable[str]) -> None:
         """Enqueue events with these bodies."""
-        self._ask(do="put", hub=hub, partition=partition, bodies=list(bodies))
+        self._send_control_request(do="put", hub=hub, partition=partition, bodies=list(bodies))
 
-    def trim(self, hub: str, partition: str, before: int) -> int:
+    def trim_events(self, hub: str, partition: str, before: int) -> int:
         """Remove the events before this sequence number, as retention does, and return their number."""
-        return int(self._ask(do="trim", hub=hub, partition=partition, before=before)["trimmed"])
+        return int(self._send_control_request(do="trim", hub=hub, partition=partition, before=before)["trimmed"])
 
     def add_partitions(self, hub: str, count: int) -> None:
         """Add empty partitions to a hub."""
-        self._ask(do="add-partitions", hub=hub, count=count)
+        self._send_control_request(do="add-partitions", hub=hub, count=count)
 
-    def detach(self, hub: str, partition: str, condition: str = "amqp:link:detach-forced") -> int:
+    def detach_readers(self, hub: str, partition: str, condition: str = "amqp:link:detach-forced") -> int:
         """Detach all readers of a partition with this AMQP error, and return their number."""
-        return int(self._ask(do="detach", hub=hub, partition=partition, condition=condition)["detached"])
+        return int(
+            self._send_control_request(do="detach", hub=hub, partition=partition, condition=condition)["detached"]
+        )
 
     def drop(self, hub: str, partition: str) -> int:
         """Abort the connections of all readers of a partition, and return their number."""
-        return int(self._ask(do="drop", hub=hub, partition=partition)["dropped"])
+        return int(self._send_control_request(do="drop", hub=hub, partition=partition)["dropped"])
 
-    def look(self, hub: str) -> list[dict[str, Any]]:
+    def list_partitions(self, hub: str) -> list[dict[str, Any]]:
         """Return a dictionary for each partition, with the number of its `events` and a list of its `readers`.
 
         Each reader has a `group`, an `epoch` and the number of events `sent` to it.
         """
-        return list(self._ask(do="look", hub=hub)["partitions"])
+        return list(self._send_control_request(do="look", hub=hub)["partitions"])
 
-    def _ask(self, **request: object) -> dict[str, Any]:
+    def _send_control_request(self, **request: object) -> dict[str, Any]:
         with socket.create_connection((HOST, self.service.port), SECONDS) as connection:
             connection.sendall(json.dumps(request).encode() + b"\n")
             response: dict[str, Any] = json.loads(connection.makefile("rb").readline())

@@ -159,7 +159,7 @@ class Partition:
         self.first += count
         return count
 
-    def start(self, selector: str | None) -> int:
+    def find_start(self, selector: str | None) -> int:
         """Return the sequence number at which a reader with this filter starts.
 
         If events at the position were trimmed, the reader starts at the oldest available event. Raises HubRejection if
@@ -203,7 +203,7 @@ class Hub:
         group_names = frozenset(group.lower() for group in groups)
         return cls(name, [Partition() for _ in range(count)], group_names, int(time.time() * 1000))
 
-    def add(self, count: int) -> None:
+    def add_partitions(self, count: int) -> None:
         """Add empty partitions."""
         self.partitions.extend(Partition() for _ in range(count))
 

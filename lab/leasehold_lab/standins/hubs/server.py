@@ -87,7 +87,7 @@ class PartitionLink:
     drop: Callable[[], None]
     sent: int = 0
 
-    def pump(self) -> None:
+    def send_events(self) -> None:
         """Send as many events as the client has given credit for. They are settled, so no response is awaited."""
         stored, first, link = self.partition.events, self.partition.first, self.link
         self.next = max(self.next, first)  # skip events that were trimmed in the meantime
@@ -139,7 +139,7 @@ def start_reader(
         value: Any = cast("dict[Any, Any]", filters.get_object() or {}).get(symbol(SELECTOR))
         selector = getattr(value, "value", value)
     # Check the start position first, because a reader that is rejected must not detach others.
-    start = partition.start(None if selector is None else str(selector))
+    start = partition.find_start(None if selector is None else str(selector))
     for other_reader in other_readers if epoch is not None else ():
         other_reader.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
     partition_link = PartitionLink(link, partition, group, epoch, start, flush, drop)
@@ -154,7 +154,7 @@ class HubWriter:
     hub: Hub
     partition: str | None
 
-    def take(self, delivery: Delivery, message: bytes) -> Partition | None:
+    def store_message(self, delivery: Delivery, message: bytes) -> Partition | None:
         """Store a message, and return its partition, or None if the message was rejected."""
         try:
             partition = self.hub.enqueue(message, self.partition)
@@ -181,7 +181,7 @@ class RequestLink:
 def send_to_readers(partition: Partition | None) -> None:
     """Send new events to the readers of the partition."""
     for reader in partition.readers if partition else ():
-        reader.pump()
+        reader.send_events()
         reader.flush()
 
 
@@ -288,7 +288,7 @@ def _execute_control_request(hubs: dict[str, Hub], request: dict[str, Any]) -> d
     hub = hubs[name]
     match request["do"]:
         case "add-partitions":
-            hub.add(int(request["count"]))
+            hub.add_partitions(int(request["count"]))
             return {"partitions": len(hub.partitions)}
         case "put":
             for body in request["bodies"]:
@@ -344,7 +344,7 @@ class Padding:
     def __init__(self) -> None:
         self._rest = b""
 
-    def pad(self, data: bytes) -> bytes:
+    def add_missing_fields(self, data: bytes) -> bytes:
         """Return the frames that are now complete, with missing fields added."""
         buffer, position, frames = self._rest + data, 0, []
         while len(buffer) - position >= HEADER:
@@ -408,7 +408,7 @@ class HubConnection(asyncio.Protocol):
         if self._alarm is not None:
             self._alarm.cancel()
         for name in tuple(self._links):
-            self._forget(name)
+            self._forget_link(name)
 
     def data_received(self, data: bytes) -> None:
         """Handle control requests if the first byte of the connection was `{`, and AMQP otherwise."""
@@ -424,7 +424,7 @@ class HubConnection(asyncio.Protocol):
             self._engine.push(data[:room])
             data = data[room:]
             while event := self._events.peek():
-                self._handle(event)
+                self._handle_event(event)
                 self._events.pop()
         self.flush()
 
@@ -433,19 +433,19 @@ class HubConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         due = self._engine.tick(loop.time())
         if due and self._alarm is None and not self._socket.is_closing():
-            self._alarm = loop.call_at(due, self._ring)  # the next heartbeat
+            self._alarm = loop.call_at(due, self._flush_after_timer)  # the next heartbeat
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(min(pending, PIECE)) or b""
             self._engine.pop(len(data))
-            self._socket.write(self._padding.pad(data))
+            self._socket.write(self._padding.add_missing_fields(data))
         if self._engine.pending() < 0:
             self._socket.close()
 
-    def _ring(self) -> None:
+    def _flush_after_timer(self) -> None:
         self._alarm = None
         self.flush()
 
-    def _handle(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         kind, link, delivery = event.type, event.link, event.delivery
         if link is not None and delivery is not None and kind is Event.DELIVERY:
             if link.is_receiver and not delivery.partial:
@@ -454,7 +454,7 @@ class HubConnection(asyncio.Protocol):
                 message = receiver.recv(delivery.pending) or b""
                 receiver.advance()
                 if isinstance(role, HubWriter):
-                    send_to_readers(role.take(delivery, message))
+                    send_to_readers(role.store_message(delivery, message))
                 elif isinstance(role, RequestLink):
                     delivery.update(Delivery.ACCEPTED)
                     request = Message()
@@ -474,27 +474,27 @@ class HubConnection(asyncio.Protocol):
             address = (link.remote_source if link.is_sender else link.remote_target).address or ""
             try:
                 accept_link(link)
-                self._links[link.name] = self._serve(link, address)
+                self._links[link.name] = self._serve_link(link, address)
             except HubRejection as error:
                 reject_link(link, error)
         elif link is not None and kind in (Event.LINK_REMOTE_CLOSE, Event.LINK_REMOTE_DETACH):
-            self._forget(link.name)
+            self._forget_link(link.name)
             link.close()
         elif link is not None and kind is Event.LINK_FLOW:
             reading = self._links.get(link.name)
             if isinstance(reading, PartitionLink):
-                reading.pump()
+                reading.send_events()
         elif kind in (Event.CONNECTION_REMOTE_OPEN, Event.SESSION_REMOTE_OPEN):
             cast("Connection | Session", event.context).open()
         elif kind in (Event.CONNECTION_REMOTE_CLOSE, Event.SESSION_REMOTE_CLOSE):
             cast("Connection | Session", event.context).close()
 
-    def _forget(self, name: str) -> None:
+    def _forget_link(self, name: str) -> None:
         link = self._links.pop(name, None)
         if isinstance(link, PartitionLink) and link in link.partition.readers:
             link.partition.readers.remove(link)
 
-    def _serve(self, link: Link, address: str) -> PartitionLink | HubWriter | RequestLink:
+    def _serve_link(self, link: Link, address: str) -> PartitionLink | HubWriter | RequestLink:
         if address in NODES:
             return RequestLink(address, link)
         where = parse_address(address)
