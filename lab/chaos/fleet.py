@@ -186,7 +186,7 @@ class Fleet(Stage):
         for place in self.places.values():
             environment |= place.environment(worker)
         with patch.dict(os.environ, environment):
-            self.admit(Child(process, arguments, self.folder))
+            self.add_process(Child(process, arguments, self.folder))
         self._tails[-1] = Tail(
             child_events if self.multilang else self._children[process].out,
             lambda line: self.ground.with_judged_key(evolve(parse_event(line), process=process)),
@@ -323,7 +323,7 @@ class Fleet(Stage):
 
     def _record_drained(self, process: str, child: Child) -> None:
         status = child.wait()
-        self._incident("gone", process, "drained")
+        self._record_incident("gone", process, "drained")
         if status and self._had_started(process):
             self.history.faults.append(
                 f"{process}, asked to end, ended with status {status}: {child.last_output[-300:]}"
@@ -333,7 +333,7 @@ class Fleet(Stage):
         """Restart the worker. Record a fault unless the process was denied threads, memory or the lease file."""
         worker, _, _ = process.partition("#")
         del self._children[process]
-        self._incident("crash", process, "ended by itself")
+        self._record_incident("crash", process, "ended by itself")
         self.reading.end_tenures_of_dead_process(process, self.history.incidents[-1].t)
         if process not in self._denied:
             self.history.faults.append(f"{process} ended by itself: {child.last_output[-300:]}")
@@ -384,9 +384,9 @@ class Fleet(Stage):
             case "kill":
                 self.kill(process)
             case "end":
-                self.leaving[worker] = (process, self.leave(process))
+                self.leaving[worker] = (process, self.drain_worker(process))
             case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
-                self._children[process].signal(signal.SIGSTOP)
+                self._children[process].send_signal(signal.SIGSTOP)
             case "no more threads":
                 self._resource_limits[worker] = ThreadLimit(self._children[process].pid)
             case "no more descriptors" | "no more memory":
@@ -519,7 +519,7 @@ class Fleet(Stage):
             case "kill":
                 self.join(worker)
             case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
-                self._children[self.processes[worker]].signal(signal.SIGCONT)
+                self._children[self.processes[worker]].send_signal(signal.SIGCONT)
             case "no more threads" | "no more descriptors" | "no more memory":
                 self._resource_limits.pop(worker).end()
             case step if step in STEPS and self.libc is not None:

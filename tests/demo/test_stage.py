@@ -85,7 +85,7 @@ def staged() -> Screen:
         Lease("s-3", checkpoint=SHARD_END),
         Lease("s-4", parents=("s-3",), owner="worker-3"),
     )
-    stage.reading.add(ReadingEvent(0, "worker-1", "initialize", "s-0"))
+    stage.reading.add_event(ReadingEvent(0, "worker-1", "initialize", "s-0"))
     stage.workers = {"worker-1": AT_WORK, "worker-2": "killed", "worker-3": AT_WORK}
     story = SimpleNamespace(seconds=12.0, chapter="A chapter", said=[(1.0, "Earlier."), (11.0, "Now.")], sent=[])
     return Screen(stage, cast("Story", story), "utf-8")

@@ -106,7 +106,7 @@ def test_a_filter_sets_the_first_event_of_a_reader(selector: str | None, first: 
 def test_an_unknown_filter_is_rejected(selector: str) -> None:
     """Ignoring an unknown filter would send the partition from its start."""
     with pytest.raises(HubRejection, match="filter"):
-        Partition().start(selector)
+        Partition().find_start(selector)
 
 
 def test_events_with_a_key_share_a_partition_and_others_rotate() -> None:

@@ -58,15 +58,15 @@ def build_quick_cases() -> tuple[FleetCase, ...]:
 
 def build_all_cases() -> tuple[FleetCase, ...]:
     """Return all cases. Small fleets are explored completely, and the largest up to their limits."""
-    sizes = ((4, 3), (5, 3), (3, 4), (4, 4), (6, 3))
+    fleet_sizes = ((4, 3), (5, 3), (3, 4), (4, 4), (6, 3))
     return (
-        *(_build_minimal_case(leases, workers) for leases, workers in sizes),
+        *(_build_minimal_case(leases, workers) for leases, workers in fleet_sizes),
         *(_build_minimal_case(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
         *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _build_fault_cases(leases, workers)),
         *(case for leases in (4, 5) for peer in PEERS for case in _build_mixed_cases(leases, peer)),
         *(case for leases in (4, 5) for case in _build_kcl_leader_cases(leases)),
         FleetCase("minimal, kcl, kcl-rust, dotnet", _build_fleet(4, (OURS, KCL, RUST, DOTNET))),
-        *(_build_peer_case(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
+        *(_build_peer_case(peer, leases, workers) for peer in PEERS for leases, workers in fleet_sizes),
         *(  # Three workers join one that owns all leases.
             FleetCase(
                 f"{peer}, from one owner",
@@ -93,20 +93,23 @@ def _build_minimal_case(leases: int, workers: int, limit: int = 2_000_000) -> Fl
 def _build_fault_cases(leases: int, workers: int) -> tuple[FleetCase, ...]:
     """Return cases of the `minimal` rules. Every fault that the checker can model is part of at least one of them."""
     fleet = _build_fleet(leases, (OURS,) * workers)
-    zombies = [
+    fleets_with_zombie = [
         _build_fleet(leases, tuple(None if number == zombie else OURS for number in range(workers)))
         for zombie in range(workers)
     ]
     return (
         FleetCase("minimal, one crash", evolve(fleet, crashes=1)),
         # Workers are ordered by a digest of their ids, so the outcome may depend on which of them is the zombie.
-        *(FleetCase(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}", fleet) for fleet in zombies),
+        *(
+            FleetCase(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}", fleet)
+            for fleet in fleets_with_zombie
+        ),
         *(
             FleetCase(
                 f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}, no patience",
                 evolve(fleet, patience_may_end=True),
             )
-            for fleet in zombies
+            for fleet in fleets_with_zombie
         ),
         FleetCase("minimal, no patience", evolve(fleet, patience_may_end=True)),
         FleetCase("minimal, planned moves", evolve(fleet, yields=True)),
@@ -120,12 +123,12 @@ def _build_fault_cases(leases: int, workers: int) -> tuple[FleetCase, ...]:
 
 
 def _build_mixed_cases(leases: int, peer: str) -> tuple[FleetCase, ...]:
-    rules = PEERS[peer]
+    peer_rules = PEERS[peer]
     # Two of three workers with a peer's rules have the same known faults as a fleet with only those rules.
     known_faults = KNOWN.get((peer, leases, 3), frozenset())
     return (
-        FleetCase(f"two minimal, one {peer}", _build_fleet(leases, (OURS, rules, OURS))),
-        FleetCase(f"one minimal, two {peer}", _build_fleet(leases, (rules, OURS, rules)), known=known_faults),
+        FleetCase(f"two minimal, one {peer}", _build_fleet(leases, (OURS, peer_rules, OURS))),
+        FleetCase(f"one minimal, two {peer}", _build_fleet(leases, (peer_rules, OURS, peer_rules)), known=known_faults),
     )
 
 

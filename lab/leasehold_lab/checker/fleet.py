@@ -107,50 +107,50 @@ class FleetModel:
 
     def initial_state(self, owners: tuple[int, ...]) -> FleetState:
         """Return the state in which every worker is alive and no write is in progress."""
-        size = len(self.workers)
-        return FleetState(owners, (NOBODY,) * self.leases, ((),) * size, (ALIVE,) * size)
+        worker_count = len(self.workers)
+        return FleetState(owners, (NOBODY,) * self.leases, ((),) * worker_count, (ALIVE,) * worker_count)
 
     def list_next_steps(self, state: FleetState) -> list[Transition]:
         """Return all possible next steps. There are none if the fleet has come to rest."""
         steps: list[Transition] = []
-        alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
+        living_workers = [worker for worker, health in enumerate(state.health) if health == ALIVE]
         # Any write in progress may arrive.
-        for worker in alive:
+        for worker in living_workers:
             attempts = state.pending[worker]
             for index, attempt in enumerate(attempts):
                 pending_after = _replace_item(state.pending, worker, attempts[:index] + attempts[index + 1 :])
-                arrived = state._replace(pending=pending_after)
+                state_after_arrival = state._replace(pending=pending_after)
                 for write in attempt:
-                    if (after := _apply_write(arrived, worker, write)) is not None:
+                    if (after := _apply_write(state_after_arrival, worker, write)) is not None:
                         owner_before = state.owners[write.lease]
-                        owner_loses = (
+                        owner_loses_lease = (
                             owner_before not in {NOBODY, after.owners[write.lease]}
                             and state.health[owner_before] == ALIVE
                         )
-                        steps.append(Transition(after, int(owner_loses), f"{self.workers[worker]}: {write}"))
+                        steps.append(Transition(after, int(owner_loses_lease), f"{self.workers[worker]}: {write}"))
                         break
                 else:
-                    steps.append(Transition(arrived, 0, f"{self.workers[worker]}: {attempt} refused"))
-        for worker in sorted(self.led.intersection(alive)):
+                    steps.append(Transition(state_after_arrival, 0, f"{self.workers[worker]}: {attempt} refused"))
+        for worker in sorted(self.led.intersection(living_workers)):
             for lease, owner in enumerate(state.owners):
                 if owner == NOBODY:
-                    change = f"s-{lease} is given to {self.workers[worker]}"
-                    steps.append(Transition(_set_owner(state, lease, worker), 0, change))
-        steps += self._list_planning_steps(state, alive, patient=False)
+                    what_changes = f"s-{lease} is given to {self.workers[worker]}"
+                    steps.append(Transition(_set_owner(state, lease, worker), 0, what_changes))
+        steps += self._list_planning_steps(state, living_workers, patient=False)
         # Without `patience_may_end`, timeouts expire only if no other step is possible, because only then are all
         # workers known to be waiting. If a worker in `led` has crashed, its reports to the leader must be overdue by
         # then.
-        reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
-        if self.patience_may_end or (reports_overdue and not steps):
-            steps += self._list_planning_steps(state, alive, patient=True)
+        are_reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
+        if self.patience_may_end or (are_reports_overdue and not steps):
+            steps += self._list_planning_steps(state, living_workers, patient=True)
         for worker, health in enumerate(state.health):
             if health == SILENT:
                 steps.append(Transition(state._replace(health=_replace_item(state.health, worker, DEAD)), 0, "expiry"))
-            elif health == ALIVE and len(state.health) - len(alive) < self.crashes:
+            elif health == ALIVE and len(state.health) - len(living_workers) < self.crashes:
                 pending = _replace_item(state.pending, worker, ())
-                silent = _replace_item(state.health, worker, SILENT)
-                crashed = state._replace(pending=pending, health=silent)
-                steps.append(Transition(crashed, 0, f"{self.workers[worker]} crashes"))
+                health_after_crash = _replace_item(state.health, worker, SILENT)
+                state_after_crash = state._replace(pending=pending, health=health_after_crash)
+                steps.append(Transition(state_after_crash, 0, f"{self.workers[worker]} crashes"))
         return steps
 
     def _list_planning_steps(self, state: FleetState, alive: list[int], *, patient: bool) -> Iterator[Transition]:
@@ -168,8 +168,10 @@ class FleetModel:
                 plans[self._plans[arguments]] = None
             for attempts in plans:
                 if attempts:
-                    pending = _replace_item(state.pending, worker, attempts)
-                    yield Transition(state._replace(pending=pending), 0, f"{self.workers[worker]} plans {attempts}")
+                    pending_attempts = _replace_item(state.pending, worker, attempts)
+                    yield Transition(
+                        state._replace(pending=pending_attempts), 0, f"{self.workers[worker]} plans {attempts}"
+                    )
 
     def _plan_attempts(
         self, config: Config, table_state: TableState, worker: int, turn: int, patient: bool
@@ -178,28 +180,32 @@ class FleetModel:
         unchanged_seconds = WAIT_SECONDS if patient else 0.0
         leases = []
         for number, (owner, next_owner) in enumerate(zip(owners, next_owners, strict=True)):
-            dead = owner != NOBODY and health[owner] == DEAD
+            owner_is_dead = owner != NOBODY and health[owner] == DEAD
             # Other workers wait a whole cycle before they treat a next owner as dead (H1, H4), so a living next owner
             # acts first.
-            next_owner_dead = next_owner != NOBODY and health[next_owner] == DEAD
+            next_owner_is_dead = next_owner != NOBODY and health[next_owner] == DEAD
             lease = Lease(
                 key=f"s-{number}",
                 owner=None if owner == NOBODY else self.workers[owner],
-                idle=unchanged_seconds if owner == NOBODY else (2 * config.lease_seconds + unchanged_seconds) * dead,
+                idle=unchanged_seconds
+                if owner == NOBODY
+                else (2 * config.lease_seconds + unchanged_seconds) * owner_is_dead,
                 next_owner=None if next_owner == NOBODY else self.workers[next_owner],
                 next_owner_idle=unchanged_seconds
-                if next_owner_dead
+                if next_owner_is_dead
                 else min(unchanged_seconds, config.lease_seconds + STUCK_SECONDS),
                 yields=self.yields and owner != NOBODY,
             )
             leases.append(lease)
-        led = tuple(
+        led_workers = tuple(
             (self.workers[worker_led], unchanged_seconds)
             for worker_led in sorted(self.led)
             if health[worker_led] != DEAD
         )
         me = Me(
-            self.workers[worker], turn, History(owners_still=unchanged_seconds, fleet_still=unchanged_seconds, led=led)
+            self.workers[worker],
+            turn,
+            History(owners_still=unchanged_seconds, fleet_still=unchanged_seconds, led=led_workers),
         )
         actions = plan(leases, None, me, config)
         return tuple(sorted(attempt for action in actions if (attempt := self._list_writes_of_action(action))))
@@ -251,9 +257,9 @@ def _apply_write(state: FleetState, worker: int, write: ModelWrite) -> FleetStat
             )
         case "give":
             # If the next owner is not alive to accept the lease, the former owner takes it back.
-            not_accepted = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
+            is_not_accepted = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
             return (
-                _set_owner(state, write.lease, worker if not_accepted else write.next_owner)
+                _set_owner(state, write.lease, worker if is_not_accepted else write.next_owner)
                 if next_owner == write.next_owner
                 else None
             )
@@ -269,13 +275,13 @@ def _set_owner(state: FleetState, lease: int, owner: int) -> FleetState:
     A claim requires the version of the row that its worker read. The new owner has changed the version, so the store
     would reject every claim that is still pending.
     """
-    remaining = (
+    remaining_attempts = (
         (tuple(write for write in attempt if write.verb != "claim" or write.lease != lease) for attempt in attempts)
         for attempts in state.pending
     )
-    pending = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining)
+    pending_attempts = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining_attempts)
     after = _set_next_owner(state, lease, NOBODY)
-    return after._replace(owners=_replace_item(state.owners, lease, owner), pending=pending)
+    return after._replace(owners=_replace_item(state.owners, lease, owner), pending=pending_attempts)
 
 
 def _set_next_owner(state: FleetState, lease: int, next_owner: int) -> FleetState:

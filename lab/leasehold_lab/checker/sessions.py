@@ -105,10 +105,10 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
             return rows, tuple(row for row in rows if row[0] in request.names)
         case "apply":
             (name,), write = request.names, request.content
-            written = applied(write, table.get(name))
-            outcome: Outcome = Lost(write.lease.key, table.get(name)) if written is None else Done(written)
-            if written is not None:
-                table[name] = written
+            lease_written = applied(write, table.get(name))
+            outcome: Outcome = Lost(write.lease.key, table.get(name)) if lease_written is None else Done(lease_written)
+            if lease_written is not None:
+                table[name] = lease_written
                 if isinstance(write, DeleteLease):
                     del table[name]
             return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
@@ -319,23 +319,23 @@ class CheckedWorker:
         store, held = self.store, self.holdings.get(key)
         if held is not None:
             lease, position = held.lease, Position(str(held.handled))
-            moved = held.handled > count_records_before_checkpoint(lease)
+            has_progress = held.handled > count_records_before_checkpoint(lease)
             write: Write
             match verb:
                 case "give":
                     write = GiveLease(lease, position)
-                case "release" if not moved:
+                case "release" if not has_progress:
                     write = ReleaseLease(lease, self.name)
                 case _:
-                    write = CheckpointLease(lease, position) if moved else RenewLease(lease)
+                    write = CheckpointLease(lease, position) if has_progress else RenewLease(lease)
             outcome = store.write(write)
             if not isinstance(outcome, Done):
                 self.lost_holdings[key] = self.holdings.pop(key)
                 return [("stops", key)]
             if verb in ("commit", "release") and not isinstance(write, ReleaseLease):
                 self.holdings[key] = evolve(held, lease=outcome.lease, tick=tick)
-                confirmed = [("done", key, outcome.lease.epoch, held.handled)] if held.handled else []
-                return [*confirmed, ("confirmed", key)]
+                confirmed_events = [("done", key, outcome.lease.epoch, held.handled)] if held.handled else []
+                return [*confirmed_events, ("confirmed", key)]
             del self.holdings[key]
             if verb == "give":
                 self.given_leases[key] = outcome.lease
@@ -372,10 +372,10 @@ class CheckedWorker:
             for page in store._pages.values()  # noqa: SLF001  the state of the code under test
         ]
         rows = sorted((key, row, row.stored.etag) for key, row in store._rows.items())  # noqa: SLF001
-        free = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._free.items())  # noqa: SLF001
+        free_leases = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._free.items())  # noqa: SLF001
         sessions, unsettled = sorted(store._last_sessions.items()), store._unsettled  # noqa: SLF001
-        memory = (pages, rows, free, sessions, unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
-        return repr((self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, memory))
+        store_state = (pages, rows, free_leases, sessions, unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
+        return repr((self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, store_state))
 
 
 def count_records_before_checkpoint(lease: Lease) -> int:
@@ -487,22 +487,22 @@ class SessionModel:
 
     def explore(self, limit: int, findings: int = 1) -> ExplorationResult:
         """Visit states breadth-first until all are visited, `limit` states are known, or `findings` laws are broken."""
-        initial = self.build_initial_state()
-        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial.identity: (None, "")}
-        queue, broken_laws = deque([initial]), list[BrokenLaw]()
+        initial_state = self.build_initial_state()
+        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial_state.identity: (None, "")}
+        queue, broken_laws = deque([initial_state]), list[BrokenLaw]()
         while queue and len(parents) < limit and len(broken_laws) < findings:
             state = queue.popleft()
             for description, after, broken in self.list_next_steps(state):
-                visited = after.identity in parents
-                if not visited:
+                is_visited = after.identity in parents
+                if not is_visited:
                     parents[after.identity] = (state.identity, description)
                     queue.append(after)
-                broken_law = broken or ("" if visited else self.find_law_of_recovery_broken(after))
+                broken_law = broken or ("" if is_visited else self.find_law_of_recovery_broken(after))
                 if broken_law:
-                    trace, parent = list[str](), parents[state.identity]
-                    while parent[0] is not None:
-                        trace.append(parent[1])
-                        parent = parents[parent[0]]
+                    trace, parent_state = list[str](), parents[state.identity]
+                    while parent_state[0] is not None:
+                        trace.append(parent_state[1])
+                        parent_state = parents[parent_state[0]]
                     broken_laws.append(BrokenLaw(broken_law, (*filter(None, reversed(trace)), description)))
                     break
         return ExplorationResult(len(parents), not queue, tuple(broken_laws))
@@ -512,10 +512,10 @@ class SessionModel:
         workers = tuple(self._create_worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
         rows = self.rows
         keys = [f"s{n}" for n in range(self.leases)]
-        creator = self._create_worker("c", 0)
+        creating_worker = self._create_worker("c", 0)
         for key in keys:
             lease = Lease(key)
-            rows, _ = self._run_alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
+            rows, _ = self._run_alone(rows, creating_worker, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
         state = SessionState(
             rows, workers, tuple((key, TrueLease()) for key in keys), faults_left=tuple(sorted(self.faults.items()))
         )
@@ -560,33 +560,35 @@ class SessionModel:
             else:
                 yield from self._list_possible_responses(state, number)
             if faults_left.get("crash"):
-                dead = worker_state._replace(
+                dead_worker = worker_state._replace(
                     alive=False, action=("", ""), responses=(), description="dead", snapshot=b""
                 )
                 after = state._replace(
-                    workers=_replace_worker(state.workers, number, dead),
+                    workers=_replace_worker(state.workers, number, dead_worker),
                     faults_left=_use_fault(state.faults_left, "crash"),
                 )
-                without_readers = after._replace(
+                state_without_readers = after._replace(
                     readers=tuple(reader for reader in after.readers if reader[1] != number)
                 )
-                yield f"w{number} crashes", without_readers, ""
+                yield f"w{number} crashes", state_without_readers, ""
                 if faults_left.get("restart"):
-                    restarted = self._create_worker(f"w{number}", self.moves[number])
-                    process: CheckedWorker = pickle.loads(restarted.snapshot)  # noqa: S301  our own
+                    restarted_worker = self._create_worker(f"w{number}", self.moves[number])
+                    process: CheckedWorker = pickle.loads(restarted_worker.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
-                    with_restart = without_readers._replace(
-                        workers=_replace_worker(without_readers.workers, number, take_snapshot(process))
+                    state_after_restart = state_without_readers._replace(
+                        workers=_replace_worker(state_without_readers.workers, number, take_snapshot(process))
                     )
                     yield (
                         f"w{number} is started again",
-                        with_restart._replace(faults_left=_use_fault(with_restart.faults_left, "restart")),
+                        state_after_restart._replace(
+                            faults_left=_use_fault(state_after_restart.faults_left, "restart")
+                        ),
                         "",
                     )
         for index, request in enumerate(state.late):
             rows, _ = apply_request(state.rows, request)
-            still_late = state.late[:index] + state.late[index + 1 :]
-            yield f"late: {_describe_request(request)}", state._replace(rows=rows, late=still_late), ""
+            late_requests = state.late[:index] + state.late[index + 1 :]
+            yield f"late: {_describe_request(request)}", state._replace(rows=rows, late=late_requests), ""
         if faults_left.get("tick"):
             yield (
                 "time passes",
@@ -596,9 +598,9 @@ class SessionModel:
 
     def _choose_action(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
         worker_state = state.workers[number]._replace(action=option, responses=(), tick=state.tick)
-        after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
+        state_after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
         outcome = self._run_action(worker_state, state.tick)
-        return after if isinstance(outcome, CellRequest) else self._end_action(after, number, *outcome)[0]
+        return state_after if isinstance(outcome, CellRequest) else self._end_action(state_after, number, *outcome)[0]
 
     def _run_action(self, worker_state: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
         run_key = (worker_state.description, worker_state.action, worker_state.responses, worker_state.tick, now)
@@ -620,7 +622,7 @@ class SessionModel:
         worker_state = state.workers[number]
         request: CellRequest = self._run_action(worker_state, state.tick)
         rows, response = apply_request(state.rows, request)
-        summary = (
+        response_summary = (
             "refused"
             if response is None or isinstance(response, Lost)
             else f"{len(response)} rows"
@@ -628,20 +630,20 @@ class SessionModel:
             else "done"
         )
         yield self._deliver_response(
-            state._replace(rows=rows), number, response, f"w{number} {_describe_request(request)}: {summary}"
+            state._replace(rows=rows), number, response, f"w{number} {_describe_request(request)}: {response_summary}"
         )
         faults_left = dict(state.faults_left)
         if request.verb in ("list", "read"):
             return
         if faults_left.get(APPLIED) and rows != state.rows:
-            applied = state._replace(rows=rows, faults_left=_use_fault(state.faults_left, APPLIED))
+            state_if_applied = state._replace(rows=rows, faults_left=_use_fault(state.faults_left, APPLIED))
             yield self._deliver_response(
-                applied, number, LOST, f"w{number} {_describe_request(request)}: applied, not answered"
+                state_if_applied, number, LOST, f"w{number} {_describe_request(request)}: applied, not answered"
             )
         if faults_left.get(LATE):
-            in_flight = state._replace(late=(*state.late, request), faults_left=_use_fault(state.faults_left, LATE))
+            state_if_late = state._replace(late=(*state.late, request), faults_left=_use_fault(state.faults_left, LATE))
             yield self._deliver_response(
-                in_flight, number, LOST, f"w{number} {_describe_request(request)}: on its way, not answered"
+                state_if_late, number, LOST, f"w{number} {_describe_request(request)}: on its way, not answered"
             )
 
     def _deliver_response(
@@ -653,11 +655,11 @@ class SessionModel:
     ) -> tuple[str, SessionState, str]:
         worker_state = state.workers[number]
         worker_state = worker_state._replace(responses=(*worker_state.responses, response))
-        after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
+        state_after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
         outcome = self._run_action(worker_state, state.tick)
         if isinstance(outcome, CellRequest):
-            return description, after, ""
-        ended, broken = self._end_action(after, number, *outcome)
+            return description, state_after, ""
+        ended, broken = self._end_action(state_after, number, *outcome)
         return description, ended, broken
 
     def _end_action(
@@ -709,8 +711,8 @@ class SessionModel:
                     session_rows = [
                         json.loads(row_json) for name, row_json in state.rows if name.startswith(f"session/w{other[1]}")
                     ]
-                    frozen = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in session_rows)
-                    if how == "steal" or frozen:
+                    is_lease_held = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in session_rows)
+                    if how == "steal" or is_lease_held:
                         readers[other[:2]] = (*other[:3], True)
                     elif other[2] == state.tick and not other[3]:
                         return state, "two readers"
@@ -773,11 +775,22 @@ def build_session_models() -> Mapping[str, SessionModel]:
 
     In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
-    first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-    first_owns_two = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
-    both_listed = ((0, "look", ""), (1, "look", ""))
-    requested = (*first_owns, (1, "request", "s0"), (0, "handle", "s0"), (0, "commit", "s0"))
-    with_progress = (*first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
+    actions_until_first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+    actions_until_first_owns_two = (
+        (0, "look", ""),
+        (0, "claim", "s0"),
+        (0, "look", ""),
+        (0, "claim", "s1"),
+        (1, "look", ""),
+    )
+    actions_until_both_listed = ((0, "look", ""), (1, "look", ""))
+    actions_until_requested = (
+        *actions_until_first_owns,
+        (1, "request", "s0"),
+        (0, "handle", "s0"),
+        (0, "commit", "s0"),
+    )
+    actions_until_progress = (*actions_until_first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
     def model(
         moves: tuple[int, ...],
@@ -789,26 +802,26 @@ def build_session_models() -> Mapping[str, SessionModel]:
         return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), initial_actions)
 
     return {
-        "expiry": model((3, 2), first_owns, tick=1),
-        "expiry, crash": model((2, 2), first_owns, tick=1, crash=1),
-        "theft": model((3, 2), first_owns, "steal"),
-        "theft, crash": model((3, 2), first_owns, "steal", crash=1),
-        "theft, lost answer": model((3, 2), first_owns, "steal", applied=1),
-        "theft, late write": model((3, 2), first_owns, "steal", late=1),
-        "late take": model((3, 3), both_listed, "release", late=1),
-        "lost take": model((3, 2), both_listed, "steal", applied=1),
-        "late release": model((5, 1), first_owns, "release", late=1),
-        "hand-over": model((3, 3), requested, "give", "take back"),
-        "hand-over, lost answer": model((3, 2), requested, "give", "take back", applied=1),
-        "hand-over, late write": model((3, 2), requested, "give", "take back", late=1),
-        "hand-over, theft": model((3, 2, 2), (*requested, (2, "look", "")), "give", "take back", "steal"),
-        "reset": model((2, 4), with_progress, "release", "reset", tick=1),
-        "late checkpoint": model((3, 4), with_progress, "release", "reset", "steal", "late"),
-        "restart": model((3, 1), first_owns, tick=1, crash=1, restart=1),
-        "stale": model((4, 2), first_owns, "steal", "release"),
-        "removal": model((4, 4), with_progress, tick=1),
-        "three workers": model((2, 2, 2), (*first_owns, (2, "look", "")), "steal", tick=1),
-        "two leases": model((3, 2), first_owns_two, "steal", leases=2, tick=1),
+        "expiry": model((3, 2), actions_until_first_owns, tick=1),
+        "expiry, crash": model((2, 2), actions_until_first_owns, tick=1, crash=1),
+        "theft": model((3, 2), actions_until_first_owns, "steal"),
+        "theft, crash": model((3, 2), actions_until_first_owns, "steal", crash=1),
+        "theft, lost answer": model((3, 2), actions_until_first_owns, "steal", applied=1),
+        "theft, late write": model((3, 2), actions_until_first_owns, "steal", late=1),
+        "late take": model((3, 3), actions_until_both_listed, "release", late=1),
+        "lost take": model((3, 2), actions_until_both_listed, "steal", applied=1),
+        "late release": model((5, 1), actions_until_first_owns, "release", late=1),
+        "hand-over": model((3, 3), actions_until_requested, "give", "take back"),
+        "hand-over, lost answer": model((3, 2), actions_until_requested, "give", "take back", applied=1),
+        "hand-over, late write": model((3, 2), actions_until_requested, "give", "take back", late=1),
+        "hand-over, theft": model((3, 2, 2), (*actions_until_requested, (2, "look", "")), "give", "take back", "steal"),
+        "reset": model((2, 4), actions_until_progress, "release", "reset", tick=1),
+        "late checkpoint": model((3, 4), actions_until_progress, "release", "reset", "steal", "late"),
+        "restart": model((3, 1), actions_until_first_owns, tick=1, crash=1, restart=1),
+        "stale": model((4, 2), actions_until_first_owns, "steal", "release"),
+        "removal": model((4, 4), actions_until_progress, tick=1),
+        "three workers": model((2, 2, 2), (*actions_until_first_owns, (2, "look", "")), "steal", tick=1),
+        "two leases": model((3, 2), actions_until_first_owns_two, "steal", leases=2, tick=1),
     }
 
 
@@ -826,16 +839,16 @@ def main(
 
 def explore_and_report(models: Mapping[str, SessionModel], limit: int, only: str = "") -> int:
     """Explore these settings, print the results, and return 1 if a law is broken."""
-    broken = False
+    is_law_broken = False
     for name, model in models.items():
         if only in {"", name}:
             explored = model.explore(limit)
-            extent = "whole" if explored.complete else "cut off"
-            print(f"{name:<24}{explored.states:>10,} states, {extent}", flush=True)  # noqa: T201
+            extent_explored = "whole" if explored.complete else "cut off"
+            print(f"{name:<24}{explored.states:>10,} states, {extent_explored}", flush=True)  # noqa: T201
             for finding in explored.findings:
-                broken = True
+                is_law_broken = True
                 print(f"  {finding.law}", *finding.trace, sep="\n    ")  # noqa: T201
-    return int(broken)
+    return int(is_law_broken)
 
 
 def take_snapshot(worker: CheckedWorker) -> WorkerState:

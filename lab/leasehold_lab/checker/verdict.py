@@ -7,8 +7,9 @@ The faults are:
 - A balanced fleet moves leases.
 - The fleet makes more moves than necessary.
 
-`explore_states` finds the reachable states, `find_cycle` and `count_most_moves` find paths among them, and `judge_case` reports the
-faults. `build_terminal_table` and `format_page` format the verdicts as tables, for the terminal and for specs/proof.md.
+`explore_states` finds the reachable states, `find_cycle` and `count_most_moves` find paths among them, and `judge_case`
+reports the faults. `build_terminal_table` and `format_page` format the verdicts as tables, for the terminal and for
+specs/proof.md.
 """
 
 from collections import deque
@@ -47,36 +48,36 @@ def explore_states(fleet: FleetModel, starts: Iterable[FleetState], limit: int) 
     numbers: dict[FleetState, int] = {}
     for start in starts:
         numbers.setdefault(start, len(numbers))
-    waiting = deque(numbers)
+    states_to_expand = deque(numbers)
     steps: list[tuple[tuple[int, int], ...]] = []
-    while waiting and len(steps) < limit:
+    while states_to_expand and len(steps) < limit:
         followers: dict[int, int] = {}
-        for step in fleet.list_next_steps(waiting.popleft()):
+        for step in fleet.list_next_steps(states_to_expand.popleft()):
             if step.state not in numbers:
                 numbers[step.state] = len(numbers)
-                waiting.append(step.state)
-            number = numbers[step.state]
-            followers[number] = max(step.moves, followers.get(number, 0))
+                states_to_expand.append(step.state)
+            state_number = numbers[step.state]
+            followers[state_number] = max(step.moves, followers.get(state_number, 0))
         steps.append(tuple(followers.items()))
     return StateGraph(tuple(numbers), tuple(steps))
 
 
 def sort_topologically(graph: StateGraph) -> tuple[int, ...]:
     """Return the numbers of the states in topological order, without states on a cycle or after one."""
-    arrivals = [0] * len(graph.states)
+    arrival_counts = [0] * len(graph.states)
     for followers in graph.steps:
         for number, _ in followers:
-            arrivals[number] += 1
-    ready = [number for number, count in enumerate(arrivals) if not count]
-    ordered = []
-    while ready:
-        number = ready.pop()
-        ordered.append(number)
+            arrival_counts[number] += 1
+    states_without_arrivals = [number for number, count in enumerate(arrival_counts) if not count]
+    ordered_states = []
+    while states_without_arrivals:
+        number = states_without_arrivals.pop()
+        ordered_states.append(number)
         for follower, _ in graph.steps[number] if number < len(graph.steps) else ():
-            arrivals[follower] -= 1
-            if not arrivals[follower]:
-                ready.append(follower)
-    return tuple(ordered)
+            arrival_counts[follower] -= 1
+            if not arrival_counts[follower]:
+                states_without_arrivals.append(follower)
+    return tuple(ordered_states)
 
 
 def find_cycle(graph: StateGraph, ordered: Iterable[int]) -> tuple[int, ...]:
@@ -156,15 +157,15 @@ def judge_case(case: FleetCase) -> CheckVerdict:
     all_owners = product(range(NOBODY, size), repeat=fleet.leases)
     starts = [fleet.initial_state(owners) for owners in (all_owners if case.owners is None else [case.owners])]
     graph = explore_states(fleet, starts, case.limit)
-    ordered = sort_topologically(graph)
+    ordered_states = sort_topologically(graph)
     faults: dict[Fault, str] = {}
 
-    if path := find_cycle(graph, ordered):
+    if path := find_cycle(graph, ordered_states):
         states = [graph.states[number] for number in path]
-        pairs = zip(states, states[1:] + states[:1], strict=True)
+        consecutive_states = zip(states, states[1:] + states[:1], strict=True)
         steps = (
             next(step.what for step in fleet.list_next_steps(current) if step.state == following)
-            for current, following in pairs
+            for current, following in consecutive_states
         )
         faults["livelock"] = f"from {_describe_state(fleet, states[0])}: " + "; ".join(steps)
 
@@ -181,12 +182,12 @@ def judge_case(case: FleetCase) -> CheckVerdict:
             break
 
     # If every worker holds a lease and none fails, every order of events takes the least possible number of moves (S6).
-    most_moves = dict(zip(graph.states[: len(starts)], count_most_moves(graph, ordered), strict=False))
+    most_moves = dict(zip(graph.states[: len(starts)], count_most_moves(graph, ordered_states), strict=False))
     for start, moves in most_moves.items():
         if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:
-            minimum = _count_least_moves(case, start)
-            if moves > minimum:
-                faults["overshoot"] = f"{_describe_state(fleet, start)}: {moves} moves, least {minimum}"
+            least_move_count = _count_least_moves(case, start)
+            if moves > least_move_count:
+                faults["overshoot"] = f"{_describe_state(fleet, start)}: {moves} moves, least {least_move_count}"
                 break
 
     single_owner_starts = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
@@ -209,10 +210,12 @@ def has_unowned_lease(state: FleetState) -> bool:
 
 def _is_uneven(case: FleetCase, state: FleetState) -> bool:
     fleet = case.fleet
-    alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
-    counts = {fleet.workers[worker]: state.owners.count(worker) for worker in alive}
-    takers = (fleet.workers[worker] for worker in alive if fleet.rules[worker] is not None or worker in fleet.led)
-    return bool(uneven(counts, takers, fleet.leases, case.groups))
+    living_workers = [worker for worker, health in enumerate(state.health) if health == ALIVE]
+    counts = {fleet.workers[worker]: state.owners.count(worker) for worker in living_workers}
+    taking_workers = (
+        fleet.workers[worker] for worker in living_workers if fleet.rules[worker] is not None or worker in fleet.led
+    )
+    return bool(uneven(counts, taking_workers, fleet.leases, case.groups))
 
 
 def _count_least_moves(case: FleetCase, start: FleetState) -> int:
@@ -248,13 +251,13 @@ Generated by `{command}`; do not edit. The check followed every interleaving of 
 
 def find_surprises(cases: Sequence[FleetCase], verdicts: Sequence[CheckVerdict]) -> list[str]:
     """Return the faults that were found but not expected, and those that were expected but not found."""
-    unknown = [
+    unexpected_faults = [
         f"{verdict.case} {verdict.size}: {fault}: {example}"
         for case, verdict in zip(cases, verdicts, strict=True)
         for fault, example in verdict.faults.items()
         if fault not in case.known
     ]
-    return unknown + [
+    return unexpected_faults + [
         f"{verdict.case} {verdict.size}: {fault} was not found"
         for case, verdict in zip(cases, verdicts, strict=True)
         for fault in sorted(case.known - verdict.faults.keys())
@@ -273,13 +276,13 @@ def format_page(verdicts: Sequence[CheckVerdict], command: str) -> str:
     """Return the verdicts as the Markdown page that is kept in specs/."""
     lines = [HEADINGS, ("---",) * len(HEADINGS), *(_format_cells(verdict) for verdict in verdicts)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    examples = [
+    example_lines = [
         f"- {verdict.case}, {verdict.size}, {fault}: {example}"
         for verdict in verdicts
         for fault, example in verdict.faults.items()
     ]
     return "\n".join(
-        (INTRODUCTION.format(command=command), table, "", "## One example of each fault", "", *examples, "")
+        (INTRODUCTION.format(command=command), table, "", "## One example of each fault", "", *example_lines, "")
     )
 
 

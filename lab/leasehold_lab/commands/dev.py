@@ -75,10 +75,16 @@ def command(
         replace_aws_environment()
         with raising_on_signal(), run_dev_services(requested_streams, folder, rate, in_postgres=in_postgres) as running:
             if as_json:
-                sources = {name: stream.source for name, stream in running.streams.items()}
-                tables = {name: stream.table for name, stream in running.streams.items()}
-                described = {"streams": sources, "tables": tables, "environment": dict(running.environment)}
-                print(json.dumps(described), flush=True)  # flushed, because a program may be waiting for it on a pipe
+                source_urls = {name: stream.source for name, stream in running.streams.items()}
+                table_urls = {name: stream.table for name, stream in running.streams.items()}
+                stream_description = {
+                    "streams": source_urls,
+                    "tables": table_urls,
+                    "environment": dict(running.environment),
+                }
+                print(
+                    json.dumps(stream_description), flush=True
+                )  # flushed, because a program may be waiting for it on a pipe
                 wait_for_signal()
             with _serve_page(running) as page:
                 _print_streams(running, page)
@@ -92,13 +98,13 @@ def _serve_page(running: DevServices) -> Iterator[str]:
         yield "To serve a page with the leases: pip install 'leasehold[serve]'"
         return
     os.environ.update(running.environment)
-    tables = [stream.table for stream in running.streams.values()]
-    for table in tables:
+    table_urls = [stream.table for stream in running.streams.values()]
+    for table in table_urls:
         open_store(table).close()
 
     def command(port: int) -> ServiceCommand:
         program = "from leasehold.adapters.cli import run; run()"
-        return ServiceCommand((sys.executable, "-P", "-c", program, "serve", *tables, "--port", str(port)))
+        return ServiceCommand((sys.executable, "-P", "-c", program, "serve", *table_urls, "--port", str(port)))
 
     with run_service("page", command) as page:
         yield f"Page with the leases: {page.url}/"

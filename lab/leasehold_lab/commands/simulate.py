@@ -125,12 +125,14 @@ def command(  # noqa: PLR0917  typer calls it by name
     if master is not None:
         answers = _simulate_on_cluster(question, seeds, master)
     else:
-        running = simulate_on_this_machine(question, seeds, min(jobs, sweep))
+        outcome_iterator = simulate_on_this_machine(question, seeds, min(jobs, sweep))
         console = Console(stderr=True)
-        answers = list(track(running, "simulating", sweep, console=console, disable=sweep == 1, transient=True))
+        answers = list(
+            track(outcome_iterator, "simulating", sweep, console=console, disable=sweep == 1, transient=True)
+        )
     if as_json:
-        by_seed = [{"seed": number, **outcome} for number, outcome in answers]
-        print(json.dumps(answers[0][1] if sweep == 1 else {"seeds": by_seed}))
+        outcomes_by_seed = [{"seed": number, **outcome} for number, outcome in answers]
+        print(json.dumps(answers[0][1] if sweep == 1 else {"seeds": outcomes_by_seed}))
     else:
         _print_figures(question, [outcome for _, outcome in answers])
 
@@ -154,13 +156,15 @@ def _simulate_on_cluster(question: SimulationQuestion, seeds: range, master: str
 
 
 def _print_figures(question: SimulationQuestion, outcomes: list[dict[str, object]]) -> None:
-    several = len(outcomes) > 1
+    has_several_seeds = len(outcomes) > 1
     title = (
         f"{question.kind}, {question.leases} leases, {'+'.join(map(str, question.workers))} workers, {question.rules}"
     )
-    table = Table("figure", *(("median", "worst") if several else ("value",)), title=title)
+    table = Table("figure", *(("median", "worst") if has_several_seeds else ("value",)), title=title)
     for row in summarize_figures(outcomes):
-        table.add_row(row.figure, *(f"{value:g}" for value in ((row.median, row.worst) if several else (row.median,))))
-    if not several:
+        table.add_row(
+            row.figure, *(f"{value:g}" for value in ((row.median, row.worst) if has_several_seeds else (row.median,)))
+        )
+    if not has_several_seeds:
         table.add_row("groups", str(outcomes[0]["groups"]))
     Console().print(table)

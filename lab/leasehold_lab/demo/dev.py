@@ -152,15 +152,15 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
 def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
     """Put records until `ending` is set. Each contains its key and its number among the records of the key."""
     numbers, positions = Counter[str](), count()
-    pause = max(1 / PUTS_PER_SECOND, 1 / rate)
+    pause_seconds = max(1 / PUTS_PER_SECOND, 1 / rate)
     while not ending.is_set():
         rows: KeyedRows = []
-        for _ in range(max(1, round(rate * pause))):
+        for _ in range(max(1, round(rate * pause_seconds))):
             key = f"sensor-{next(positions) % KEYS:02}"
             numbers[key] += 1
             rows.append((key, json.dumps({"key": key, "number": numbers[key]}).encode()))
         put(rows)
-        ending.wait(pause)
+        ending.wait(pause_seconds)
 
 
 Tables = Callable[[str], str]
@@ -179,8 +179,8 @@ def run_hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables 
     cannot be installed or started.
     """
     with ExitStack() as stack:
-        running = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
-        environment = {"EVENTHUBS_CONNECTION_STRING": running.connection_string()}
+        local_hubs = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
+        environment = {"EVENTHUBS_CONNECTION_STRING": local_hubs.connection_string()}
         if tables is None:
             blobs = azurite_connection_string(stack.enter_context(run_azurite()))
             environment["AZURE_STORAGE_CONNECTION_STRING"] = blobs
@@ -191,13 +191,13 @@ def run_hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables 
             for key, row in rows:
                 by_partition[zlib.crc32(key.encode()) % hub.shards].append(row.decode())
             for partition, bodies in by_partition.items():
-                running.put(hub.name, str(partition), bodies)
+                local_hubs.put(hub.name, str(partition), bodies)
 
         streams = {}
         for hub in hubs:
             stack.enter_context(put_samples(hub.name, rate, partial(put, hub)))
-            source = f"eventhubs://{running.namespace}/{hub.name}"
-            table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={running.namespace}/{hub.name}"
+            source = f"eventhubs://{local_hubs.namespace}/{hub.name}"
+            table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={local_hubs.namespace}/{hub.name}"
             table = table if tables is None else tables(hub.name)
             streams[hub.name] = DevStream(source, table, source, table)
         yield DevServices(("Event Hubs", *(("Azure Blob",) if tables is None else ())), streams, environment)
@@ -224,12 +224,12 @@ def run_dev_services(
         ServiceError: A stand-in cannot be installed or started.
     """
     hubs = [stream for stream in streams if stream.kind == "eventhubs"]
-    others = [stream for stream in streams if stream.kind != "eventhubs"]
+    other_streams = [stream for stream in streams if stream.kind != "eventhubs"]
     if folder is not None and any(stream.kind != "kinesis" for stream in streams):
         raise ValueError("--folder: event hubs and tables can only be kept in memory; run them without --folder")
     with ExitStack() as stack:
         tables: Tables | None = None
-        running = list[DevServices]()
+        running_services = list[DevServices]()
         if in_postgres:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -239,12 +239,12 @@ def run_dev_services(
                 return build_store_url(service, re.sub(r"\W", "_", f"{name}_app"))
 
         if hubs:
-            running.append(stack.enter_context(run_hub_services(hubs, rate, tables)))
-        if others:
-            running.append(stack.enter_context(_run_aws_services(others, folder, rate, tables)))
+            running_services.append(stack.enter_context(run_hub_services(hubs, rate, tables)))
+        if other_streams:
+            running_services.append(stack.enter_context(_run_aws_services(other_streams, folder, rate, tables)))
         if in_postgres:
-            running.append(DevServices(("PostgreSQL",), {}, {}))
-        yield reduce(DevServices.combine_with, running).with_stream_first(streams[0].name)
+            running_services.append(DevServices(("PostgreSQL",), {}, {}))
+        yield reduce(DevServices.combine_with, running_services).with_stream_first(streams[0].name)
 
 
 ROLL_SECONDS = 60.0

@@ -32,8 +32,12 @@ class OwnershipSymbols:
     @property
     def legend(self) -> str:
         """A line that explains the symbols."""
-        marks = (self.reads, "reads"), (self.owns, "owns, about to read"), (self.next_owner, "named to take over")
-        return "   ".join(f"{mark} {meaning}" for mark, meaning in (*marks, (self.dead, "dead")))
+        symbols_with_meanings = (
+            (self.reads, "reads"),
+            (self.owns, "owns, about to read"),
+            (self.next_owner, "named to take over"),
+        )
+        return "   ".join(f"{mark} {meaning}" for mark, meaning in (*symbols_with_meanings, (self.dead, "dead")))
 
 
 PRETTY = OwnershipSymbols("●", "○", "→", "✗")
@@ -71,13 +75,13 @@ class Screen:
         yield self._build_table(narrow=options.max_width < NARROW)
         yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
         produced, delivered = len(story.sent), len(stage.distinct)
-        repeated = sum(stage.handed.values()) - delivered
-        on_their_way = max(produced - delivered, 0)
+        repeated_count = sum(stage.handed.values()) - delivered
+        undelivered_count = max(produced - delivered, 0)
         yield Text.assemble(
             (f"{produced:,}", "bold"), " produced   ",
             (f"{delivered:,}", "bold"), " delivered   ",
-            (f"{on_their_way:,}", "bold"), " on their way   ",
-            (f"{repeated:,}", "bold"), " again",
+            (f"{undelivered_count:,}", "bold"), " on their way   ",
+            (f"{repeated_count:,}", "bold"), " again",
             justify="center",
         )  # fmt: skip
         yield Text()
@@ -92,12 +96,14 @@ class Screen:
         for number, worker in enumerate(workers):
             state = stage.workers.get(worker, "")
             lease_count = sum(lease.owner == worker and not lease.ended for lease in stage.leases)
-            running = worker in living and last_time > first_time
-            rate = (last_counts[worker] - first_counts[worker]) / (last_time - first_time) if running else 0.0
+            is_running = worker in living and last_time > first_time
+            records_per_second = (
+                (last_counts[worker] - first_counts[worker]) / (last_time - first_time) if is_running else 0.0
+            )
             style = "bold red" if state == "killed" else "dim" if worker not in living else "bold"
             table.add_column(
                 worker.replace("worker-", "w") if narrow else worker,
-                footer=Text(f"{lease_count}\n{rate:,.0f}\n{state}", style),
+                footer=Text(f"{lease_count}\n{records_per_second:,.0f}\n{state}", style),
                 justify="center",
                 min_width=7,
                 style=COLOURS[number % 4],
@@ -110,10 +116,10 @@ class Screen:
             name = shorten_shard_id(lease.shard)
             if lease.parents:
                 name += f" (of {' and '.join(shorten_shard_id(parent) for parent in lease.parents)})"
-            records = sum(len(tenure.records) for tenure in stage.reading.tenures if tenure.shard == lease.shard)
+            record_count = sum(len(tenure.records) for tenure in stage.reading.tenures if tenure.shard == lease.shard)
             cells = ["" if lease.ended else self._format_cell(lease, worker) for worker in workers]
             style = "dim" if lease.ended else ""
-            table.add_row(f"{name} finished" if lease.ended else name, *cells, f"{records:,}", style=style)
+            table.add_row(f"{name} finished" if lease.ended else name, *cells, f"{record_count:,}", style=style)
         return table
 
     def _format_cell(self, lease: Lease, worker: str) -> str:
@@ -134,19 +140,19 @@ class Screen:
 
 def format_verdict_rows(verdict: RunVerdict) -> list[tuple[str, str]]:
     """Return the rows of the verdict's table, each as a name and a value."""
-    disordered = any(fault.what == "out of order" for fault in verdict.faults)
-    allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} expected"
+    is_out_of_order = any(fault.what == "out of order" for fault in verdict.faults)
+    allowed_text = f"at most {sum(change.since for change in verdict.owner_changes):,} expected"
     return [
         ("records produced", f"{verdict.produced:,}"),
         ("delivered", f"{verdict.delivered:,}"),
         ("lost", f"{verdict.lost:,}"),
-        ("delivered again", f"{verdict.duplicates:,} ({allowed})"),
+        ("delivered again", f"{verdict.duplicates:,} ({allowed_text})"),
         (
             "longest time unread",
             f"{verdict.unowned_seconds_max:.1f} s (shard {shorten_shard_id(verdict.unowned_shard)})",
         ),
         ("leases moved from living workers", f"{verdict.moves} (least possible {verdict.moves_least})"),
-        ("order within each key", "broken" if disordered else "kept"),
+        ("order within each key", "broken" if is_out_of_order else "kept"),
     ]
 
 

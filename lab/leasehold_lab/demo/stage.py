@@ -1,8 +1,8 @@
 """Starts and kills the workers of a demo, reshards its stream, and records the history.
 
-`open_stage` creates a stream and a lease table for a run, and finally ends all its processes. `Stream` splits and merges
-shards, and waits until the service has finished. `Tail` reads complete lines from a file that another process is still
-writing. The order of events is in the module `story`, and the display in `screen`.
+`open_stage` creates a stream and a lease table for a run, and finally ends all its processes. `Stream` splits and
+merges shards, and waits until the service has finished. `Tail` reads complete lines from a file that another process is
+still writing. The order of events is in the module `story`, and the display in `screen`.
 """
 
 import tempfile
@@ -98,9 +98,9 @@ class Stream:
 
         If `chosen` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
-        ordered = sorted(self._list_open_shards(), key=lambda shard: shard.hash_range or (0, 0))
+        ordered_shards = sorted(self._list_open_shards(), key=lambda shard: shard.hash_range or (0, 0))
         left, right = min(
-            pairwise(ordered),
+            pairwise(ordered_shards),
             key=lambda pair: (
                 chosen not in {pair[0].id, pair[1].id},
                 _hash_range_width(pair[0]) + _hash_range_width(pair[1]),
@@ -150,8 +150,8 @@ def _hash_range_width(shard: Shard) -> int:
 
 def shorten_shard_id(shard: str) -> str:
     """Shorten `shardId-000000000007` to `7`."""
-    number = shard.rpartition("-")[2]
-    return number.lstrip("0") or "0" if number.isdigit() else shard
+    shard_number = shard.rpartition("-")[2]
+    return shard_number.lstrip("0") or "0" if shard_number.isdigit() else shard
 
 
 def format_shard_names(shards: Iterable[str]) -> str:
@@ -261,9 +261,9 @@ class Stage:
 
     def split(self, chosen: str = "") -> str:
         """Split a shard, by default the one with the largest hash range, and return its id."""
-        began = time.time()
+        begin_time = time.time()
         shard = self.stream.split(chosen)
-        self.history.incidents.append(Incident(began, "split", shard))
+        self.history.incidents.append(Incident(begin_time, "split", shard))
         self._count_open_shards()
         return shard
 
@@ -272,9 +272,9 @@ class Stage:
 
         If `chosen` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
-        began = time.time()
+        begin_time = time.time()
         shards = self.stream.merge(chosen)
-        self.history.incidents.append(Incident(began, "merge", " ".join(shards)))
+        self.history.incidents.append(Incident(begin_time, "merge", " ".join(shards)))
         self._count_open_shards()
         return shards
 
@@ -326,11 +326,11 @@ class Stage:
 
     def count_leases_of_workers(self) -> Mapping[str, int]:
         """Return the number of unfinished leases of each living worker."""
-        counts = dict.fromkeys(self.list_living_workers(), 0)
+        lease_counts = dict.fromkeys(self.list_living_workers(), 0)
         for lease in self.leases:
-            if lease.owner in counts and not lease.ended:
-                counts[lease.owner] += 1
-        return counts
+            if lease.owner in lease_counts and not lease.ended:
+                lease_counts[lease.owner] += 1
+        return lease_counts
 
     def is_balanced(self) -> bool:
         """Return whether the fleet is balanced.
@@ -338,12 +338,17 @@ class Stage:
         The fleet is balanced if each open shard is read by the living owner of its lease, and the lease counts of any
         two workers differ by at most one.
         """
-        current = [lease for lease in self.leases if not lease.ended]
-        held = self.count_leases_of_workers()
-        all_read = all(
-            self.reading.find_reader(lease.shard) == lease.owner and lease.owner in held for lease in current
+        unfinished_leases = [lease for lease in self.leases if not lease.ended]
+        lease_counts = self.count_leases_of_workers()
+        are_all_read = all(
+            self.reading.find_reader(lease.shard) == lease.owner and lease.owner in lease_counts
+            for lease in unfinished_leases
         )
-        return all_read and len(current) == self.open_shards and max(held.values()) - min(held.values()) <= 1
+        return (
+            are_all_read
+            and len(unfinished_leases) == self.open_shards
+            and max(lease_counts.values()) - min(lease_counts.values()) <= 1
+        )
 
     def verdict(self, sent: list[SentRecord]) -> RunVerdict:
         """Return the judge's verdict on the history."""
@@ -387,7 +392,7 @@ def open_stage(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str,
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-demo-")))
         stream = stack.enter_context(closing(Stream(kinesis, name, shards)))
         stage = Stage(folder, stream, stack.enter_context(closing(open_store(table))), table, settings)
-        stack.callback(stage.abandon)
+        stack.callback(stage.kill_all_workers)
         yield stage
 
 

@@ -65,8 +65,8 @@ class Story:
             self._start_worker("worker-4")
             self.chapter = "A shard is split"
             self._say_sentence(
-                f"Shard {shorten_shard_id(self._stage.split())} is split in two. It is read to its end first; then its children "
-                "get leases, so that no record overtakes an earlier one of its key."
+                f"Shard {shorten_shard_id(self._stage.split())} is split in two. It is read to its end "
+                "first; then its children get leases, so that no record overtakes an earlier one of its key."
             )
             self._wait_until_balanced()
             self.chapter = "Two shards are merged"
@@ -100,9 +100,9 @@ class Story:
             "that checkpoint are dispatched again."
         )
         self._wait_until_balanced()
-        killed = stage.history.incidents[-1].t
-        waits_for_reader = [tenure.begin - killed for tenure in stage.reading.tenures if tenure.begin > killed]
-        self._say_sentence(f"All its shards are read again {max(waits_for_reader, default=0.0):.1f} s after the kill.")
+        kill_time = stage.history.incidents[-1].t
+        wait_times = [tenure.begin - kill_time for tenure in stage.reading.tenures if tenure.begin > kill_time]
+        self._say_sentence(f"All its shards are read again {max(wait_times, default=0.0):.1f} s after the kill.")
 
     def _finish_run(self) -> None:
         stage = self._stage
@@ -127,7 +127,7 @@ class Story:
 
     def _wait_until_balanced(self) -> None:
         stage = self._stage
-        tenures_before = len(stage.reading.tenures)
+        tenure_count_before = len(stage.reading.tenures)
         if not stage.until(stage.is_balanced, SETTLE_SECONDS):
             self._say_sentence(f"Not balanced after {SETTLE_SECONDS:g} s.")
             return
@@ -136,10 +136,10 @@ class Story:
         # Count the shards that have moved since then: a living reader was replaced before it reached the end of the
         # shard.
         tenures = stage.reading.tenures
-        earlier = {tenure.shard: tenure for tenure in tenures[:tenures_before]}
-        moved = 0
-        for tenure in tenures[tenures_before:]:
-            previous = earlier.get(tenure.shard)
-            moved += previous is not None and previous.how not in {"cut", "shard-ended"}
-            earlier[tenure.shard] = tenure
-        self._say_sentence(f"Balanced: {counts}" + (f" ({moved} moved)." if moved else "."))
+        earlier_tenures = {tenure.shard: tenure for tenure in tenures[:tenure_count_before]}
+        moved_count = 0
+        for tenure in tenures[tenure_count_before:]:
+            previous = earlier_tenures.get(tenure.shard)
+            moved_count += previous is not None and previous.how not in {"cut", "shard-ended"}
+            earlier_tenures[tenure.shard] = tenure
+        self._say_sentence(f"Balanced: {counts}" + (f" ({moved_count} moved)." if moved_count else "."))

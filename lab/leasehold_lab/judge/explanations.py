@@ -112,14 +112,14 @@ class Explanations:
         for event in self._history.select_events("record"):
             first_dispatch.setdefault((event.key, event.digest), event)
         for sent in self._history.sent:
-            dispatched = first_dispatch.get((sent.key, sent.digest))
-            if sent.t is not None and dispatched is not None:
-                yield RecordWait(dispatched.shard, sent.t, max(sent.t, dispatched.t))
+            first_event = first_dispatch.get((sent.key, sent.digest))
+            if sent.t is not None and first_event is not None:
+                yield RecordWait(first_event.shard, sent.t, max(sent.t, first_event.t))
 
     def find_longest_wait(self) -> RecordWait | None:
         """Return the longest wait with its explanation, or None if no times are known."""
-        longest = max(self.list_record_waits(), key=lambda wait: wait.seconds, default=None)
-        return None if longest is None else self.explain_wait(longest)
+        longest_wait = max(self.list_record_waits(), key=lambda wait: wait.seconds, default=None)
+        return None if longest_wait is None else self.explain_wait(longest_wait)
 
     def explain_wait(self, wait: RecordWait) -> RecordWait:
         """Return the wait with the faults that explain it and the number of unexplained seconds."""
@@ -131,8 +131,8 @@ class Explanations:
             begin, end = max(fault.begin, explained_until), min(fault.end, wait.until)
             if end > begin:
                 explained_seconds, explained_until = explained_seconds + end - begin, end
-        faults = tuple(fault.note for fault in relevant_faults)
-        return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - explained_seconds)
+        fault_notes = tuple(fault.note for fault in relevant_faults)
+        return RecordWait(wait.shard, wait.since, wait.until, fault_notes, wait.seconds - explained_seconds)
 
     def find_breaches(self) -> Iterator[Breach]:
         """Yield each shard's longest unexplained wait, if it is above the limit, and each unexplained repetition."""
@@ -141,13 +141,17 @@ class Explanations:
         worst: dict[str, RecordWait] = {}
         for wait in self.list_record_waits():
             if wait.seconds > self._limits.wait_seconds:
-                explained = self.explain_wait(wait)
-                worst[wait.shard] = max(worst.get(wait.shard, explained), explained, key=lambda each: each.unexplained)
+                explained_wait = self.explain_wait(wait)
+                worst[wait.shard] = max(
+                    worst.get(wait.shard, explained_wait), explained_wait, key=lambda each: each.unexplained
+                )
         for wait in worst.values():
             if wait.unexplained > self._limits.wait_seconds:
                 why = f"a record of {wait.shard} waited for {wait.seconds:.1f} s from {wait.since:.3f}"
-                unexplained = f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
-                yield Breach("unread", wait.until, f"{why}, {unexplained}")
+                unexplained_part = (
+                    f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
+                )
+                yield Breach("unread", wait.until, f"{why}, {unexplained_part}")
         last_dispatch: dict[tuple[str, RecordPlace], ReadingEvent] = {}
         reported: set[tuple[str, str]] = set()
         for record in self._history.select_events("record"):
@@ -265,11 +269,11 @@ class RunVerdict:
 
     def as_json(self) -> dict[str, object]:
         """Return values that `json.dumps` accepts, with times in milliseconds, as in event lines."""
-        changes = [{**asdict(change), "t": round(change.t * 1000)} for change in self.owner_changes]
+        owner_changes = [{**asdict(change), "t": round(change.t * 1000)} for change in self.owner_changes]
         return {
             "ok": self.ok,
             **asdict(self),
-            "owner_changes": changes,
+            "owner_changes": owner_changes,
             "faults": [str(breach) for breach in self.faults],
         }
 
@@ -277,9 +281,9 @@ class RunVerdict:
 def judge_finished_run(history: RunHistory, limits: JudgeLimits = UNLIMITED) -> RunVerdict:
     """Return the verdict on a finished run. If the history has an incident "end", workers need not read after it."""
     run = JudgedRun(history, limits)
-    end = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
-    unread = measure_longest_unowned(list_reader_spans(run.tenures, history.parents), 0.0, end)
-    shard, seconds = max(unread.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
+    end_time = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
+    unread_seconds = measure_longest_unowned(list_reader_spans(run.tenures, history.parents), 0.0, end_time)
+    shard, seconds = max(unread_seconds.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
     move_count, least_move_count = count_moves(run)
     # A handler that compares tokens rejects every token that is lower than the highest one before it in the shard.
     highest, fenced = Counter[str](), 0
@@ -311,22 +315,25 @@ def count_moves(run: JudgedRun) -> tuple[int, int]:
     and the numbers are added. In each period, it depends on the shards that are read at the end and on their readers at
     the start. A shard that is new, or whose reader has died, needs no move.
     """
-    move_count = least_count = 0
+    move_count = least_move_count = 0
     for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
         if incident.what == "end":
             break
-        living = find_workers_alive_at(run.lifetimes, incident.t)
+        living_workers = find_workers_alive_at(run.lifetimes, incident.t)
         move_count += sum(
-            before.worker in living and before.worker != after.worker
+            before.worker in living_workers and before.worker != after.worker
             for readers in run.tenures.values()
             for before, after in pairwise(readers)
             if incident.t <= after.begin < following.t
         )
-        still_read = [readers for readers in run.tenures.values() if _find_reader_at(readers, following.t) is not None]
-        least_count += least_moves(
-            {readers[0].shard: _find_reader_at(readers, incident.t) for readers in still_read}, living
+        readers_of_read_shards = [
+            readers for readers in run.tenures.values() if _find_reader_at(readers, following.t) is not None
+        ]
+        least_move_count += least_moves(
+            {readers[0].shard: _find_reader_at(readers, incident.t) for readers in readers_of_read_shards},
+            living_workers,
         )
-    return move_count, least_count
+    return move_count, least_move_count
 
 
 def _find_reader_at(readers: list[Tenure], t: float) -> str | None:

@@ -23,8 +23,9 @@ was sent after the response to the other:
 Laws 6 to 9 and 11 are no longer checked after a lease was deleted, because the versions of its next row start over. Law
 8 is no longer checked after a lease was reset, for example because its stream was recreated.
 
-A fleet is at rest (`check_fleet_at_rest`) when every lease has a living owner, only renewals are written, and the load is even. The
-owners of each lease over time come from its writes (`list_written_owner_spans`) or from its readers (`list_reader_spans`).
+A fleet is at rest (`check_fleet_at_rest`) when every lease has a living owner, only renewals are written, and the load
+is even. The owners of each lease over time come from its writes (`list_written_owner_spans`) or from its readers
+(`list_reader_spans`).
 """
 
 import math
@@ -86,20 +87,26 @@ def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
         before, after = write.before, write.after
         if not write.done or before is None or after is None or write.verb == "delete":
             continue
-        previous = last_writes.get(write.key)
+        previous_write = last_writes.get(write.key)
         # Law 1 is checked only for claims and releases, because a steal may take a lease that is held, and a hand-off
         # is written by the owner.
         if (
             write.verb in {"claim", "release"}
-            and previous is not None
-            and before.owner == previous.worker
+            and previous_write is not None
+            and before.owner == previous_write.worker
             and before.owner != write.worker
         ):
-            held_until = previous.sent + CLOCK_RATE * run.limits.lease_seconds.get(previous.worker, 0.0)
-            running = any(life.process == previous.process and life.end > write.t for life in run.lifetimes)
-            if running and write.t < held_until:
-                reason = f"until {held_until:.3f} by its {previous.verb} of {previous.sent:.3f}"
-                why = f"{write.process} claimed {write.key}, which {previous.process} held {reason}"
+            held_until_time = previous_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(
+                previous_write.worker, 0.0
+            )
+            is_holder_running = any(
+                life.process == previous_write.process and life.end > write.t for life in run.lifetimes
+            )
+            if is_holder_running and write.t < held_until_time:
+                holding_period = (
+                    f"until {held_until_time:.3f} by its {previous_write.verb} of {previous_write.sent:.3f}"
+                )
+                why = f"{write.process} claimed {write.key}, which {previous_write.process} held {holding_period}"
                 yield Breach("two holders", write.t, why)
         if before.owner != after.owner and after.epoch != before.epoch + 1:
             counter_change = f"its counter went from {before.epoch} to {after.epoch}, not by one"
@@ -131,8 +138,8 @@ def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     for write in run.history.writes:
         # If no worker remembers a deleted row, a worker may create it again at LATEST. No handler finishes the records
         # that are skipped in this way.
-        remembered = write.after is not None and write.after.shard not in run.forgotten_shards
-        if remembered and write.done and write.before and write.after and write.verb != "delete":
+        is_row_remembered = write.after is not None and write.after.shard not in run.forgotten_shards
+        if is_row_remembered and write.done and write.before and write.after and write.verb != "delete":
             shard, order = write.after.shard, write.after.checkpoint.order
             passed_count = bisect_right(places[shard], order)
             if (
@@ -163,13 +170,13 @@ def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
                 if write.after.owner == write.worker:
                     expiry_times[write.process, write.key] = write.sent + limits.lease_seconds.get(write.worker, 0.0)
             write = next(writes, None)
-        expiry = expiry_times.get((process, shard), 0.0)
+        expiry_time = expiry_times.get((process, shard), 0.0)
         # A paused process cannot notice that it has lost the lease. After the pause, it needs a moment to notice.
         was_paused = any(
             sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.pauses
         )
-        if owners.get(shard) != parse_worker_id(process) and t > expiry + limits.notice_seconds and not was_paused:
-            holding_period = f"held until {expiry:.3f}" if expiry else "never held"
+        if owners.get(shard) != parse_worker_id(process) and t > expiry_time + limits.notice_seconds and not was_paused:
+            holding_period = f"held until {expiry_time:.3f}" if expiry_time else "never held"
             why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding_period}"
             yield Breach("handed over unheld", t, f"{why}; its owner is {owners.get(shard)}")
 
@@ -184,12 +191,12 @@ def check_held_leases_are_read(run: JudgedRun) -> Iterator[Breach]:
     for span in find_ownership_spans(run):
         times_in_span = [t for t in activity_times[span.process, span.key] if span.begin < t < span.end]
         for since, until in pairwise((span.begin, *times_in_span, span.end)):
-            pauses = (
+            pause_durations = (
                 end - begin
                 for sleeper, begin, end in run.pauses
                 if sleeper == span.process and begin < until and end > since
             )
-            if until - since - sum(pauses) > UNREAD_SECONDS:
+            if until - since - sum(pause_durations) > UNREAD_SECONDS:
                 why = f"{span.process} held {span.key} from {since:.3f} and did not read it"
                 yield Breach("held unread", until, why)
 
@@ -232,21 +239,21 @@ def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         # A worker counts as the holder from its own first write. After a hand-off, a lease therefore has no holder
         # until the next owner has claimed it.
         if owner == write.worker and write.key not in open_spans:
-            parents = [end_times.get(parent, history.end) for parent in history.parents.get(write.key, ())]
-            begin = max((write.t, *parents))
-            open_spans[write.key] = OwnershipSpan(write.process, write.key, begin, history.end, write.t)
+            parent_end_times = [end_times.get(parent, history.end) for parent in history.parents.get(write.key, ())]
+            begin_time = max((write.t, *parent_end_times))
+            open_spans[write.key] = OwnershipSpan(write.process, write.key, begin_time, history.end, write.t)
         elif (current := open_spans.get(write.key)) is not None and current.process == write.process:
             if write.t - current.written > silence_limit(write.worker):
                 # The lease had expired, so the process dropped it, and took it again with this write.
                 finished_spans.append(evolve(current, end=write.t))
                 current.begin = write.t
             current.written = write.t
-    ends = {life.process: life.end for life in run.lifetimes}
+    process_ends = {life.process: life.end for life in run.lifetimes}
     for span in (*finished_spans, *open_spans.values()):
         # A process that died or stopped renewing no longer held the lease, even if no other process took it.
-        limit = silence_limit(parse_worker_id(span.process))
-        last_time = min(span.end, ends.get(span.process, span.end), span.written + limit)
-        span.end = max(span.begin, last_time)
+        silence_seconds = silence_limit(parse_worker_id(span.process))
+        last_holding_time = min(span.end, process_ends.get(span.process, span.end), span.written + silence_seconds)
+        span.end = max(span.begin, last_holding_time)
         yield span
 
 
@@ -261,15 +268,15 @@ HOLDING_VERBS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 
 def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
     """Check that responses to writes agree (laws 6 to 9 and 11), and yield the first breach of each law per lease."""
-    by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
+    answers_of_shards: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda each: each.sent):
-        by_shard[answer.shard].append(answer)
-    for shard, shard_writes in by_shard.items():
+        answers_of_shards[answer.shard].append(answer)
+    for shard, shard_writes in answers_of_shards.items():
         deletion_time = min((answer.sent for answer in shard_writes if answer.verb == "delete"), default=math.inf)
         answers = [answer for answer in shard_writes if answer.t < deletion_time]
-        applied = [answer for answer in answers if answer.done]
+        applied_answers = [answer for answer in answers if answer.done]
         first_writers: dict[str, WriteAnswer] = {}
-        for answer in applied:
+        for answer in applied_answers:
             if answer.version and answer.verb not in VERSIONLESS:
                 first_writer = first_writers.setdefault(answer.version, answer)
                 if first_writer.process != answer.process:
@@ -278,12 +285,14 @@ def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
                         "two holders", answer.t, f"{writers} were both told that they made {shard} {answer.version}"
                     )
                     break
-        yield from _find_decrease("counter", applied, applied, lambda each: each.epoch)
+        yield from _find_decrease("counter", applied_answers, applied_answers, lambda each: each.epoch)
         reset_time = min((answer.sent for answer in shard_writes if answer.verb == "reset"), default=math.inf)
-        checkpoint_answers = [answer for answer in applied if answer.verb in CHECKPOINT_VERBS and answer.t < reset_time]
+        checkpoint_answers = [
+            answer for answer in applied_answers if answer.verb in CHECKPOINT_VERBS and answer.t < reset_time
+        ]
         answers_with_checkpoint = [
             answer
-            for answer in applied
+            for answer in applied_answers
             if answer.verb in TAKES | CHECKPOINT_VERBS - {"checkpoint-late"} and answer.t < reset_time
         ]
         yield from _find_decrease(
@@ -291,7 +300,7 @@ def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
         )
         if run.limits.owned_checkpoints:
             yield from check_checkpoints_after_takes(shard, answers)
-        yield from check_early_claims(run, shard, applied)
+        yield from check_early_claims(run, shard, applied_answers)
 
 
 def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
@@ -340,14 +349,16 @@ def _find_decrease(
     A write in `earlier_answers` is earlier than one in `later_answers` if its response arrived before the other write
     was sent. `later_answers` must be sorted by `sent`.
     """
-    waiting = sorted(earlier_answers, key=lambda each: each.t, reverse=True)
-    highest: WriteAnswer | None = None
+    earlier_answers_left = sorted(earlier_answers, key=lambda each: each.t, reverse=True)
+    highest_answer: WriteAnswer | None = None
     for answer in later_answers:
-        while waiting and waiting[-1].t < answer.sent:
-            earlier = waiting.pop()
-            highest = earlier if highest is None else max(highest, earlier, key=value)
-        if highest is not None and value(answer) < value(highest):
-            first_value = f"of {answer.shard}: {value(highest)} was answered to {highest.process}"
+        while earlier_answers_left and earlier_answers_left[-1].t < answer.sent:
+            earlier_answer = earlier_answers_left.pop()
+            highest_answer = (
+                earlier_answer if highest_answer is None else max(highest_answer, earlier_answer, key=value)
+            )
+        if highest_answer is not None and value(answer) < value(highest_answer):
+            first_value = f"of {answer.shard}: {value(highest_answer)} was answered to {highest_answer.process}"
             why = f"{first_value}, and {value(answer)} to the later {answer.verb} of {answer.process}"
             yield Breach(kind, answer.t, why)
             return
@@ -379,21 +390,21 @@ def check_early_claims(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer
         if claim.verb != "claim" or claim.seen in {None, claim.worker}:
             continue
         # The expiry counts from the owner's last write that was confirmed before the claim was sent.
-        writes = [
+        owner_writes = [
             answer
             for answer in applied
             if answer.worker == claim.seen and answer.verb in HOLDING_VERBS and answer.t < claim.sent
         ]
-        last_write = writes[-1] if writes else None
+        last_write = owner_writes[-1] if owner_writes else None
         if last_write is None or not any(
             life.process == last_write.process and life.end > claim.t for life in run.lifetimes
         ):
             continue
-        held_until = last_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(last_write.worker, 0.0)
-        if claim.sent < held_until:
+        held_until_time = last_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(last_write.worker, 0.0)
+        if claim.sent < held_until_time:
             why = f"{claim.process} claimed {shard}, which {last_write.process} held"
-            remaining = f"for {held_until - claim.sent:.3f} s more by its {last_write.verb}"
-            yield Breach("two holders", claim.t, f"{why} {remaining}")
+            remaining_time = f"for {held_until_time - claim.sent:.3f} s more by its {last_write.verb}"
+            yield Breach("two holders", claim.t, f"{why} {remaining_time}")
             return
 
 
@@ -410,15 +421,17 @@ def check_only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
     for record in run.dispatches:
         process_and_shard = record.process, record.shard
         own_times = write_times[process_and_shard]
-        last_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
-        expiry = last_time + limits.lease_seconds.get(record.worker, math.inf)
+        last_write_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
+        expiry_time = last_write_time + limits.lease_seconds.get(record.worker, math.inf)
         was_paused = any(
-            sleeper in {record.process, record.worker} and begin <= record.t and end > expiry
+            sleeper in {record.process, record.worker} and begin <= record.t and end > expiry_time
             for sleeper, begin, end in run.pauses
         )
-        if record.t > expiry + limits.notice_seconds and not was_paused and process_and_shard not in reported:
+        if record.t > expiry_time + limits.notice_seconds and not was_paused and process_and_shard not in reported:
             reported.add(process_and_shard)
-            last_write = f"wrote {record.t - last_time:.3f} s before for the last time" if own_times else "never wrote"
+            last_write = (
+                f"wrote {record.t - last_write_time:.3f} s before for the last time" if own_times else "never wrote"
+            )
             why = f"{record.process} handed over {record.place[0]} of {record.shard}, and {last_write} of the lease"
             yield Breach("handed over unheld", record.t, why)
 
@@ -446,23 +459,24 @@ def find_owner_changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
     for write in writes:
         before = write.before.owner if write.before else None
         after = write.after.owner if write.after and write.verb != "delete" else None
-        ended = write.after is not None and write.after.ended
-        if write.done and before != after and not ended and write.verb != "delete":
+        is_ended = write.after is not None and write.after.ended
+        if write.done and before != after and not is_ended and write.verb != "delete":
             yield OwnerChange(write.t, write.key, before, after, write.verb)
 
 
 def drop_taken_back_handoffs(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
     """Leave out hand-offs that were taken back, because the next owner never started to read those leases (H3)."""
-    by_key: dict[str, list[OwnerChange]] = {}
+    changes_of_leases: dict[str, list[OwnerChange]] = {}
     for change in owner_changes:
-        changes_of_lease = by_key.setdefault(change.key, [])
+        changes_of_lease = changes_of_leases.setdefault(change.key, [])
         if change.verb == "take-back" and changes_of_lease and changes_of_lease[-1].verb == "give":
             changes_of_lease.pop()
         else:
             changes_of_lease.append(change)
     return tuple(
         sorted(
-            (change for changes_of_lease in by_key.values() for change in changes_of_lease), key=lambda change: change.t
+            (change for changes_of_lease in changes_of_leases.values() for change in changes_of_lease),
+            key=lambda change: change.t,
         )
     )
 
@@ -489,18 +503,20 @@ def list_reader_spans(
     for shard in {*tenures, *parents}:
         readers = tenures.get(shard, [])
         last_parent_readers = [tenures[parent][-1] for parent in parents.get(shard, ()) if tenures.get(parent)]
-        finished = (
+        are_parents_finished = (
             last_parent_readers
             and len(last_parent_readers) == len(parents[shard])
             and all(tenure.how == "shard-ended" for tenure in last_parent_readers)
         )
-        marks: OwnerSpans = [(max(tenure.end for tenure in last_parent_readers), None)] if finished else []
+        owners_with_times: OwnerSpans = (
+            [(max(tenure.end for tenure in last_parent_readers), None)] if are_parents_finished else []
+        )
         for reader in readers:
-            marks.append((reader.begin, reader.worker))
+            owners_with_times.append((reader.begin, reader.worker))
             # If another process is reading the shard when this reader stops, the other process remains the reader.
             if not any(other.begin < reader.end < other.end for other in readers):
-                marks.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
-        for t, owner in sorted(marks, key=lambda mark: mark[0]):
+                owners_with_times.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
+        for t, owner in sorted(owners_with_times, key=lambda mark: mark[0]):
             _append_owner(spans.setdefault(shard, []), t, owner)
     return spans
 
@@ -532,10 +548,10 @@ def measure_longest_unowned(
 
     If `all_lives` is None, all owners count as living.
     """
-    living: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    life_periods: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for life in all_lives or ():
-        living[life.worker].append((life.start, life.end))
-    always, longest_by_key = [(-math.inf, math.inf)], {}
+        life_periods[life.worker].append((life.start, life.end))
+    always_living, longest_by_key = [(-math.inf, math.inf)], {}
     for key, spans_of_key in spans.items():
         spans_until_end = [span for span in spans_of_key if span[0] <= end]
         if not spans_until_end:
@@ -546,14 +562,16 @@ def measure_longest_unowned(
             (max(begin, start), min(stop, life_end))
             for (begin, owner), stop in zip(spans_until_end, span_ends, strict=True)
             for start, life_end in (
-                always if owner == NO_OWNER_NEEDED or (owner is not None and all_lives is None) else living[owner or ""]
+                always_living
+                if owner == NO_OWNER_NEEDED or (owner is not None and all_lives is None)
+                else life_periods[owner or ""]
             )
         )
-        longest, covered_until = 0.0, max(spans_until_end[0][0], since)
+        longest_seconds, covered_until = 0.0, max(spans_until_end[0][0], since)
         for start, stop in owned_periods:
             if stop > start:
-                longest, covered_until = max(longest, start - covered_until), max(covered_until, stop)
-        longest_by_key[key] = max(longest, end - covered_until)
+                longest_seconds, covered_until = max(longest_seconds, start - covered_until), max(covered_until, stop)
+        longest_by_key[key] = max(longest_seconds, end - covered_until)
     return longest_by_key
 
 
@@ -586,10 +604,10 @@ def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
         return
     for write in history.writes:
         # A worker may delete the lease of an ended shard whenever it lists the shards.
-        expected_deletion = write.verb == "delete" and write.before is not None and write.before.ended
-        if write.t > settled and write.verb not in QUIET_VERBS and not expected_deletion:
-            lease = f"{write.key} ({write.before.owner if write.before else None})"
-            why = f"{write.process} wrote a {write.verb} of {lease}, {'done' if write.done else 'refused'}"
+        is_expected_deletion = write.verb == "delete" and write.before is not None and write.before.ended
+        if write.t > settled and write.verb not in QUIET_VERBS and not is_expected_deletion:
+            lease_description = f"{write.key} ({write.before.owner if write.before else None})"
+            why = f"{write.process} wrote a {write.verb} of {lease_description}, {'done' if write.done else 'refused'}"
             yield Breach("action at balance", write.t, why)
     if not run.planning_workers:
         return
@@ -600,15 +618,17 @@ def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
     if run.limits.even:
         owners = find_owners_at(history, history.end)
         lease_counts = Counter(owner for owner in owners.values() if owner is not None)
-        counts = {
+        lease_counts_of_workers = {
             worker: lease_counts[worker]
             for worker in find_workers_alive_at(run.lifetimes, history.end - 1e-9) | run.planning_workers
         }
         rows = {write.key: write.after for write in history.writes if write.done}
-        counts_ended_leases = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
+        are_ended_leases_counted = run.limits.counts_ended and any(
+            row is not None and row.ended for row in rows.values()
+        )
         # A worker that does not plan takes no leases, so it may have fewer leases than the others.
-        why = uneven(counts, run.planning_workers, len(owners), run.limits.groups)
-        if why and not counts_ended_leases:
+        why = uneven(lease_counts_of_workers, run.planning_workers, len(owners), run.limits.groups)
+        if why and not are_ended_leases_counted:
             yield Breach("uneven", history.end, why)
 
 
@@ -618,12 +638,12 @@ def check_needless_moves(run: JudgedRun) -> Iterator[Breach]:
         return
     since, allowed_extra = run.limits.moves
     workers = find_workers_alive_at(run.lifetimes, run.history.end - 1e-9)
-    least = least_moves(find_owners_at(run.history, since), workers, run.limits.groups)
+    least_move_count = least_moves(find_owners_at(run.history, since), workers, run.limits.groups)
     moves = [
         change
         for change in find_owner_changes(run.history.writes)
         if change.t >= since and change.before in find_workers_alive_at(run.lifetimes, change.t)
     ]
-    for number, change in enumerate(moves[least + allowed_extra :], least + allowed_extra + 1):
-        why = f"{change.key} from {change.before} to {change.after} is move {number}, and {least} would have done"
+    for number, change in enumerate(moves[least_move_count + allowed_extra :], least_move_count + allowed_extra + 1):
+        why = f"{change.key} from {change.before} to {change.after} is move {number}, and {least_move_count} would have done"
         yield Breach("needless move", change.t, why)

@@ -58,8 +58,8 @@ def find_lifetimes(incidents: Iterable[Incident]) -> tuple[ProcessLifetime, ...]
                 lives_found.append(ProcessLifetime(parse_worker_id(incident.subject), incident.subject, incident.t))
             case "leave" | "crash" | "gone" if incident.subject in latest:
                 life = lives_found[latest[incident.subject]]
-                end = life.end if incident.what == "leave" else incident.t
-                lives_found[latest[incident.subject]] = evolve(life, leaves=min(life.leaves, incident.t), end=end)
+                end_time = life.end if incident.what == "leave" else incident.t
+                lives_found[latest[incident.subject]] = evolve(life, leaves=min(life.leaves, incident.t), end=end_time)
             case _:
                 pass
     return tuple(lives_found)
@@ -144,8 +144,8 @@ class JudgedRun:
     @cached_property
     def undispatched_records(self) -> list[SentRecord]:
         """The records that were sent but never dispatched."""
-        dispatched = {(event.key, event.digest) for event in self.dispatches}
-        return [record for record in self.history.sent if (record.key, record.digest) not in dispatched]
+        dispatched_ids = {(event.key, event.digest) for event in self.dispatches}
+        return [record for record in self.history.sent if (record.key, record.digest) not in dispatched_ids]
 
     @cached_property
     def former_stream_records(self) -> frozenset[RecordId]:
@@ -167,14 +167,18 @@ class JudgedRun:
         2. A worker that had not read the row creates it again. The worker's process starts after the deletion, or at
            most one lease duration before it.
         """
-        lease, shards = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
-        at_latest = [write for write in self.history.writes if write.verb == "create" and write.after and write.done]
-        at_latest = [write for write in at_latest if write.after and write.after.checkpoint == LATEST]
-        for deletion in self.history.writes if at_latest else ():
+        lease_seconds, shards = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
+        creations_at_latest = [
+            write for write in self.history.writes if write.verb == "create" and write.after and write.done
+        ]
+        creations_at_latest = [
+            write for write in creations_at_latest if write.after and write.after.checkpoint == LATEST
+        ]
+        for deletion in self.history.writes if creations_at_latest else ():
             if deletion.process != OPERATOR or deletion.before is None or deletion.after is not None:
                 continue
             t, owner = deletion.t, deletion.before.owner
-            table_reachable = not any(
+            is_table_reachable = not any(
                 incident.t == t and incident.what == "trouble" and incident.seconds
                 for incident in self.history.incidents
             )
@@ -183,16 +187,18 @@ class JudgedRun:
                 for tenure in self.tenures.get(deletion.before.shard, ())
                 if tenure.worker == owner and tenure.begin <= t
             ]
-            released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
-            owner_alive = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lifetimes)
-            if table_reachable and owner_alive and not released:
+            is_released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
+            is_owner_alive = any(
+                life.worker == owner and life.start <= t < life.end - lease_seconds for life in self.lifetimes
+            )
+            if is_table_reachable and is_owner_alive and not is_released:
                 continue
-            for creation in (write for write in at_latest if write.t >= t):
+            for creation in (write for write in creations_at_latest if write.t >= t):
                 lineage = self.self_and_ancestors(creation.key)
-                started_recently = any(
-                    life.process == creation.process and life.start >= t - lease for life in self.lifetimes
+                has_started_recently = any(
+                    life.process == creation.process and life.start >= t - lease_seconds for life in self.lifetimes
                 )
-                shards |= lineage if started_recently and deletion.key in lineage else set()
+                shards |= lineage if has_started_recently and deletion.key in lineage else set()
         return frozenset(shards)
 
     def must_assume_finished(self, process: str, shard: str, t: float) -> bool:
@@ -202,17 +208,17 @@ class JudgedRun:
         operator deleted the row before the process started, or at most one lease duration after its start.
         """
         lease_seconds = max(self.limits.lease_seconds.values(), default=0.0)
-        start = max((life.start for life in self.lifetimes if life.process == process), default=0.0)
+        start_time = max((life.start for life in self.lifetimes if life.process == process), default=0.0)
         deletions = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
-        return any(write.key == shard and write.t <= min(t, start + lease_seconds) for write in deletions)
+        return any(write.key == shard and write.t <= min(t, start_time + lease_seconds) for write in deletions)
 
     def self_and_ancestors(self, shard: str) -> set[str]:
         """Return the shard and all its ancestors."""
-        lineage, pending = set[str](), [shard]
-        while pending:
-            if (ancestor := pending.pop()) not in lineage:
+        lineage, shards_to_visit = set[str](), [shard]
+        while shards_to_visit:
+            if (ancestor := shards_to_visit.pop()) not in lineage:
                 lineage.add(ancestor)
-                pending += self.history.parents.get(ancestor, ())
+                shards_to_visit += self.history.parents.get(ancestor, ())
         return lineage
 
     @cached_property
@@ -245,13 +251,17 @@ class JudgedRun:
             )  # with digests, because a recreated event hub counts from 0
             for before, after in pairwise(readers):
                 earlier_records.update((record.place, record.digest) for record in before.records)
-                repeated = earlier_records.intersection((record.place, record.digest) for record in after.records)
+                repeated_places = earlier_records.intersection(
+                    (record.place, record.digest) for record in after.records
+                )
                 # A reader starts at the checkpoint in the response to its claim. If claims are not recorded, the last
                 # checkpoint read from the table is used. Checkpoints from before a reset or a recreation of the row do
                 # not count.
                 checkpoints = checkpoints_taken.get((after.process, shard)) or checkpoints_read.get(shard, [])
-                since = max((t for t in reset_times[shard] if t <= after.begin), default=0.0)
-                start = max((order for t, order in checkpoints if since <= t <= after.begin), default=(0, 0, 0))
+                last_reset_time = max((t for t in reset_times[shard] if t <= after.begin), default=0.0)
+                start_position = max(
+                    (order for t, order in checkpoints if last_reset_time <= t <= after.begin), default=(0, 0, 0)
+                )
                 changes.append(
                     ReaderChange(
                         t=after.begin,
@@ -259,9 +269,9 @@ class JudgedRun:
                         before=before.process,
                         after=after.process,
                         how=before.how,
-                        duplicates=len(repeated),
-                        since=sum((1, *place) > start for place, _ in earlier_records),
-                        replayed=sum((1, *place) <= start for place, _ in repeated),
+                        duplicates=len(repeated_places),
+                        since=sum((1, *place) > start_position for place, _ in earlier_records),
+                        replayed=sum((1, *place) <= start_position for place, _ in repeated_places),
                     )
                 )
         return tuple(sorted(changes, key=lambda change: (change.t, change.shard)))

@@ -77,11 +77,11 @@ class Law:
 
         holds.__name__ = holds.__qualname__ = self.name  # Hypothesis uses the name in its report of a failure
         phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would show internal lines
-        configuration = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
+        hypothesis_settings = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
         strategy = rules
         if not isinstance(strategy, st.SearchStrategy):
             strategy = st.just(strategy)
-        configuration(given(case=self.cases(strategy))(holds))()
+        hypothesis_settings(given(case=self.cases(strategy))(holds))()
 
 
 def check(plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
@@ -158,16 +158,20 @@ def takes_from_living_owners_name_them(plan: Planner, scene: Scene) -> None:
     actions = _plan_scene(plan, scene)
     for action in _add_alternates(actions):
         lease = action.lease
-        alive = lease.owner not in {None, scene.me.worker} and lease.key not in expired_keys and lease in scene.leases
+        is_owner_alive = (
+            lease.owner not in {None, scene.me.worker} and lease.key not in expired_keys and lease in scene.leases
+        )
         if isinstance(action, Steal | RequestHandoff):
-            if (action.from_owner, alive) != (lease.owner, True):
-                actual_owner = f"{lease.owner}, who is dead" if lease.owner and not alive else lease.owner or "nobody"
+            if (action.from_owner, is_owner_alive) != (lease.owner, True):
+                actual_owner = (
+                    f"{lease.owner}, who is dead" if lease.owner and not is_owner_alive else lease.owner or "nobody"
+                )
                 raise LawBroken(
                     f"{format_actions((action,))} from {action.from_owner}, but it belongs to {actual_owner}",
                     scene,
                     actions,
                 )
-        elif alive and not (isinstance(action, Delete) and lease.ended):
+        elif is_owner_alive and not (isinstance(action, Delete) and lease.ended):
             raise LawBroken(f"{format_actions((action,))}, which its living owner {lease.owner} holds", scene, actions)
 
 
@@ -178,9 +182,9 @@ def every_table_gives_a_plan(plan: Planner, scene: Scene) -> None:
     If `plan` raised an exception instead, one unexpected row could keep a worker from renewing all its other leases.
     """
     actions = _plan_scene(plan, scene)
-    look = look_again(actions, scene.leases, scene.me, scene.config)
-    if not 0 <= look.seconds <= scene.config.cycle_seconds:
-        raise LawBroken(f"the next look comes after {look.seconds:g} s", scene, actions)
+    next_look = look_again(actions, scene.leases, scene.me, scene.config)
+    if not 0 <= next_look.seconds <= scene.config.cycle_seconds:
+        raise LawBroken(f"the next look comes after {next_look.seconds:g} s", scene, actions)
 
 
 @_declare_law(scenes)
@@ -220,8 +224,8 @@ def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
     whose workers may not own all leases together (`RuleSet.most_leases`).
     """
     settled_fleet = settled(plan, fleet)
-    limit = fleet.config.rules.most_leases
-    if limit is not None and limit * len(fleet.workers) < len(fleet.owners):
+    most_leases = fleet.config.rules.most_leases
+    if most_leases is not None and most_leases * len(fleet.workers) < len(fleet.owners):
         return
     if free := [key for key, owner in settled_fleet.owners.items() if owner is None]:
         raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), settled_fleet.story)
@@ -241,8 +245,8 @@ def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
     """
     owners = sorted({lease.owner for lease in scene.leases if lease.owner is not None})
     plans = [plan(scene.leases, None, Me(owner, scene.me.turn), scene.config) for owner in owners]
-    times_wanted = Counter(action.lease.key for actions in plans for action in actions if isinstance(action, Taking))
-    if contested := [key for key, count in times_wanted.items() if count > 1]:
+    claim_counts = Counter(action.lease.key for actions in plans for action in actions if isinstance(action, Taking))
+    if contested := [key for key, count in claim_counts.items() if count > 1]:
         raise LawBroken(f"more than one worker wants {', '.join(contested)}", scene, sum(plans, ()))
 
 

@@ -164,11 +164,11 @@ class LawBroken(AssertionError):
 
     def __init__(self, fault: str, case: Scene | SmallFleet, actions: Iterable[Action], details: str = "") -> None:
         worker_line = f"me      {format_as_code(case.me)}\n" if isinstance(case, Scene) else ""
-        table = "\n        ".join(map(format_as_code, case.leases)) or "none"
-        planned = format_actions(actions)
+        table_text = "\n        ".join(map(format_as_code, case.leases)) or "none"
+        planned_text = format_actions(actions)
         super().__init__(
-            f"{fault}\n{worker_line}rules   {format_as_code(case.config.rules)}\nleases  {table}"
-            + (f"\nplan    {planned}" if planned else "")
+            f"{fault}\n{worker_line}rules   {format_as_code(case.config.rules)}\nleases  {table_text}"
+            + (f"\nplan    {planned_text}" if planned_text else "")
             + (f"\n{details}" if details else "")
         )
 
@@ -206,14 +206,16 @@ def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
     Raises LawBroken if the fleet does not come to rest.
     """
     table = {lease.key: lease for lease in fleet.leases}
-    story: list[str] = []
-    moves = claims = 0
-    waited = 0.0
+    move_lines: list[str] = []
+    move_count = claim_count = 0
+    waited_seconds = 0.0
     for turn in range(ROUNDS_MORE + ROUNDS_EACH * len(table)):
-        moves_before = len(story)
+        move_count_before = len(move_lines)
         for worker in fleet.workers:
-            leases_as_read = [evolve(lease, idle=waited) if lease.owner is None else lease for lease in table.values()]
-            me = Me(worker, fleet.turn + turn, History(owners_still=waited, fleet_still=waited))
+            leases_as_read = [
+                evolve(lease, idle=waited_seconds) if lease.owner is None else lease for lease in table.values()
+            ]
+            me = Me(worker, fleet.turn + turn, History(owners_still=waited_seconds, fleet_still=waited_seconds))
             for action in plan(leases_as_read, None, me, fleet.config):
                 owner = new_owner = action.lease.owner
                 match action:
@@ -224,19 +226,19 @@ def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
                     case _:
                         pass
                 if new_owner != owner:
-                    moves, claims = moves + (owner is not None), claims + (owner is None)
+                    move_count, claim_count = move_count + (owner is not None), claim_count + (owner is None)
                     table[action.lease.key] = evolve(action.lease, owner=new_owner, idle=fleet.idle)
-                    change = f"{owner or 'nobody'} -> {new_owner or 'nobody'}"
-                    story.append(f"turn {turn}  {format_actions((action,))} by {worker}: {change}")
-        last_moves = "\n".join(story[-STORY_LINES:])
-        if len(story) > moves_before:
-            waited = 0.0
-        elif waited:
-            return SettledFleet({key: lease.owner for key, lease in table.items()}, moves, claims, last_moves)
+                    change_text = f"{owner or 'nobody'} -> {new_owner or 'nobody'}"
+                    move_lines.append(f"turn {turn}  {format_actions((action,))} by {worker}: {change_text}")
+        last_moves = "\n".join(move_lines[-STORY_LINES:])
+        if len(move_lines) > move_count_before:
+            waited_seconds = 0.0
+        elif waited_seconds:
+            return SettledFleet({key: lease.owner for key, lease in table.items()}, move_count, claim_count, last_moves)
         else:
             # Timeouts expire only if no worker has anything to do, because only then are all workers known to be
             # waiting.
-            waited = WAIT_SECONDS
+            waited_seconds = WAIT_SECONDS
     raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last_moves)
 
 

@@ -1,7 +1,7 @@
 """Simulates a fleet that is described by a few parameters, for one seed or for many.
 
-`simulate_question` simulates one seed. `simulate_on_this_machine` and `simulate_on_spark` simulate many seeds. `run_forecast` runs a scenario, and
-returns the effects of a change of the fleet.
+`simulate_question` simulates one seed. `simulate_on_this_machine` and `simulate_on_spark` simulate many seeds.
+`run_forecast` runs a scenario, and returns the effects of a change of the fleet.
 """
 
 import json
@@ -160,13 +160,15 @@ def build_fleet(question: SimulationQuestion, config: Config | None = None) -> F
         case "cold":
             fleet = fleets.create_cold_fleet(leases, workers, config, seed=seed, start=question.start, cycles=cycles)
         case "scale-out":
-            present = tuple(name for group in names[:-1] for name in group)
+            present_workers = tuple(name for group in names[:-1] for name in group)
             fleet = fleets.create_scaled_out_fleet(
-                leases, present, names[-1], config, seed=seed, start=question.start, cycles=cycles
+                leases, present_workers, names[-1], config, seed=seed, start=question.start, cycles=cycles
             )
         case "crash" | "leave" as ending:
-            going = min(question.going, len(workers))
-            fleet = fleets.create_shrunk_fleet(leases, workers, going, config, seed=seed, ending=ending, cycles=cycles)
+            leaving_count = min(question.going, len(workers))
+            fleet = fleets.create_shrunk_fleet(
+                leases, workers, leaving_count, config, seed=seed, ending=ending, cycles=cycles
+            )
         case "rolling":
             fleet = fleets.create_rolling_fleet(leases, workers, config, gap=question.gap, seed=seed, cycles=cycles)
         case "reshard":
@@ -237,8 +239,8 @@ def simulate_on_spark(question: SimulationQuestion, seeds: Sequence[int], spark:
             outcomes = [json.dumps(_simulate_seed(question, seed)[1]) for seed in requested_seeds]
             yield pa.RecordBatch.from_pydict({"seed": requested_seeds, "outcome": outcomes})
 
-    tasks = max(1, min(len(seeds), spark.sparkContext.defaultParallelism * TASKS_PER_CORE))
-    seed_rows = spark.createDataFrame([(seed,) for seed in seeds], "seed long").repartition(tasks)
+    task_count = max(1, min(len(seeds), spark.sparkContext.defaultParallelism * TASKS_PER_CORE))
+    seed_rows = spark.createDataFrame([(seed,) for seed in seeds], "seed long").repartition(task_count)
     rows = seed_rows.mapInArrow(answers, "seed long, outcome string").collect()
     outcomes = {row.seed: json.loads(row.outcome) for row in rows}
     return [(seed, outcomes[seed]) for seed in seeds]
@@ -253,13 +255,13 @@ def summarize_figures(outcomes: Sequence[dict[str, object]]) -> tuple[FigureSumm
 @contextmanager
 def unlogged() -> Iterator[None]:
     """Suppress the log messages of simulated workers."""
-    log = logging.getLogger("leasehold")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    leasehold_log = logging.getLogger("leasehold")
+    former_level = leasehold_log.level
+    leasehold_log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        log.setLevel(level)
+        leasehold_log.setLevel(former_level)
 
 
 def _simulate_seed(question: SimulationQuestion, seed: int) -> Answer:
@@ -303,18 +305,20 @@ def run_forecast(scenario: Scenario, config: Config, since: float) -> FleetForec
     with unlogged():
         history = run(scenario)
     owner_changes = [change for change in find_owner_changes(history.writes) if change.after is not None]
-    living = [member.worker for member in scenario.members if member.is_running_at(scenario.seconds - 1e-6)]
+    living_workers = [member.worker for member in scenario.members if member.is_running_at(scenario.seconds - 1e-6)]
     owners = find_owners_at(history, history.end)
-    counts = Counter(owners.values())
+    lease_counts = Counter(owners.values())
     weights = {row.key: row.weight or 0 for row in history.first}
-    loads = {name: sum(weights.get(key, 0) for key, owner in owners.items() if owner == name) for name in living}
+    loads_of_workers = {
+        name: sum(weights.get(key, 0) for key, owner in owners.items() if owner == name) for name in living_workers
+    }
     return FleetForecast(
         drop_taken_back_handoffs(change for change in owner_changes if change.t < since),
         tuple(
             evolve(change, t=change.t - since)
             for change in drop_taken_back_handoffs(change for change in owner_changes if change.t >= since)
         ),
-        {worker: counts[worker] for worker in sorted(living)},
-        {worker: round(kilobytes(load), 3) for worker, load in loads.items()},
+        {worker: lease_counts[worker] for worker in sorted(living_workers)},
+        {worker: round(kilobytes(load), 3) for worker, load in loads_of_workers.items()},
         measure_outcome(history, since=since, cycle_seconds=config.cycle_seconds, groups=config.rules.groups),
     )

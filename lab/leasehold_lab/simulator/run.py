@@ -1,7 +1,7 @@
 """Runs a scenario to its end and returns its history.
 
-`measure_outcome` computes the figures by which rule sets are compared. `shrink_scenario` simplifies a failing scenario: it removes one
-part at a time, and keeps each removal after which the scenario still fails.
+`measure_outcome` computes the figures by which rule sets are compared. `shrink_scenario` simplifies a failing scenario:
+it removes one part at a time, and keeps each removal after which the scenario still fails.
 """
 
 import gc
@@ -57,12 +57,12 @@ _NEXT_STREAM_OFFSET = 1_000_000
 @contextmanager
 def disable_gc() -> Iterator[None]:
     """Disable the garbage collector during a run, whose long-lived objects are all in use until its end."""
-    collecting = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()
 
 
@@ -71,27 +71,27 @@ def run(scenario: Scenario) -> SimulatedHistory:
     tasks = TaskScheduler()
     source = ListSource(create_first_shards(scenario))
     source.made = int(any(reshape.what == "anew" for reshape in scenario.reshapes))
-    first = tuple(_create_first_rows(scenario, source))
-    table = SimulatedTable(first, lambda: tasks.now, weighed=scenario.weighed or bool(scenario.weights))
-    history = SimulatedHistory(first)
-    count = iter(range(1_000_000))
+    first_rows = tuple(_create_first_rows(scenario, source))
+    table = SimulatedTable(first_rows, lambda: tasks.now, weighed=scenario.weighed or bool(scenario.weights))
+    history = SimulatedHistory(first_rows)
+    process_numbers = iter(range(1_000_000))
 
     def join(member: Member) -> None:
         tasks.start(lambda: begin(member), member.starts)
 
     def begin(member: Member) -> None:
         try:
-            process = Process(member, next(count), world)
+            process = Process(member, next(process_numbers), world)
         except RuntimeError:  # no thread is available; a supervisor would try again
             join(evolve(member, starts=tasks.now + RESTART_SECONDS))
         else:
             process.run()
 
-    reads, writes = (
+    read_faults, write_faults = (
         UnitBudget(units, lambda: tasks.now) for units in (scenario.capacity.table_units, scenario.capacity.writes)
     )
-    world = World(scenario, tasks, table, source, history, join, reads, writes)
-    for row in first if scenario.sessions and not scenario.swaps else ():
+    world = World(scenario, tasks, table, source, history, join, read_faults, write_faults)
+    for row in first_rows if scenario.sessions and not scenario.swaps else ():
         world.cells.put_new(lease_name(row.key), lease_fields(LeaseRow(row)))
     for member in scenario.members:
         join(member)
@@ -113,8 +113,10 @@ def run(scenario: Scenario) -> SimulatedHistory:
     history.end = tasks.now
     if scenario.full:
         shard_logs = source.shard_logs.items()
-        numbers = ((shard, record.sequence_number) for shard, shard_log in shard_logs for record in shard_log.records)
-        history.sent = [SentRecord(shard, int(number), number) for shard, number in numbers]
+        shard_sequence_numbers = (
+            (shard, record.sequence_number) for shard, shard_log in shard_logs for record in shard_log.records
+        )
+        history.sent = [SentRecord(shard, int(number), number) for shard, number in shard_sequence_numbers]
     history.parents = {shard_listed.id: shard_listed.parents for shard_listed in source.listed}
     return history
 
@@ -140,23 +142,23 @@ def _produce_records(world: World) -> None:
 
     After that, shards are read less often, because most reads would return no records.
     """
-    seconds = world.scenario.read_seconds
+    read_seconds = world.scenario.read_seconds
     while True:
         for shard_listed in world.source.listed:
-            shard_log = world.source.shard_logs.setdefault(shard_listed.id, ShardRecords(wait_seconds=seconds))
+            shard_log = world.source.shard_logs.setdefault(shard_listed.id, ShardRecords(wait_seconds=read_seconds))
             if world.tasks.now >= world.scenario.calm:
-                shard_log.wait_seconds = QUIET_FACTOR * seconds
+                shard_log.wait_seconds = QUIET_FACTOR * read_seconds
             elif shard_listed.open:
                 shard_log.records += create_records(1, _NEXT_STREAM_OFFSET * world.source.made + len(shard_log.records))
-        world.tasks.sleep(seconds)
+        world.tasks.sleep(read_seconds)
 
 
 def _delete_rows(world: World, emptying: Emptying) -> None:
     """Delete rows of the table as an operator would, without notifying the workers."""
     rows, now = world.table.list().leases, world.tasks.now
     chosen_indexes = {index % len(rows) for index in emptying.places} if rows else set[int]()
-    deleted = [row for index, row in enumerate(rows) if not emptying.places or index in chosen_indexes]
-    for row in deleted:
+    deleted_rows = [row for index, row in enumerate(rows) if not emptying.places or index in chosen_indexes]
+    for row in deleted_rows:
         world.table.delete_row(row.key)
         world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
     # If there is an outage, no worker can notice the deletion before the outage ends.
@@ -166,7 +168,7 @@ def _delete_rows(world: World, emptying: Emptying) -> None:
         default=0.0,
     )
     world.history.incidents.append(
-        Incident(now, "trouble", "", longest_outage, f"{len(deleted)} of {len(rows)} rows deleted")
+        Incident(now, "trouble", "", longest_outage, f"{len(deleted_rows)} of {len(rows)} rows deleted")
     )
 
 
@@ -178,9 +180,9 @@ def _reset_leases(world: World) -> None:
         store = SwapStore((world.table, goal), NAMES[TO], clock=lambda: world.tasks.now)
     for lease in store.list().leases:
         if not lease.ended:
-            free = store.write(ReleaseLease(lease, lease.owner)) if lease.owner else Done(lease)
-            if free.lease is not None:
-                store.write(ResetLease(free.lease, TRIM_HORIZON))
+            release_outcome = store.write(ReleaseLease(lease, lease.owner)) if lease.owner else Done(lease)
+            if release_outcome.lease is not None:
+                store.write(ResetLease(release_outcome.lease, TRIM_HORIZON))
 
 
 def _reshape_stream(world: World, reshape: Reshape) -> None:
@@ -206,18 +208,18 @@ def _reshape_stream(world: World, reshape: Reshape) -> None:
                 *(Shard(f"{open_shard.id}.{number}", parents=(open_shard.id,)) for number in range(child_count)),
             )
         return
-    ranged = [
+    shards_with_ranges = [
         (open_shard.hash_range, open_shard) for open_shard in source.listed if open_shard.open and open_shard.hash_range
     ]
-    shards = [open_shard for _, open_shard in sorted(ranged, key=lambda pair: pair[0])]
+    shards = [open_shard for _, open_shard in sorted(shards_with_ranges, key=lambda pair: pair[0])]
     index = reshape.place % max(1, len(shards) - (reshape.what == "merge"))
     match reshape.what:
         case "double" | "split":
             for parent in shards if reshape.what == "double" else [shards[index]]:
                 first, last = parent.hash_range or (0, 0)
                 middle = (first + last) // 2
-                low = create_shard(f"{parent.id}.0", first, middle, parent.id)
-                source.end(parent.id, low, create_shard(f"{parent.id}.1", middle + 1, last, parent.id))
+                low_child = create_shard(f"{parent.id}.0", first, middle, parent.id)
+                source.end(parent.id, low_child, create_shard(f"{parent.id}.1", middle + 1, last, parent.id))
         case "merge" if len(shards) > 1:
             left, right = shards[index : index + 2]
             first, last = (left.hash_range or (0, 0))[0], (right.hash_range or (0, 0))[1]
@@ -296,42 +298,42 @@ def measure_outcome(
     owner_changes = [
         change for change in find_owner_changes(history.writes) if change.t >= since and change.after is not None
     ]
-    moves_made = drop_taken_back_handoffs(owner_changes)
-    moves = sum(
+    changes_kept = drop_taken_back_handoffs(owner_changes)
+    move_count = sum(
         change.before is not None and change.before in find_workers_alive_at(all_lives, change.t)
-        for change in moves_made
+        for change in changes_kept
     )
     workers = find_workers_alive_at(all_lives, history.end - 1e-9)
     owners = find_owners_at(history, history.end)
-    counts = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
-    lease_counts = [counts[worker] for worker in workers]
-    by_group = Counter[str]()
+    lease_counts_of_owners = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
+    lease_counts = [lease_counts_of_owners[worker] for worker in workers]
+    counts_by_group = Counter[str]()
     for worker in sorted(workers):
-        by_group["/".join(path_of(worker, groups or "prefix"))] += counts[worker]
+        counts_by_group["/".join(path_of(worker, groups or "prefix"))] += lease_counts_of_owners[worker]
     loads = dict.fromkeys(workers, 0.0)
     for row in history.first:
         owner = owners.get(row.key)
         if owner in loads:
             loads[owner] += row.weight or 0.0
     mean_load = sum(loads.values()) / max(len(loads), 1)
-    last_change_at = max((change.t for change in moves_made), default=since)
+    last_change_at = max((change.t for change in changes_kept), default=since)
     last_write_at = max(
         (write.t for write in history.writes if write.verb not in QUIET_VERBS and write.t >= since), default=since
     )
-    longest_unowned = max(measure_unowned_seconds(history, history.end, since).values(), default=0.0)
+    longest_unowned_seconds = max(measure_unowned_seconds(history, history.end, since).values(), default=0.0)
     return FleetOutcome(
         cycles=round((last_change_at - since) / cycle_seconds, 3),
         seconds=round(last_change_at - since, 3),
-        moves=moves,
+        moves=move_count,
         moves_minimum=least_moves(find_owners_at(history, since), workers, groups),
-        moved_again=sum(times > 1 for times in Counter(change.key for change in moves_made).values()),
-        taken_back=(len(owner_changes) - len(moves_made)) // 2,
-        claims=len(moves_made) - moves,
+        moved_again=sum(times > 1 for times in Counter(change.key for change in changes_kept).values()),
+        taken_back=(len(owner_changes) - len(changes_kept)) // 2,
+        claims=len(changes_kept) - move_count,
         failed_writes=count_rejected_writes(write for write in history.writes if write.t >= since),
         spread=max(lease_counts, default=0) - min(lease_counts, default=0),
-        groups=dict(by_group),
+        groups=dict(counts_by_group),
         load=round(max(loads.values()) / mean_load, 3) if mean_load else 1.0,
-        unowned_lease_cycles_max=round(longest_unowned / cycle_seconds, 3),
+        unowned_lease_cycles_max=round(longest_unowned_seconds / cycle_seconds, 3),
         quiet_after=round((last_write_at - since) / cycle_seconds, 3),
         traffic=measure_traffic(history),
     )
@@ -353,16 +355,16 @@ FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
 
 def shrink_scenario(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: int = 200) -> Scenario:
     """Return the smallest scenario that still fails, as far as it can be found in `most_runs` runs."""
-    runs = 0
-    progress = True
-    while progress:
-        progress = False
+    run_count = 0
+    has_progress = True
+    while has_progress:
+        has_progress = False
         for candidate in _list_smaller_scenarios(scenario):
-            runs += 1
-            if runs > most_runs:
+            run_count += 1
+            if run_count > most_runs:
                 return scenario
             if fails(candidate):
-                scenario, progress = candidate, True
+                scenario, has_progress = candidate, True
                 break
     return scenario
 
@@ -376,9 +378,9 @@ def _list_smaller_scenarios(scenario: Scenario) -> Iterator[Scenario]:
         owners = tuple(None if owner in removed_workers else owner for owner in scenario.owners)
         yield evolve(scenario, members=remaining_members, owners=owners)
     for field in EVENTS:
-        events = getattr(scenario, field)
-        for index in range(len(events)):
-            fewer_events: dict[str, Any] = {field: (*events[:index], *events[index + 1 :])}
+        former_events = getattr(scenario, field)
+        for index in range(len(former_events)):
+            fewer_events: dict[str, Any] = {field: (*former_events[:index], *former_events[index + 1 :])}
             yield evolve(scenario, **fewer_events)
     if len(scenario.owners) > 1:
         yield evolve(scenario, owners=scenario.owners[:-1])

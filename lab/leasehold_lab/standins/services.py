@@ -38,11 +38,11 @@ def run_dynalite(folder: Path | None = None) -> AbstractContextManager[Service]:
     """
     script = str(ensure_installed("aws") / "dynalite" / "cli.js")
     fast_options = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
-    persistence = () if folder is None else ("--path", str(folder))
+    persistence_options = () if folder is None else ("--path", str(folder))
 
     def command(port: int) -> ServiceCommand:
         return ServiceCommand(
-            (*find_node().node, script, "--host", HOST, "--port", str(port), *fast_options, *persistence)
+            (*find_node().node, script, "--host", HOST, "--port", str(port), *fast_options, *persistence_options)
         )
 
     return run_service("dynalite", command)
@@ -59,10 +59,10 @@ def run_kinesis_local(folder: Path | None = None, *, tls_port: int | None = None
         tls_port: A port on which to serve TLS, in addition to the port for plain HTTP.
     """
     package = ensure_installed("aws") / "kinesis-local"
-    verbs = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD", "UPDATE_SHARD_COUNT")
-    consumers = ("REGISTER_STREAM_CONSUMER", "DEREGISTER_STREAM_CONSUMER")
+    stream_operations = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD", "UPDATE_SHARD_COUNT")
+    consumer_operations = ("REGISTER_STREAM_CONSUMER", "DEREGISTER_STREAM_CONSUMER")
 
-    options = {"SHOULD_PERSIST_DATA": "true", "PERSIST_FILE_NAME": KINESIS_FILE, "PERSIST_INTERVAL": "1s"}
+    persistence_options = {"SHOULD_PERSIST_DATA": "true", "PERSIST_FILE_NAME": KINESIS_FILE, "PERSIST_INTERVAL": "1s"}
 
     def command(port: int) -> ServiceCommand:
         env = {
@@ -72,8 +72,8 @@ def run_kinesis_local(folder: Path | None = None, *, tls_port: int | None = None
             "KINESIS_MOCK_CERT_PATH": str(package / CERTIFICATE),
             "SHARD_LIMIT": "4000",
             "LOG_LEVEL": "ERROR",
-            **{f"{verb}_DURATION": "20ms" for verb in (*verbs, *consumers)},
-            **({} if folder is None else {**options, "PERSIST_PATH": str(folder)}),
+            **{f"{verb}_DURATION": "20ms" for verb in (*stream_operations, *consumer_operations)},
+            **({} if folder is None else {**persistence_options, "PERSIST_PATH": str(folder)}),
         }
         # kinesis-local would listen on all interfaces, so this script makes it listen only on the loopback address.
         return ServiceCommand(
@@ -89,11 +89,11 @@ def run_azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
     If `folder` is given, blobs are kept there. They are written every few seconds, and when the service is stopped.
     """
     script = str(ensure_installed("azure") / "azurite" / "dist" / "src" / "blob" / "main.js")
-    persistence = ("--inMemoryPersistence",) if folder is None else ("--location", str(folder))
-    flags = ("--silent", "--disableTelemetry", "--skipApiVersionCheck", *persistence)
+    persistence_options = ("--inMemoryPersistence",) if folder is None else ("--location", str(folder))
+    azurite_flags = ("--silent", "--disableTelemetry", "--skipApiVersionCheck", *persistence_options)
 
     def command(port: int) -> ServiceCommand:
-        arguments = (*find_node().node, script, "--blobHost", HOST, "--blobPort", str(port), *flags)
+        arguments = (*find_node().node, script, "--blobHost", HOST, "--blobPort", str(port), *azurite_flags)
         return ServiceCommand(arguments, {guard.GRACE: f"{WRITING_SECONDS:g}"})
 
     return run_service("azurite", command)

@@ -55,10 +55,10 @@ class RolledShard:
 
     def build_listing_entry(self, *, stale: bool) -> dict[str, Any]:
         """Return the shard's entry in a listing. A stale entry does not show that the shard has ended."""
-        numbers = {"StartingSequenceNumber": str(self.first)}
+        sequence_number_range = {"StartingSequenceNumber": str(self.first)}
         if self.last is not None and not stale:
-            numbers["EndingSequenceNumber"] = str(self.last)
-        return {"ShardId": self.id, "SequenceNumberRange": numbers} | (
+            sequence_number_range["EndingSequenceNumber"] = str(self.last)
+        return {"ShardId": self.id, "SequenceNumberRange": sequence_number_range} | (
             {"ParentShardId": self.parent} if self.parent else {}
         )
 
@@ -116,8 +116,10 @@ class TableStreams:
     @property
     def arn(self) -> str:
         """The ARN of the table's current stream."""
-        label = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.made)) + f".{int(self.made * 1000) % 1000:03}"
-        return f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{self.name}/stream/{label}"
+        stream_label = (
+            time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.made)) + f".{int(self.made * 1000) % 1000:03}"
+        )
+        return f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{self.name}/stream/{stream_label}"
 
     def enable_stream(self) -> None:
         """Create a new stream, which does not contain the records of the previous one."""
@@ -139,7 +141,7 @@ class TableStreams:
         """Write the item with this key, or delete it if `item` is None."""
         with self._lock:
             self._advance()
-            old = self._items.pop(key, None)
+            former_item = self._items.pop(key, None)
             if item is not None:
                 self._items[key] = {"id": {"S": key}, **item}
             self._number += 7
@@ -153,9 +155,9 @@ class TableStreams:
                 "StreamViewType": "NEW_AND_OLD_IMAGES",
             }
             change |= {"NewImage": self._items[key]} if item is not None else {}
-            change |= {"OldImage": old} if old is not None else {}
-            event = "REMOVE" if item is None else "MODIFY" if old is not None else "INSERT"
-            row = {"eventID": str(self._number), "eventName": event, "eventVersion": "1.1", "dynamodb": change}
+            change |= {"OldImage": former_item} if former_item is not None else {}
+            event_name = "REMOVE" if item is None else "MODIFY" if former_item is not None else "INSERT"
+            row = {"eventID": str(self._number), "eventName": event_name, "eventVersion": "1.1", "dynamodb": change}
             row |= {"eventSource": "aws:dynamodb", "awsRegion": REGION}
             # `hash` cannot be used, because the hash of a string differs between processes.
             self.shards[self._open[sum(key.encode()) % self.lanes]].rows.append(row)
@@ -209,8 +211,8 @@ class TableStreams:
                         raise TableRejection(
                             "ResourceNotFoundException", "Requested resource not found: Table not found"
                         )
-                    stream = {"LatestStreamArn": self.arn} if self.status else {}
-                    return {"Table": {"TableName": self.name, "TableStatus": "ACTIVE", **stream}}
+                    stream_fields = {"LatestStreamArn": self.arn} if self.status else {}
+                    return {"Table": {"TableName": self.name, "TableStatus": "ACTIVE", **stream_fields}}
                 case "DescribeStream":
                     return self._describe_stream(request)
                 case "GetShardIterator":
@@ -231,10 +233,10 @@ class TableStreams:
         shards = sorted(self._find_shards_of_stream(arn).values(), key=lambda each: each.first)
         if (shard_filter := request.get("ShardFilter")) is not None:
             shards = [shard for shard in shards if shard.parent == shard_filter["ShardId"]]
-        after = request.get("ExclusiveStartShardId")
-        first_index = 0 if after is None else 1 + [shard.id for shard in shards].index(after)
+        last_known_shard = request.get("ExclusiveStartShardId")
+        first_index = 0 if last_known_shard is None else 1 + [shard.id for shard in shards].index(last_known_shard)
         page = shards[first_index : first_index + min(request.get("Limit", PAGE), PAGE)]
-        stale = self.clock() - self.stale_seconds
+        stale_time = self.clock() - self.stale_seconds
         description: dict[str, Any] = {
             "StreamArn": arn,
             "StreamLabel": arn.rpartition("/")[2],
@@ -243,7 +245,7 @@ class TableStreams:
             "TableName": self.name,
             "CreationRequestDateTime": self.made if arn == self.arn else self._former[arn][0],
             "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
-            "Shards": [shard.build_listing_entry(stale=shard.ended > stale) for shard in page],
+            "Shards": [shard.build_listing_entry(stale=shard.ended > stale_time) for shard in page],
         }
         has_more = first_index + len(page) < len(shards)
         return {"StreamDescription": description | ({"LastEvaluatedShardId": page[-1].id} if has_more else {})}
@@ -252,27 +254,27 @@ class TableStreams:
         shard = self._find_shards_of_stream(request["StreamArn"]).get(request["ShardId"])
         if shard is None:
             raise TableRejection("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
-        numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
-        kind = request["ShardIteratorType"]
-        match kind:
+        sequence_numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
+        iterator_type = request["ShardIteratorType"]
+        match iterator_type:
             case "TRIM_HORIZON":
                 position = shard.trimmed
             case "LATEST":
                 position = len(shard.rows)
             case "AT_SEQUENCE_NUMBER" | "AFTER_SEQUENCE_NUMBER":
-                wanted_number = int(request["SequenceNumber"]) + (kind == "AFTER_SEQUENCE_NUMBER")
-                if shard.trimmed and wanted_number <= numbers[shard.trimmed - 1]:
+                wanted_number = int(request["SequenceNumber"]) + (iterator_type == "AFTER_SEQUENCE_NUMBER")
+                if shard.trimmed and wanted_number <= sequence_numbers[shard.trimmed - 1]:
                     raise TableRejection(
                         "TrimmedDataAccessException", "The data you are trying to access has been trimmed"
                     )
-                position = sum(number < wanted_number for number in numbers)
+                position = sum(number < wanted_number for number in sequence_numbers)
             case "AT_TIMESTAMP":
                 if request["Timestamp"] > self.clock():
                     raise TableRejection("ValidationException", "Timestamp is in the future")
-                times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
-                position = sum(created < request["Timestamp"] for created in times)
+                creation_times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
+                position = sum(created < request["Timestamp"] for created in creation_times)
             case _:
-                raise TableRejection("ValidationException", f"unknown ShardIteratorType {kind}")
+                raise TableRejection("ValidationException", f"unknown ShardIteratorType {iterator_type}")
         return {"ShardIterator": f"{shard.id}|{position}|{self.clock()}"}
 
     def _get_records(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -289,12 +291,12 @@ class TableStreams:
             raise TableRejection("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
         if start < shard.trimmed:
             raise TableRejection("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
-        recent = self._recent[name] = [t for t in self._recent.get(name, []) if t > now - 1]
-        if self.limit and len(recent) >= self.limit:
+        recent_requests = self._recent[name] = [t for t in self._recent.get(name, []) if t > now - 1]
+        if self.limit and len(recent_requests) >= self.limit:
             raise TableRejection(
                 "LimitExceededException", "more than 2 readers of one shard, or requests come too fast"
             )
-        recent.append(now)
+        recent_requests.append(now)
         rows, size = list[dict[str, Any]](), 0
         if not self.empty_every or self.asked["GetRecords"] % self.empty_every:
             for row in shard.rows[start : start + min(request.get("Limit", RECORDS), RECORDS)]:
@@ -302,10 +304,10 @@ class TableStreams:
                 if rows and size > BYTES:
                     break
                 rows.append(row)
-        end = start + len(rows)
-        at_end = shard.last is not None and end == len(shard.rows) and (rows or start == end)
+        end_index = start + len(rows)
+        is_at_end = shard.last is not None and end_index == len(shard.rows) and (rows or start == end_index)
         response: dict[str, Any] = {"Records": rows}
-        return response if at_end else response | {"NextShardIterator": f"{name}|{end}|{now}"}
+        return response if is_at_end else response | {"NextShardIterator": f"{name}|{end_index}|{now}"}
 
 
 @contextmanager

@@ -4,8 +4,8 @@
    given up.
 2. Whatever fault occurs, the process learns only that the outcome of its request is unknown.
 
-`CallExchange` counts the calls of one process, and applies the faults that are planned for them. `TableClient` is its store, and
-`StreamClient` its stream.
+`CallExchange` counts the calls of one process, and applies the faults that are planned for them. `TableClient` is its
+store, and `StreamClient` its stream.
 """
 
 import math
@@ -60,8 +60,8 @@ class CallExchange:
             return action()
         calls = self._history.calls
         calls.append(CallEvent(self._tasks.now, self._caller.process_id, what))
-        fault = self._planned.get(len(calls) - 1)
-        if fault is None:
+        planned_fault = self._planned.get(len(calls) - 1)
+        if planned_fault is None:
             # While a resource is denied, every call that needs it fails.
             for name, until in self._denied.items():
                 call_prefixes, exception = DENIED[name]
@@ -69,8 +69,8 @@ class CallExchange:
                     raise exception()
             return action()
         result: Any = None
-        waits = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
-        for step in fault.split(" + "):
+        wait_seconds_of_faults = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
+        for step in planned_fault.split(" + "):
             match step.split():
                 case ["do"]:
                     result = action()
@@ -86,8 +86,8 @@ class CallExchange:
                     self._caller.wait(0.0)
                 case ["freeze"]:
                     self._caller.pause(FREEZE_SECONDS)
-                case _ if step in waits:
-                    self._caller.wait(waits[step])
+                case _ if step in wait_seconds_of_faults:
+                    self._caller.wait(wait_seconds_of_faults[step])
                 case _:
                     result = (substitutes or {})[step]()
         return result
@@ -171,12 +171,12 @@ class TableClient:
         keys, page_rows = [row.key for row in listing.leases], max(1, capacity.page_bytes // capacity.row_bytes)
         rows: list[Lease] = []
         for start in range(0, len(keys), page_rows):
-            page = keys[start : start + page_rows]
-            read = len(page) * capacity.row_bytes
-            self._caller.wait(read / capacity.bytes_per_second)
-            self._wait_for_capacity(self._world.reads, read / UNIT_BYTES)
+            page_keys = keys[start : start + page_rows]
+            bytes_read = len(page_keys) * capacity.row_bytes
+            self._caller.wait(bytes_read / capacity.bytes_per_second)
+            self._wait_for_capacity(self._world.reads, bytes_read / UNIT_BYTES)
             current_rows = {row.key: row for row in self._listed().leases}
-            rows += [current_rows[key] for key in page if key in current_rows]
+            rows += [current_rows[key] for key in page_keys if key in current_rows]
         return Listing(tuple(rows))
 
     def _wait_for_capacity(self, meter: UnitBudget, units: float) -> None:
@@ -184,11 +184,11 @@ class TableClient:
 
         Raises OutcomeUnknown if the wait exceeds the scenario's `patience_seconds`.
         """
-        seconds = meter.wait(units)
-        if not seconds:
+        wait_seconds = meter.wait(units)
+        if not wait_seconds:
             return
-        self._caller.wait(min(seconds, self._capacity.patience_seconds))
-        if seconds > self._capacity.patience_seconds:
+        self._caller.wait(min(wait_seconds, self._capacity.patience_seconds))
+        if wait_seconds > self._capacity.patience_seconds:
             raise OutcomeUnknown("the table throttles requests")
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -235,7 +235,7 @@ class TableClient:
         """Send the write over the network, and return its outcome."""
         verb, key = VERBS[type(write)], write.lease.key
         self._history.requests[verb] += 1
-        sent = self._tasks.now
+        sent_time = self._tasks.now
         if self._caller.foreign:
             # Another library steals only if the version is unchanged, and does not write our attributes.
             match write:
@@ -249,15 +249,15 @@ class TableClient:
         def apply_write() -> Outcome:
             before = self._table.find_row(key)
             outcome = self._table.write(write)
-            applied = isinstance(outcome, Done)
-            if applied and self._caller.foreign and isinstance(write, writes.ClaimLease):
+            is_applied = isinstance(outcome, Done)
+            if is_applied and self._caller.foreign and isinstance(write, writes.ClaimLease):
                 # The row must also show that its new owner does not answer hand-off requests.
                 outcome = self._table.mark_unresponsive(key)
-            if self._records_writes and (self._full or verb != "renew" or not applied):
-                after = outcome.lease if applied and verb != "delete" else self._table.find_row(key)
+            if self._records_writes and (self._full or verb != "renew" or not is_applied):
+                after = outcome.lease if is_applied and verb != "delete" else self._table.find_row(key)
                 sender = self._caller.worker_id, self._caller.process_id
                 self._history.writes.append(
-                    WriteEvent(self._tasks.now, sent, *sender, verb, key, before, after, applied)
+                    WriteEvent(self._tasks.now, sent_time, *sender, verb, key, before, after, is_applied)
                 )
             return outcome
 
@@ -296,8 +296,8 @@ class TableClient:
         """Send a write over the network, with a random fault. `apply` changes the table when the write arrives."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
-            chance = self._draw.random()
-            fault = next((fault for limit, fault in self._faults if chance < limit), None)
+            drawn_number = self._draw.random()
+            fault = next((fault for limit, fault in self._faults if drawn_number < limit), None)
         if fault == "lost":
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("the request was lost")
@@ -328,14 +328,14 @@ class TableClient:
         """Wait for half of the time that a request takes."""
         draw, network = self._draw, self._network
         shortest, longest = network.latency
-        seconds = (shortest + (longest - shortest) * draw.random()) / 2
+        travel_seconds = (shortest + (longest - shortest) * draw.random()) / 2
         if self._tasks.now < self._calm:
             if draw.random() < network.stall / 2:
-                seconds += 1.0 + 2.0 * draw.random()
+                travel_seconds += 1.0 + 2.0 * draw.random()
             if any(0 <= self._tasks.now - outage.at < outage.seconds for outage in network.outages):
                 self._caller.wait(GIVE_UP_SECONDS)
                 raise OutcomeUnknown("the table cannot be reached")
-        self._caller.wait(seconds)
+        self._caller.wait(travel_seconds)
 
 
 THROTTLED_SECONDS, AGAIN_SECONDS = 2.0, 0.4
@@ -418,9 +418,9 @@ class StreamClient:
     def wait_if_slow(self, seconds: float) -> None:
         """If the stream is slow now, wait as long as a slow response takes. Raises TimeoutError after `seconds`."""
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self._slow):
-            delay = self._draw.uniform(*SLOW_SECONDS)
-            self._caller.wait(min(delay, seconds))
-            if delay > seconds:
+            delay_seconds = self._draw.uniform(*SLOW_SECONDS)
+            self._caller.wait(min(delay_seconds, seconds))
+            if delay_seconds > seconds:
                 raise TimeoutError
 
     def _wait_for_network(self) -> None:

@@ -74,15 +74,17 @@ class DistantCells:
         """Do nothing."""
 
     def _write_cell(self, name: str, apply: Callable[[], T]) -> T:
-        kind = name.partition("/")[0]
-        self._history.requests[kind] += 1
-        return self._client.write_through(f"store.{kind}", apply)
+        row_kind = name.partition("/")[0]
+        self._history.requests[row_kind] += 1
+        return self._client.write_through(f"store.{row_kind}", apply)
 
 
 def open_session_store(world: World, caller: Caller, client: TableClient, pace: SyncPrimitives) -> SessionStore:
     """Return the store of one process. No two of its sessions have the same id."""
-    numbers = count(1)
-    return SessionStore(DistantCells(world, client), sync=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
+    session_numbers = count(1)
+    return SessionStore(
+        DistantCells(world, client), sync=pace, ids=lambda: f"{caller.process_id}-{next(session_numbers)}"
+    )
 
 
 class SessionClient(PassingStore):
@@ -96,15 +98,17 @@ class SessionClient(PassingStore):
     def write(self, write: Write) -> Outcome:
         """Apply or reject the write, and record it in the history."""
         world, key, verb = self._world, write.lease.key, VERBS[type(write)]
-        recorded = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
-        recorded = recorded or (isinstance(write, CheckpointLease) and write.position.ended)
-        sent, before = world.tasks.now, self._read_row(key) if recorded else None
+        is_recorded = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
+        is_recorded = is_recorded or (isinstance(write, CheckpointLease) and write.position.ended)
+        sent_time, before = world.tasks.now, self._read_row(key) if is_recorded else None
         outcome = self._store.write(write)
-        if recorded:
-            applied = isinstance(outcome, Done)
-            after = outcome.lease if applied and verb != "delete" else self._read_row(key)
+        if is_recorded:
+            is_applied = isinstance(outcome, Done)
+            after = outcome.lease if is_applied and verb != "delete" else self._read_row(key)
             sender = self._caller.worker_id, self._caller.process_id
-            world.history.writes.append(WriteEvent(world.tasks.now, sent, *sender, verb, key, before, after, applied))
+            world.history.writes.append(
+                WriteEvent(world.tasks.now, sent_time, *sender, verb, key, before, after, is_applied)
+            )
         return outcome
 
     def _read_row(self, key: str) -> Lease | None:
@@ -128,13 +132,13 @@ class SwapClient(PassingStore):
 
     def write(self, write: Write) -> Outcome:
         """Apply or reject the write, and record its outcome, which is unknown if an exception is raised."""
-        sent = self._world.tasks.now
+        sent_time = self._world.tasks.now
         try:
             outcome = super().write(write)
         except BaseException:
-            self._record_answer(write, sent, None)
+            self._record_answer(write, sent_time, None)
             raise
-        self._record_answer(write, sent, outcome)
+        self._record_answer(write, sent_time, outcome)
         return outcome
 
     def _record_answer(self, write: Write, sent: float, outcome: Outcome | None) -> None:
@@ -167,15 +171,15 @@ def run_swaps(world: World) -> None:
     store = SwapStore((world.table, goal_store), NAMES[TO], clock=lambda: world.tasks.now)
     for number, (swap_at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
         world.tasks.sleep_until(swap_at)
-        goal = FROM if number % 2 else TO
+        goal_name = FROM if number % 2 else TO
         (control,) = goal_store.get([CONTROL])
-        goal_store.write(AnnotateLease(control, DIRECTION, ("from", "to")[goal]))
+        goal_store.write(AnnotateLease(control, DIRECTION, ("from", "to")[goal_name]))
         while world.tasks.now < end:
             leases = store.list().leases
-            if {split_version(lease)[:2] for lease in leases} == {(goal, False)}:
+            if {split_version(lease)[:2] for lease in leases} == {(goal_name, False)}:
                 world.history.swaps.append((swap_at, world.tasks.now))
                 break
             for lease in leases:
                 if lease.owner is None:
-                    store.move_unowned(lease, goal)
+                    store.move_unowned(lease, goal_name)
             world.tasks.sleep(LOOK_SECONDS)

@@ -89,10 +89,12 @@ class Process:
         self._paused_until = 0.0
         self._holdings: dict[str, Holding] = {}
         self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; each delivery has one record
-        offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
-        self._time = VirtualTime(world.tasks, self, offset, member.rate, self._draw, self.process_id)
+        clock_offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
+        self._time = VirtualTime(world.tasks, self, clock_offset, member.rate, self._draw, self.process_id)
         self._exchange = exchange = CallExchange(world, self)
-        kind = OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
+        worker_class = (
+            OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
+        )
         client = TableClient(world, self, exchange, self._draw)
         store: Store = client
         if self._scenario.swaps:
@@ -100,7 +102,7 @@ class Process:
             store = SwapClient(world, self, client, goal, self._time)
         elif self._scenario.sessions:
             store = SessionClient(world, self, client, self._time)
-        worker = kind(
+        worker = worker_class(
             store=store,
             source=StreamClient(world, self, exchange, self._time),
             me=member.worker,
@@ -116,23 +118,23 @@ class Process:
         )
         # Typed as Any, because a user's function may return anything.
         observer: Any = self._observe_happening
-        poisoned = any(fault.what == "poison" for fault in self._callable_faults)
+        has_poison = any(fault.what == "poison" for fault in self._callable_faults)
         handling = Handling(
             self._handle_delivery,
             most_wait_seconds=2.0,
-            attempts=2 if poisoned else 1000,
-            dead_letter=self._dead_letter if poisoned else None,
+            attempts=2 if has_poison else 1000,
+            dead_letter=self._dead_letter if has_poison else None,
             cooldown_seconds=self._scenario.bench_seconds,
             checkpoint_seconds=checkpoints,
             observer=observer,
             measure=self._measure_read,
             final_checkpoint=None if self._scenario.acknowledges == "return" else self._final_checkpoint,
         )
-        begin = None if self._scenario.reading else _create_holding_step
+        begin_step = None if self._scenario.reading else _create_holding_step
         self._runner = Runner(
             worker,
             handling,
-            begin=begin,
+            begin=begin_step,
             executor=VirtualExecutor(self._time),
             wall=self._read_wall_clock if any(member.deaf for member in self._scenario.members) else None,
             drain_seconds=member.drain_seconds,
@@ -149,19 +151,19 @@ class Process:
         if self.member.plans < self.member.ends:
             self._tasks.start(lambda: self._record_incident("zombie"), self.member.plans)
         if self.member.ends < math.inf:
-            ending = partial(self.die, again=False) if self.member.ending == "crash" else self._begin_drain
-            self._tasks.start(ending, self.member.ends)
-        restarts = False
+            end_process = partial(self.die, again=False) if self.member.ending == "crash" else self._begin_drain
+            self._tasks.start(end_process, self.member.ends)
+        is_restarting = False
         try:
             self._runner.run()
         except (WorkerError, StoreError, SourceError):
             self.die(again=True)  # as if a supervisor restarted it
             return
         except (SystemExit, KeyboardInterrupt):  # a handler raised it to end the worker
-            restarts = True
+            is_restarting = True
         self._dead = True
         self._record_incident("gone")
-        if restarts:
+        if is_restarting:
             self._restart()
 
     def wait(self, seconds: float) -> None:
@@ -197,8 +199,8 @@ class Process:
         After the time at which the process stops planning, its turns block until the end of the run.
         """
         self.wait_while_paused()
-        turns = self._tasks.current is self._time.named.get("leasehold-turn")
-        while turns and self._tasks.now >= self.member.plans:
+        has_turn = self._tasks.current is self._time.named.get("leasehold-turn")
+        while has_turn and self._tasks.now >= self.member.plans:
             self._tasks.sleep_until(math.inf)
 
     def pause(self, seconds: float) -> None:
@@ -285,10 +287,13 @@ class Process:
         shard = final_checkpoint.lease
 
         def end_shard() -> None:
-            waiting = len(self._unacknowledged.get(shard, ()))
+            waiting_count = len(self._unacknowledged.get(shard, ()))
             if not final_checkpoint.ended:
                 self._acknowledge(
-                    shard, waiting if self._scenario.acknowledges == "late" else self._count_to_acknowledge(waiting)
+                    shard,
+                    waiting_count
+                    if self._scenario.acknowledges == "late"
+                    else self._count_to_acknowledge(waiting_count),
                 )
             elif (
                 self._scenario.acknowledges != "random"
@@ -317,16 +322,18 @@ class Process:
 
         The events are recorded before the checkpoint is written, because a write without a response may take effect.
         """
-        acknowledged = self._unacknowledged.get(shard, [])[:count]
-        for delivery in acknowledged:
+        acknowledged_records = self._unacknowledged.get(shard, [])[:count]
+        for delivery in acknowledged_records:
             self._record_deliveries("acknowledged", delivery)
         try:
-            if not acknowledged or not self._holdings[shard].checkpoint(acknowledged[-1].records[-1].position):
+            if not acknowledged_records or not self._holdings[shard].checkpoint(
+                acknowledged_records[-1].records[-1].position
+            ):
                 return
         except OutcomeUnknown:
             return  # the next checkpoint includes these records
         del self._unacknowledged[shard][:count]
-        for delivery in acknowledged:
+        for delivery in acknowledged_records:
             self._record_deliveries("finished", delivery)
 
     def _dead_letter(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
@@ -344,9 +351,9 @@ class Process:
 
     def _misbehave(self, whose: CallableKind, delivery: Delivery | None = None) -> object:
         now = self._tasks.now
-        poisoned = delivery is None or any(is_poisonous(record.sequence_number) for record in delivery.records)
+        is_poisoned = delivery is None or any(is_poisonous(record.sequence_number) for record in delivery.records)
         matching_faults = (
-            fault for fault in self._callable_faults if fault.whose == whose and (poisoned or fault.what != "poison")
+            fault for fault in self._callable_faults if fault.whose == whose and (is_poisoned or fault.what != "poison")
         )
         fault = next(
             (fault for fault in matching_faults if fault.at <= now < fault.at + fault.seconds),

@@ -77,8 +77,8 @@ class SimulatedTable(MemoryStore):
 
     def list_with_ages(self) -> Listing:
         """Return all leases with the age of each row, minus one second because the dates of blobs are rounded."""
-        ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
-        return Listing(tuple(evolve(row, idle=ages.get(row.key, 0.0)) for row in self.list().leases))
+        row_ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
+        return Listing(tuple(evolve(row, idle=row_ages.get(row.key, 0.0)) for row in self.list().leases))
 
     def find_row(self, key: str) -> Lease | None:
         """Return the stored lease with this key, or None if there is none."""
@@ -170,10 +170,10 @@ class ListReader:
             raise SourceError("the stream that this reader was opened on was deleted")
         records = tuple(self.shard_log.records[self.at : self.at + self.shard_log.size])
         self.at += len(records)
-        ended = self.shard_log.ended and self.at >= len(self.shard_log.records)
+        is_at_end = self.shard_log.ended and self.at >= len(self.shard_log.records)
         read_to = records[-1].position if records else None
         return Batch(
-            records, read_to, 0.0, self.shard_log.wait_seconds, ended, self.shard_log.children if ended else ()
+            records, read_to, 0.0, self.shard_log.wait_seconds, is_at_end, self.shard_log.children if is_at_end else ()
         )
 
     def close(self) -> None:
@@ -258,8 +258,8 @@ def create_shard(name: str, first: int, last: int, *parents: str, open: bool = T
 
 def create_even_shards(names: tuple[str, ...]) -> list[Shard]:
     """Return shards with these ids, whose hash ranges have equal sizes."""
-    edges = [number * 2**128 // len(names) for number in range(len(names) + 1)]
-    return [create_shard(name, edges[number], edges[number + 1] - 1) for number, name in enumerate(names)]
+    hash_edges = [number * 2**128 // len(names) for number in range(len(names) + 1)]
+    return [create_shard(name, hash_edges[number], hash_edges[number + 1] - 1) for number, name in enumerate(names)]
 
 
 def create_first_shards(scenario: Scenario) -> list[Shard]:

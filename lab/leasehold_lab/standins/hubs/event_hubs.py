@@ -63,9 +63,9 @@ class LocalHubs:
 
     def connection_string(self, hub: str = "") -> str:
         """Return a connection string for the SDKs, for one hub if `hub` is given."""
-        text = f"Endpoint=sb://{self.namespace};SharedAccessKeyName={KEY_NAME};SharedAccessKey={self.key}"
+        parts_text = f"Endpoint=sb://{self.namespace};SharedAccessKeyName={KEY_NAME};SharedAccessKey={self.key}"
         # The SDK uses TLS unless this value is exactly "true", in lower case.
-        return f"{text};UseDevelopmentEmulator=true" + (f";EntityPath={hub}" if hub else "")
+        return f"{parts_text};UseDevelopmentEmulator=true" + (f";EntityPath={hub}" if hub else "")
 
     def create(self, hub: str, partitions: int, groups: tuple[str, ...] = ()) -> None:
         """Create a hub, and delete an existing one with the same name.
@@ -137,8 +137,8 @@ def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str 
     options += ["--address", address] if address else []
 
     def command(port: int) -> ServiceCommand:
-        start = (sys.executable, "-m", "leasehold_lab.standins.hubs.event_hubs", "--port", str(port))
-        return ServiceCommand((*start, *options), {"EVENT_HUBS_KEY": key})
+        command_words = (sys.executable, "-m", "leasehold_lab.standins.hubs.event_hubs", "--port", str(port))
+        return ServiceCommand((*command_words, *options), {"EVENT_HUBS_KEY": key})
 
     with run_service("event-hubs", command) as service:
         yield LocalHubs(service, key, address)
@@ -168,9 +168,9 @@ async def _serve_hubs(options: argparse.Namespace) -> None:
     for text in options.hub:
         name, _, count = text.partition("=")
         hubs[name.lower()] = Hub.of(name, int(count))
-    key = os.environ.get("EVENT_HUBS_KEY")
-    other_servers = [await serve_hubs(hubs, key, (options.address, AMQP_PORT))] if options.address else []
-    server = await serve_hubs(hubs, key, (HOST, options.port))
+    sas_key = os.environ.get("EVENT_HUBS_KEY")
+    other_servers = [await serve_hubs(hubs, sas_key, (options.address, AMQP_PORT))] if options.address else []
+    server = await serve_hubs(hubs, sas_key, (HOST, options.port))
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)  # noqa: T201  read by the parent
     await asyncio.gather(*(listener.serve_forever() for listener in (server, *other_servers)))
 

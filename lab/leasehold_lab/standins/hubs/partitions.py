@@ -53,17 +53,21 @@ def split_batch(message: bytes) -> tuple[bytes, ...]:
     A batch has a special message format, but the AMQP engine does not expose it. Therefore a message counts as a batch
     if each of its data sections begins like a message.
     """
-    parts = []
+    event_parts = []
     for code, begin, end in parse_sections(message):
         if code == DATA:
-            part = message[begin + 4 + _SIZED[message[begin + 3] >> 4] : end]
+            event_part = message[begin + 4 + _SIZED[message[begin + 3] >> 4] : end]
             # A message begins with the descriptor of a section, and more bytes follow.
-            if not (part.startswith(DESCRIBED) and len(part) > len(DESCRIBED) + 1 and part[len(DESCRIBED)] in SECTIONS):
+            if not (
+                event_part.startswith(DESCRIBED)
+                and len(event_part) > len(DESCRIBED) + 1
+                and event_part[len(DESCRIBED)] in SECTIONS
+            ):
                 return (message,)
-            parts.append(part)
+            event_parts.append(event_part)
         elif code not in ENVELOPE:
             return (message,)
-    return tuple(parts) or (message,)
+    return tuple(event_parts) or (message,)
 
 
 def read_partition_key(message: bytes) -> str | None:
@@ -79,15 +83,18 @@ def read_partition_key(message: bytes) -> str | None:
 
 def annotate_event(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
     """Return the event as a hub sends it, with the hub's annotations in addition to those of the event."""
-    header, pairs_encoded, count, other_sections = b"", b"", 0, []
+    event_header, pairs_encoded, count, other_sections = b"", b"", 0, []
     for code, begin, end in parse_sections(event):
         if code == HEADER:
-            header = event[begin:end]
+            event_header = event[begin:end]
         elif code == ANNOTATIONS:
             # An encoded map consists of its size, the number of keys and values, and the keys and values.
-            width = _SIZED[event[begin + 3] >> 4]
-            pairs_offset = begin + 4 + 2 * width
-            count, pairs_encoded = int.from_bytes(event[pairs_offset - width : pairs_offset]), event[pairs_offset:end]
+            size_width = _SIZED[event[begin + 3] >> 4]
+            pairs_offset = begin + 4 + 2 * size_width
+            count, pairs_encoded = (
+                int.from_bytes(event[pairs_offset - size_width : pairs_offset]),
+                event[pairs_offset:end],
+            )
         elif code != DELIVERY_ANNOTATIONS:
             other_sections.append(event[begin:end])
     number_annotation = _encode_symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
@@ -95,7 +102,7 @@ def annotate_event(event: bytes, sequence_number: int, offset: str, enqueued_ms:
     time_annotation = _encode_symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
     pairs_encoded += number_annotation + offset_annotation + time_annotation
     annotations = b"\x00\x53\x72\xd1" + (len(pairs_encoded) + 4).to_bytes(4) + (count + 6).to_bytes(4) + pairs_encoded
-    return header + annotations + b"".join(other_sections)
+    return event_header + annotations + b"".join(other_sections)
 
 
 def encode_event(body: bytes) -> bytes:
@@ -153,11 +160,11 @@ class Partition:
 
     def trim(self, before: int) -> int:
         """Remove the events before this sequence number, as retention does, and return their number."""
-        count = max(0, min(before - self.first, len(self.events)))
+        trimmed_count = max(0, min(before - self.first, len(self.events)))
         for column in (self.events, self.offsets, self.times):
-            del column[:count]
-        self.first += count
-        return count
+            del column[:trimmed_count]
+        self.first += trimmed_count
+        return trimmed_count
 
     def find_start(self, selector: str | None) -> int:
         """Return the sequence number at which a reader with this filter starts.
@@ -167,20 +174,20 @@ class Partition:
         """
         if selector is None:
             return self.first
-        match = FILTER.fullmatch(selector.strip())
-        if match is None:
+        filter_match = FILTER.fullmatch(selector.strip())
+        if filter_match is None:
             raise HubRejection("com.microsoft:argument-error", f"filter cannot be parsed: {selector}")
-        field, operator, value = match.groups()
+        field, operator, value = filter_match.groups()
         if value == LATEST:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
             raise HubRejection("com.microsoft:argument-error", f"filter value is not a number: {selector}")
         position, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
-        last = {"sequence-number": number, "offset": int(offset)}.get(field)
-        if last is not None and position > last:
-            name = field.replace("-", " ")
-            text = f"The supplied {name} '{position}' is invalid. The last {name} in the system is '{last}'"
-            raise HubRejection("com.microsoft:argument-error", text)
+        last_value = {"sequence-number": number, "offset": int(offset)}.get(field)
+        if last_value is not None and position > last_value:
+            field_name = field.replace("-", " ")
+            rejection_text = f"The supplied {field_name} '{position}' is invalid. The last {field_name} in the system is '{last_value}'"
+            raise HubRejection("com.microsoft:argument-error", rejection_text)
         if field == "sequence-number":
             return max(self.first, position if inclusive else position + 1)
         positions = self.offsets if field == "offset" else self.times
@@ -210,8 +217,10 @@ class Hub:
     def partition(self, number: str) -> Partition:
         """Return the partition with this id. Raises HubRejection if there is none."""
         if not (number.isdigit() and int(number) < len(self.partitions)):
-            last = len(self.partitions) - 1
-            raise HubRejection("com.microsoft:argument-out-of-range", f"partition {number} is not within 0-{last}")
+            last_number = len(self.partitions) - 1
+            raise HubRejection(
+                "com.microsoft:argument-out-of-range", f"partition {number} is not within 0-{last_number}"
+            )
         return self.partitions[int(number)]
 
     def check_group(self, group: str) -> None:

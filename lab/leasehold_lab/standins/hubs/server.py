@@ -1,10 +1,11 @@
 """The server process of the Event Hubs stand-in. It connects sockets to an AMQP engine and to hubs in memory.
 
 One port serves both AMQP and control requests of tests. If the first byte of a connection is `{`, it is a control
-connection, on which each request is a line of JSON, and so is its response (`execute_control_line`). A `HubConnection` passes bytes
-between a socket and the AMQP engine, which implements the protocol. Each link of a client has one of three purposes: to
-receive events (`PartitionLink`), to send events (`HubWriter`), or to send requests to `$cbs` (authorization) and
-`$management` (the properties of hubs and partitions). Everything runs on one event loop, so no locks are needed.
+connection, on which each request is a line of JSON, and so is its response (`execute_control_line`). A `HubConnection`
+passes bytes between a socket and the AMQP engine, which implements the protocol. Each link of a client has one of three
+purposes: to receive events (`PartitionLink`), to send events (`HubWriter`), or to send requests to `$cbs`
+(authorization) and `$management` (the properties of hubs and partitions). Everything runs on one event loop, so no
+locks are needed.
 
 Addresses have the same form as in the service: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`,
 `$cbs` and `$management`. They may be preceded by a scheme and a host.
@@ -91,14 +92,14 @@ class PartitionLink:
         """Send as many events as the client has given credit for. They are settled, so no response is awaited."""
         stored, first, link = self.partition.events, self.partition.first, self.link
         self.next = max(self.next, first)  # skip events that were trimmed in the meantime
-        last = min(first + len(stored), self.next + link.credit)
-        for number in range(self.next, last):
+        end_number = min(first + len(stored), self.next + link.credit)
+        for number in range(self.next, end_number):
             delivery = link.delivery(str(number))
             link.stream(stored[number - first])
             delivery.settle()
             link.advance()
-        self.sent += max(0, last - self.next)
-        self.next = max(self.next, last)
+        self.sent += max(0, end_number - self.next)
+        self.next = max(self.next, end_number)
 
     def end(self, condition: str, description: str) -> None:
         """Detach the client's link, with this error."""
@@ -122,16 +123,16 @@ def start_reader(
     partition = hub.partition(where.partition or "")
     epoch = (link.remote_properties or {}).get(EPOCH)
     other_readers = [other for other in partition.readers if other.group == group]
-    highest = max((other.epoch for other in other_readers if other.epoch is not None), default=None)
-    if highest is not None and epoch is None:
-        message = f"At least one receiver for the endpoint is created with epoch of '{highest}', and so non-epoch"
+    highest_epoch = max((other.epoch for other in other_readers if other.epoch is not None), default=None)
+    if highest_epoch is not None and epoch is None:
+        message = f"At least one receiver for the endpoint is created with epoch of '{highest_epoch}', and so non-epoch"
         raise HubRejection(STOLEN, f"{message} receiver is not allowed.")
-    if highest is not None and epoch is not None and epoch < highest:
-        message = f"Receiver with a higher epoch '{highest}' already exists."
+    if highest_epoch is not None and epoch is not None and epoch < highest_epoch:
+        message = f"Receiver with a higher epoch '{highest_epoch}' already exists."
         raise HubRejection(STOLEN, f"{message} Receiver with epoch {epoch} cannot be created.")
     if epoch is None and len(other_readers) >= READERS_MAX:
-        limit = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
-        raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit}.")
+        limit_text = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
+        raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit_text}.")
     # The filter on the link's source contains the start position, as a described or a plain value.
     filters, selector = link.remote_source.filter, None
     filters.rewind()
@@ -214,9 +215,11 @@ def respond_to_token(request: Message, key: str | None) -> Message:
     if key is not None:
         fields = dict(part.partition("=")[::2] for part in str(request.body).partition(" ")[2].split("&"))
         # Use the resource exactly as it was sent, because some SDKs escape in upper case and others in lower case.
-        signed = f"{fields.get('sr')}\n{fields.get('se')}".encode()
-        expected = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
-        if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(expected, unquote(fields["sig"])):
+        signed_bytes = f"{fields.get('sr')}\n{fields.get('se')}".encode()
+        expected_signature = base64.b64encode(hmac.new(key.encode(), signed_bytes, hashlib.sha256).digest()).decode()
+        if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(
+            expected_signature, unquote(fields["sig"])
+        ):
             return _build_response(request, 401, "InvalidSignature: The token has an invalid signature.")
     return _build_response(request, 202, "Accepted")
 
@@ -228,8 +231,8 @@ def respond_to_read(request: Message, hubs: dict[str, Hub]) -> Message:
     if hub is None:
         return _build_response(request, 404, f"The messaging entity '{properties.get('name')}' could not be found.")
     try:
-        partition = str(properties.get("type")) == PARTITION
-        body = describe_partition(hub, str(properties.get("partition"))) if partition else describe_hub(hub)
+        asks_for_partition = str(properties.get("type")) == PARTITION
+        body = describe_partition(hub, str(properties.get("partition"))) if asks_for_partition else describe_hub(hub)
     except HubRejection as error:
         return _build_response(request, 404, error.description)
     return _build_response(request, 200, "OK", body)
@@ -349,12 +352,12 @@ class Padding:
         buffer, position, frames = self._rest + data, 0, []
         while len(buffer) - position >= HEADER:
             # A frame starts with its size, but a protocol header starts with "AMQP".
-            start = buffer[position : position + 4]
-            size = HEADER if start == b"AMQP" else int.from_bytes(start)
-            if len(buffer) - position < size:
+            frame_start = buffer[position : position + 4]
+            frame_size = HEADER if frame_start == b"AMQP" else int.from_bytes(frame_start)
+            if len(buffer) - position < frame_size:
                 break
-            frames.append(pad_frame(buffer[position : position + size]))
-            position += size
+            frames.append(pad_frame(buffer[position : position + frame_size]))
+            position += frame_size
         self._rest = buffer[position:]
         return b"".join(frames)
 
@@ -373,10 +376,10 @@ def pad_frame(frame: bytes) -> bytes:
     else:
         end = 16 + int.from_bytes(frame[12:16])
         count, values, payload = int.from_bytes(frame[16:20]), frame[20:end], frame[end:]
-    missing = FIELDS.get(code, count) - count
-    values += NULL * missing
-    sizes = (len(values) + 4).to_bytes(4) + (count + missing).to_bytes(4)
-    body = bytes((0, 0x53, code, LIST_32)) + sizes + values + payload
+    missing_count = FIELDS.get(code, count) - count
+    values += NULL * missing_count
+    size_fields = (len(values) + 4).to_bytes(4) + (count + missing_count).to_bytes(4)
+    body = bytes((0, 0x53, code, LIST_32)) + size_fields + values + payload
     return (HEADER + len(body)).to_bytes(4) + frame[4:HEADER] + body
 
 
@@ -418,11 +421,11 @@ class HubConnection(asyncio.Protocol):
                 self._socket.write(execute_control_line(line, self._hubs) + b"\n")
             return
         while data:
-            room = self._engine.capacity()
-            if room <= 0:  # the engine has closed its side
+            free_space = self._engine.capacity()
+            if free_space <= 0:  # the engine has closed its side
                 break
-            self._engine.push(data[:room])
-            data = data[room:]
+            self._engine.push(data[:free_space])
+            data = data[free_space:]
             while event := self._events.peek():
                 self._handle_event(event)
                 self._events.pop()
@@ -431,9 +434,9 @@ class HubConnection(asyncio.Protocol):
     def flush(self) -> None:
         """Send the engine's output, and schedule the next heartbeat, which clients need to keep the connection open."""
         loop = asyncio.get_running_loop()
-        due = self._engine.tick(loop.time())
-        if due and self._alarm is None and not self._socket.is_closing():
-            self._alarm = loop.call_at(due, self._flush_after_timer)  # the next heartbeat
+        next_heartbeat = self._engine.tick(loop.time())
+        if next_heartbeat and self._alarm is None and not self._socket.is_closing():
+            self._alarm = loop.call_at(next_heartbeat, self._flush_after_timer)  # the next heartbeat
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(min(pending, PIECE)) or b""
             self._engine.pop(len(data))
@@ -481,9 +484,9 @@ class HubConnection(asyncio.Protocol):
             self._forget_link(link.name)
             link.close()
         elif link is not None and kind is Event.LINK_FLOW:
-            reading = self._links.get(link.name)
-            if isinstance(reading, PartitionLink):
-                reading.send_events()
+            reader_link = self._links.get(link.name)
+            if isinstance(reader_link, PartitionLink):
+                reader_link.send_events()
         elif kind in (Event.CONNECTION_REMOTE_OPEN, Event.SESSION_REMOTE_OPEN):
             cast("Connection | Session", event.context).open()
         elif kind in (Event.CONNECTION_REMOTE_CLOSE, Event.SESSION_REMOTE_CLOSE):
