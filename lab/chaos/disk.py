@@ -33,9 +33,9 @@ class Disk:
     def mount_folder(self) -> Iterator[Self]:
         """Make the folder, and remove it after the block."""
         self.folder.mkdir(parents=True)
-        mount = ("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(self.folder))
+        mount_command = ("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(self.folder))
         with suppress(OSError):
-            self.small = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+            self.small = subprocess.run(mount_command, capture_output=True, check=False).returncode == 0
         try:
             yield self
         finally:

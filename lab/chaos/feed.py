@@ -70,14 +70,14 @@ class Feed:
             with self.gate:
                 if self._ended.is_set():
                     return
-                began = time.time()
+                begin_time = time.time()
                 try:
                     records = list(self.ground.put())
                 except Exception as error:  # noqa: BLE001  the run is then reported as void
                     self.failed.append(f"the feed ended: {error!r}")
                     return
-                now = time.time()
-                self.sent += [evolve(each, t=now) for each in records]
-                if (seconds := now - began) > SLOW_SECONDS:
+                end_time = time.time()
+                self.sent += [evolve(each, t=end_time) for each in records]
+                if (seconds := end_time - begin_time) > SLOW_SECONDS:
                     note = f"the stream itself took {seconds:.1f} s to take a record"
-                    self.slow.append(Incident(began, "trouble", "", seconds, note))
+                    self.slow.append(Incident(begin_time, "trouble", "", seconds, note))

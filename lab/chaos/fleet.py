@@ -14,15 +14,15 @@ from unittest.mock import patch
 from attrs import define, evolve, field, frozen
 from grounds import ANEW, SLEEPS, WATCHER, Ground
 from libc import STEP_SECONDS, UnkindLibc
-from processes import ResourceLimit, ThreadLimit, processes_with_setting
+from processes import ResourceLimit, ThreadLimit, list_processes_with_setting
 from raising_log import ORDER
 from schedule import Fault, FaultKind
 from services import ServiceControl, Table, open_driver_store
 from swap_command import COMMAND, SwapOperator
 from unruly import DEEDS
-from unsteady_line import HTTP_FAULTS, ONE_WAY, Lines, one_way
+from unsteady_line import HTTP_FAULTS, ONE_WAY, Lines, list_one_way_kinds
 from wired import LOST_REPLIES, WIRE_FAULTS, SharedWire
-from written import answer_of
+from written import parse_answer
 
 from leasehold.adapters.multilang.children import EXIT_SECONDS
 from leasehold.errors import OutcomeUnknown, StoreError
@@ -82,7 +82,7 @@ It starts when the paused worker was to wake up.
 """
 
 
-def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
+def list_table_fault_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
     """Return the kinds of faults of a table and of the lines to it.
 
     Args:
@@ -97,7 +97,7 @@ def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
     )
     return (
         *line_kinds,
-        *one_way("store", writes=not table.wired),
+        *list_one_way_kinds("store", writes=not table.wired),
         PAUSE,
         *((RESTART,) if table.lasts else ()),
         EMPTIED,
@@ -171,8 +171,8 @@ class Fleet(Stage):
         )
         for file in (orders, writes, child_events):
             file.touch()
-        goal = self.places.get("goal")
-        to_option = ("--to", goal.url(worker)) if goal else ()
+        goal_table = self.places.get("goal")
+        to_option = ("--to", goal_table.url(worker)) if goal_table else ()
         source, store = self.ground.source(worker), self.places["store"].url(worker)
         if self.multilang:
             arguments: tuple[str, ...] = (DAEMON, str(writes), source, store, f"{CYCLE_SECONDS:g}")
@@ -191,7 +191,7 @@ class Fleet(Stage):
             child_events if self.multilang else self._children[process].out,
             lambda line: self.ground.with_judged_key(evolve(parse_event(line), process=process)),
         )
-        self._written.append(Tail(writes, lambda line: answer_of(line, process)))
+        self._written.append(Tail(writes, lambda line: parse_answer(line, process)))
         self.processes[worker] = process
         self._note_denial(worker)
 
@@ -214,7 +214,7 @@ class Fleet(Stage):
     def _record_leftovers(self, process: str) -> None:
         """Record processes that a process has left behind."""
         setting, until = f"CHAOS_EVENTS={self.folder / f'{process}.child-events'}", time.monotonic() + ORPHAN_SECONDS
-        while (processes_left := list(processes_with_setting(setting))) and time.monotonic() < until:
+        while (processes_left := list(list_processes_with_setting(setting))) and time.monotonic() < until:
             time.sleep(TICK_SECONDS)
         if processes_left:
             self.history.faults.append(
@@ -233,17 +233,23 @@ class Fleet(Stage):
     def is_settled(self) -> bool:
         """Return whether each shard is read by its owner, and the workers' lease counts differ by at most one."""
         lease_counts = Counter(lease.owner for lease in self.leases)
-        counts = [lease_counts[worker] for worker in self.processes]
-        all_read = all(self.reading.find_reader(lease.shard) == lease.owner for lease in self.leases)
-        return all_read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
+        lease_counts_of_workers = [lease_counts[worker] for worker in self.processes]
+        are_all_read = all(self.reading.find_reader(lease.shard) == lease.owner for lease in self.leases)
+        return (
+            are_all_read
+            and sum(lease_counts_of_workers) == self.open_shards
+            and max(lease_counts_of_workers) - min(lease_counts_of_workers) <= 1
+        )
 
     def list_unexpected_ends(self) -> list[str]:
         """Return descriptions of the processes that did not end as requested, or that left processes behind."""
         failed_processes = [process for process, state in self.workers.items() if "status" in state]
-        faults = [f"{process}: {self.workers[process]}" for process in failed_processes if self._had_started(process)]
+        end_descriptions = [
+            f"{process}: {self.workers[process]}" for process in failed_processes if self._had_started(process)
+        ]
         for process in self.processes.values():
             self._record_leftovers(process)
-        return [*faults, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
+        return [*end_descriptions, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
 
     def finish_swap(self, within_seconds: float) -> None:
         """Let the operator finish the swap, and record a fault if the swap does not end or is incomplete.
@@ -256,8 +262,8 @@ class Fleet(Stage):
         self.until(lambda: not self.leaving, 2 * DRAIN_SECONDS)
         self.operator.may_finish = True
         if not self.until(lambda: self.operator is not None and self.operator.over, within_seconds):
-            state = f"it had come to {self.operator.progress}; last output: {self.operator.last_output[-300:]}"
-            self.history.faults.append(f"the swap did not end: {state}")
+            progress_text = f"it had come to {self.operator.progress}; last output: {self.operator.last_output[-300:]}"
+            self.history.faults.append(f"the swap did not end: {progress_text}")
             return
         source_table = self.places["store"]
         with (
@@ -280,8 +286,8 @@ class Fleet(Stage):
         Before a process logs anything, Python is still loading, and a signal ends the process abnormally. The same
         happens while a store does not respond when it is opened. The process then holds no leases yet.
         """
-        log = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
-        return bool(log) and (UNOPENED not in log or (self.folder / f"{process}.writes").stat().st_size > 0)
+        log_text = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
+        return bool(log_text) and (UNOPENED not in log_text or (self.folder / f"{process}.writes").stat().st_size > 0)
 
     @property
     def faulty_requests(self) -> int:
@@ -309,14 +315,14 @@ class Fleet(Stage):
         # tick.
         services = [place.table.control for place in self.places.values()]
         self.history.answers += [answer for tail in self._written for answer in tail.read_new_items()]
-        began = time.time()
+        begin_time = time.time()
         try:
             if not any(each and each.paused for each in services):
                 super()._read_table_and_events()
                 return
         except (OutcomeUnknown, StoreError):  # over a line without faults
             note = "the store itself did not answer"
-            self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
+            self.history.incidents.append(Incident(begin_time, "trouble", "", time.time() - begin_time, note))
         for tail in self._tails:
             for event in tail.read_new_items():
                 self._record_event(event)
@@ -343,18 +349,18 @@ class Fleet(Stage):
 
     def begin(self, fault: Fault) -> None:
         """Cause a fault, and record it."""
-        began = time.time()
+        begin_time = time.time()
         subject = self._cause_fault(fault)
         if self._is_noticed(fault.kind.what):
             what: IncidentKind = "nap" if fault.kind.what == "stand still" or fault.kind in SLEEPS else "trouble"
-            self._current_incidents[fault] = Incident(began, what, subject, math.inf, str(fault))
+            self._current_incidents[fault] = Incident(begin_time, what, subject, math.inf, str(fault))
             self.history.incidents.append(self._current_incidents[fault])
         for each in self.processes:
             self._note_denial(each)
 
     def _is_noticed(self, what: str) -> bool:
-        dated = self.ground.dated or any(place.table.dated for place in self.places.values())
-        return what not in UNFELT or (what in STEPS and dated)
+        has_dated_rows = self.ground.dated or any(place.table.dated for place in self.places.values())
+        return what not in UNFELT or (what in STEPS and has_dated_rows)
 
     def _note_denial(self, worker: str) -> None:
         """Add the worker's process to `_denied` if a current fault denies it a resource."""
@@ -426,10 +432,10 @@ class Fleet(Stage):
 
     def drop(self, shards: Collection[str]) -> None:
         """Remove these closed shards from the stream, and record the restart of its service that this needs."""
-        began = time.time()
+        begin_time = time.time()
         self.ground.drop(shards)
         note = f"the stream dropped {', '.join(shards)}"
-        self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
+        self.history.incidents.append(Incident(begin_time, "trouble", "", time.time() - begin_time, note))
 
     def _cause_fault_of_connections(self, fault: Fault) -> str:
         what, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
@@ -458,26 +464,26 @@ class Fleet(Stage):
         """Return the service that the fault affects, and the workers' lines to it, unless they lead to a stream."""
         if fault.kind.line == "stream":
             return self.ground.control, None
-        place = self.places.get(fault.kind.line)
-        return (place.table.control, place.lines) if place else (None, None)
+        table_with_lines = self.places.get(fault.kind.line)
+        return (table_with_lines.table.control, table_with_lines.lines) if table_with_lines else (None, None)
 
     def _empty_table(self) -> None:
         """Delete every row, or the file, without the workers' knowledge."""
-        sent = time.time()
+        send_time = time.time()
         shards = {lease.shard for lease in self.leases}
         if self.table.disk is not None:
             for end in ("", "-wal", "-shm"):
                 Path(f"{self.table.disk.file}{end}").unlink(missing_ok=True)
         else:
-            until = time.monotonic() + LEASE_SECONDS
-            while time.monotonic() < until:
+            deadline = time.monotonic() + LEASE_SECONDS
+            while time.monotonic() < deadline:
                 with suppress(OutcomeUnknown):
                     rows = self.store.list().leases
                     shards |= {lease.shard for lease in rows}
                     if not [row for row in rows if isinstance(self.store.write(DeleteLease(row)), Lost)]:
                         break
         self.history.answers += [
-            WriteAnswer(time.time(), sent, OPERATOR, "delete", shard, "done") for shard in sorted(shards)
+            WriteAnswer(time.time(), send_time, OPERATOR, "delete", shard, "done") for shard in sorted(shards)
         ]
 
     def end_fault(self, fault: Fault) -> None:
@@ -489,10 +495,10 @@ class Fleet(Stage):
         self._undo_fault(fault)
         if (incident := self._current_incidents.pop(fault, None)) is not None:
             incident_index = self.history.incidents.index(incident)
-            extra_seconds = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
+            extra_allowed_seconds = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
             is_one_way, now = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
             self.history.incidents[incident_index] = evolve(
-                incident, seconds=0.0 if is_one_way else now + extra_seconds - incident.t
+                incident, seconds=0.0 if is_one_way else now + extra_allowed_seconds - incident.t
             )
             if is_one_way:
                 self.history.incidents.append(evolve(incident, t=now, seconds=0.0, note=f"the end of {fault}"))

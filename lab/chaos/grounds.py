@@ -14,7 +14,7 @@ from attrs import Factory, define, evolve
 from hub_stage import HubStream
 from schedule import FaultKind
 from services import ServiceControl
-from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines, one_way
+from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines, list_one_way_kinds
 from waiters import AT_ONCE
 from wire import Wire
 from wired import WIRE_FAULTS, SharedWire
@@ -108,7 +108,7 @@ class Ground(Protocol):
 
 
 @define
-class Numbered:
+class NumberedRecords:
     """Makes records that contain their key and their number within the key."""
 
     counts: Counter[str] = Factory(Counter)
@@ -132,11 +132,11 @@ class KinesisGround:
     lines: Lines
     _client: "KinesisClient"
     _streams_file: Path
-    _numbered: Numbered = Factory(Numbered)
+    _numbered: NumberedRecords = Factory(NumberedRecords)
     dated: bool = False
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in HTTP_FAULTS),
-        *one_way("stream"),
+        *list_one_way_kinds("stream"),
         FaultKind(SLOW_SERVICE, "stream", (15.0, 30.0)),
         *(PAUSE, RESTART, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("split", "merge")),
@@ -181,15 +181,15 @@ class KinesisGround:
             self.lines.end(what, worker)
 
     def drop(self, shards: Collection[str]) -> None:
-        saved = json.loads(_read_whole_file(self._streams_file))
-        for stream in saved["streams"].values():
+        saved_streams = json.loads(_read_whole_file(self._streams_file))
+        for stream in saved_streams["streams"].values():
             # Each key is the description of a shard, in JSON.
             stream["shards"] = {
                 shard: records
                 for shard, records in stream["shards"].items()
                 if json.loads(shard)["ShardId"] not in shards
             }
-        self._restart(json.dumps(saved).encode())
+        self._restart(json.dumps(saved_streams).encode())
 
     def _restart(self, content: bytes) -> None:
         self.control.restart(lambda: self._streams_file.write_bytes(content))
@@ -207,13 +207,13 @@ def _read_whole_file(file: Path) -> bytes:
     """Return the content of the stand-in's file. Retry while it is incomplete, because it is rewritten every second."""
     while True:
         with suppress(ValueError):
-            content = file.read_bytes()
-            json.loads(content)
-            return content
+            file_content = file.read_bytes()
+            json.loads(file_content)
+            return file_content
 
 
 @contextmanager
-def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
+def open_kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
     """Make a stream in a service of its own."""
     (folder / "kinesis").mkdir()
     control = ServiceControl(partial(run_kinesis_local, folder / "kinesis"))
@@ -240,11 +240,11 @@ class HubGround:
     _hub: HubStream
     _fed: tuple[str, ...] = ()
     _turn: int = 0
-    _numbered: Numbered = Factory(Numbered)
+    _numbered: NumberedRecords = Factory(NumberedRecords)
     dated: bool = True
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in WIRE_FAULTS),
-        *one_way("stream"),
+        *list_one_way_kinds("stream"),
         *(PAUSE, GONE, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("detach", "drop", "one more partition")),
     )
@@ -321,19 +321,19 @@ class HubGround:
 
 
 @contextmanager
-def hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
+def open_hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
     """Create a hub in a process of its own.
 
     `name_of` returns the name of the worker whose connection has a given local port.
     """
     with event_hubs({}) as hubs:
         wire = Wire(hubs.service.port, name_of)
-        by_wire = evolve(hubs, address=f"localhost:{wire.port}")
-        hub = HubStream(by_wire, f"chaos-{uuid4().hex[:8]}", SHARDS)
+        hubs_over_wire = evolve(hubs, address=f"localhost:{wire.port}")
+        hub = HubStream(hubs_over_wire, f"chaos-{uuid4().hex[:8]}", SHARDS)
         hubs.create(hub.hub, SHARDS)
         control = ServiceControl(lambda: nullcontext(hubs.service))
         try:
-            yield HubGround(control, wire, by_wire, hub)
+            yield HubGround(control, wire, hubs_over_wire, hub)
         finally:
             control.resume()
             wire.cut()

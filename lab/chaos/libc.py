@@ -30,11 +30,12 @@ class UnkindLibc:
 
         `disk` is the folder that can be made read-only. It need not exist yet.
         """
-        library = folder / "unkind_libc.so"
+        library_path = folder / "unkind_libc.so"
         subprocess.run(
-            ("cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(SOURCE), "-ldl"), check=True
+            ("cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library_path), str(SOURCE), "-ldl"),
+            check=True,
         )
-        return cls(library, disk, {worker: _create_settings(folder / f"{worker}.libc") for worker in workers})
+        return cls(library_path, disk, {worker: _create_settings(folder / f"{worker}.libc") for worker in workers})
 
     def environment(self, worker: str) -> dict[str, str]:
         """Return the environment variables of a process of this worker."""

@@ -54,7 +54,7 @@ class Row:
     data: bytes
 
 
-def flights(count: int = ROWS) -> Iterator[Row]:
+def read_flights(count: int = ROWS) -> Iterator[Row]:
     """Return the first `count` flights of the year, each with its number among the rows of its key."""
     numbers = Counter[str]()
     for row in flight_rows(count):
@@ -163,11 +163,11 @@ class Progress:
 
     def __call__(self, stage: Stage) -> None:
         """Print the progress, unless that was done recently."""
-        seconds = time.monotonic() - self._began
-        if seconds >= self._next_report:
-            self._next_report = seconds + 5
-            counts = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct):7,}"
-            self._report(f"{seconds:5.0f} s  {counts}  {dict(stage.count_leases_of_workers())}")
+        elapsed_seconds = time.monotonic() - self._began
+        if elapsed_seconds >= self._next_report:
+            self._next_report = elapsed_seconds + 5
+            counts_text = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct):7,}"
+            self._report(f"{elapsed_seconds:5.0f} s  {counts_text}  {dict(stage.count_leases_of_workers())}")
 
 
 def main() -> int:
@@ -182,17 +182,17 @@ def main() -> int:
         kinesis, dynamodb = stack.enter_context(run_services())
         if arguments.table == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
-        rows = list(flights(arguments.rows))
-        verdict = run(kinesis, dynamodb, rows, rate=arguments.rate, plain=arguments.plain, report=to_stderr)
-    sys.stdout.write(printed(verdict, changes=arguments.changes))
+        rows = list(read_flights(arguments.rows))
+        verdict = run(kinesis, dynamodb, rows, rate=arguments.rate, plain=arguments.plain, report=print_to_stderr)
+    sys.stdout.write(format_verdict(verdict, changes=arguments.changes))
     return 0 if verdict.ok else 1
 
 
-def to_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def printed(verdict: RunVerdict, *, changes: bool = False) -> str:
+def format_verdict(verdict: RunVerdict, *, changes: bool = False) -> str:
     report = verdict.as_json()
     if not changes:
         del report["owner_changes"]

@@ -38,7 +38,7 @@ WAIT_SECONDS = 900.0
 IN_SESSION = "spark.sql.streaming.checkpointLocation"
 
 
-def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None:
+def run_query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None:
     """Write the lines of all files to the stream, and end.
 
     `how` consists of the query's name and the number of files per batch.
@@ -55,7 +55,7 @@ def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None
         start_query(writer.start).awaitTermination()
 
 
-def wait(*queries: Child) -> None:
+def wait_for_queries(*queries: Child) -> None:
     """Wait until these queries have ended without an error."""
     deadline = time.monotonic() + WAIT_SECONDS
     for child in queries:
@@ -86,28 +86,28 @@ def run_case(case: str, kinesis: str) -> dict[str, int | str]:
         stream = stack.enter_context(closing(Stream(kinesis, f"copies-{case}", SHARDS)))
         (folder / "files").mkdir()
 
-        def put(first: int, count: int) -> None:
+        def put_rows(first: int, count: int) -> None:
             for number in range(first, first + count):
                 lines = "".join(f"row {number * LINES + line}\n" for line in range(LINES))
                 (folder / "files" / f"{number:03}.txt").write_text(lines)
 
-        def begin(name: str, files: int) -> Child:
+        def start_query(name: str, files: int) -> Child:
             arguments = (__file__, "--query", case, stream.name, kinesis, str(folder), name, str(files))
             child = Child(f"{name}-{files}", arguments, folder)
             stack.callback(child.kill)
             return child
 
-        put(0, FIRST)
-        wait(begin("one", 1))
+        put_rows(0, FIRST)
+        wait_for_queries(start_query("one", 1))
         shutil.copytree(folder / "one", folder / "two")
-        put(FIRST, MORE)
+        put_rows(FIRST, MORE)
         if case == "restored":
-            wait(begin("one", 1))
+            wait_for_queries(start_query("one", 1))
             shutil.rmtree(folder / "one")
             (folder / "two").rename(folder / "one")
-            wait(begin("one", 2))
+            wait_for_queries(start_query("one", 2))
         else:
-            wait(begin("one", 1), begin("two", 2))
+            wait_for_queries(start_query("one", 1), start_query("two", 2))
         rows, undecided = count_deliveries(stream.url)
     sent = {f"row {number}" for number in range((FIRST + MORE) * LINES)}
     return {
@@ -136,6 +136,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--query"]:
-        query(*sys.argv[2:])
+        run_query(*sys.argv[2:])
     else:
         sys.exit(main())

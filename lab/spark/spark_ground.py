@@ -87,7 +87,7 @@ class Kinesis:
 
 
 @contextmanager
-def kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
+def open_kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
     """Create a stream and a lease table in two running services."""
     name = f"flights-{uuid4().hex[:8]}"
     store = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
@@ -151,14 +151,14 @@ class Hub:
         """Put the data into each partition, and return its sequence numbers by partition."""
         for partition in range(SHARDS):
             self.hubs.put(self.hub, str(partition), [data.decode()])
-        return {lease.key: self._last(lease.shard) for lease in self.table.list().leases}
+        return {lease.key: self._find_last_number(lease.shard) for lease in self.table.list().leases}
 
-    def _last(self, partition: str) -> int:
+    def _find_last_number(self, partition: str) -> int:
         return int(self.hubs.list_partitions(self.hub)[int(partition)]["events"]) - 1
 
 
 @contextmanager
-def hub_ground(blobs: str) -> Iterator[Hub]:
+def open_hub_ground(blobs: str) -> Iterator[Hub]:
     """Create a hub and a blob container. Their connection strings are put into the environment, for child processes.
 
     Args:
@@ -182,15 +182,15 @@ def open_ground(arguments: argparse.Namespace) -> Iterator[Ground]:
     with ExitStack() as stack:
         if arguments.source == "event-hubs":
             blobs = azurite_connection_string(stack.enter_context(run_azurite()))
-            yield stack.enter_context(hub_ground(blobs))
+            yield stack.enter_context(open_hub_ground(blobs))
             return
         kinesis, dynamodb = stack.enter_context(run_services())
         if arguments.source == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
-        yield stack.enter_context(kinesis_ground(kinesis, dynamodb))
+        yield stack.enter_context(open_kinesis_ground(kinesis, dynamodb))
 
 
-def options(description: str) -> argparse.ArgumentParser:
+def create_parser(description: str) -> argparse.ArgumentParser:
     """Return an argument parser that has the option to select the services."""
     parser = argparse.ArgumentParser(description=description)
     source_help = (

@@ -15,7 +15,7 @@ from disk import Disk
 from libc import STEP_SECONDS, UnkindLibc, has_compiler
 from processes import ResourceLimit, ThreadLimit, can_limit_threads
 from services import open_table
-from written import RecordingStore, answer_of
+from written import RecordingStore, parse_answer
 
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown
@@ -225,7 +225,7 @@ def test_each_write_is_recorded_with_its_outcome(tmp_path: Path) -> None:
     with pytest.raises(OutcomeUnknown):
         store.write(CheckpointLease(store.list().leases[0], Position("7")))
     store.close()
-    noted = [answer_of(line, "a#1") for line in (tmp_path / "writes").read_bytes().splitlines()]
+    noted = [parse_answer(line, "a#1") for line in (tmp_path / "writes").read_bytes().splitlines()]
     assert noted == [
         WriteAnswer(1.0, 0.0, "a#1", "create", "s-0", "done", None, "0", 0, TRIM_HORIZON.order),
         WriteAnswer(3.0, 2.0, "a#1", "create", "s-0", "lost", None, "0", 0, TRIM_HORIZON.order),

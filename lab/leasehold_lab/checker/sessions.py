@@ -734,11 +734,11 @@ class SessionModel:
             next_owner = self._create_worker(f"heir-of-{key}", 0)
             for _ in range(3):
 
-                def take(store: SessionStore, key: str = key) -> object:
+                def take_lease(store: SessionStore, key: str = key) -> object:
                     (lease,) = store.get([key])
                     return store.write(ClaimLease(lease, "heir"))
 
-                rows, outcome = self._run_alone(rows, next_owner, take)
+                rows, outcome = self._run_alone(rows, next_owner, take_lease)
                 if isinstance(outcome, Done):
                     owned_leases[key] = outcome.lease
                     break
@@ -792,7 +792,7 @@ def build_session_models() -> Mapping[str, SessionModel]:
     )
     actions_until_progress = (*actions_until_first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
-    def model(
+    def build_model(
         moves: tuple[int, ...],
         initial_actions: Any,  # noqa: ANN401  as in the model
         *verbs: str,
@@ -802,26 +802,28 @@ def build_session_models() -> Mapping[str, SessionModel]:
         return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), initial_actions)
 
     return {
-        "expiry": model((3, 2), actions_until_first_owns, tick=1),
-        "expiry, crash": model((2, 2), actions_until_first_owns, tick=1, crash=1),
-        "theft": model((3, 2), actions_until_first_owns, "steal"),
-        "theft, crash": model((3, 2), actions_until_first_owns, "steal", crash=1),
-        "theft, lost answer": model((3, 2), actions_until_first_owns, "steal", applied=1),
-        "theft, late write": model((3, 2), actions_until_first_owns, "steal", late=1),
-        "late take": model((3, 3), actions_until_both_listed, "release", late=1),
-        "lost take": model((3, 2), actions_until_both_listed, "steal", applied=1),
-        "late release": model((5, 1), actions_until_first_owns, "release", late=1),
-        "hand-over": model((3, 3), actions_until_requested, "give", "take back"),
-        "hand-over, lost answer": model((3, 2), actions_until_requested, "give", "take back", applied=1),
-        "hand-over, late write": model((3, 2), actions_until_requested, "give", "take back", late=1),
-        "hand-over, theft": model((3, 2, 2), (*actions_until_requested, (2, "look", "")), "give", "take back", "steal"),
-        "reset": model((2, 4), actions_until_progress, "release", "reset", tick=1),
-        "late checkpoint": model((3, 4), actions_until_progress, "release", "reset", "steal", "late"),
-        "restart": model((3, 1), actions_until_first_owns, tick=1, crash=1, restart=1),
-        "stale": model((4, 2), actions_until_first_owns, "steal", "release"),
-        "removal": model((4, 4), actions_until_progress, tick=1),
-        "three workers": model((2, 2, 2), (*actions_until_first_owns, (2, "look", "")), "steal", tick=1),
-        "two leases": model((3, 2), actions_until_first_owns_two, "steal", leases=2, tick=1),
+        "expiry": build_model((3, 2), actions_until_first_owns, tick=1),
+        "expiry, crash": build_model((2, 2), actions_until_first_owns, tick=1, crash=1),
+        "theft": build_model((3, 2), actions_until_first_owns, "steal"),
+        "theft, crash": build_model((3, 2), actions_until_first_owns, "steal", crash=1),
+        "theft, lost answer": build_model((3, 2), actions_until_first_owns, "steal", applied=1),
+        "theft, late write": build_model((3, 2), actions_until_first_owns, "steal", late=1),
+        "late take": build_model((3, 3), actions_until_both_listed, "release", late=1),
+        "lost take": build_model((3, 2), actions_until_both_listed, "steal", applied=1),
+        "late release": build_model((5, 1), actions_until_first_owns, "release", late=1),
+        "hand-over": build_model((3, 3), actions_until_requested, "give", "take back"),
+        "hand-over, lost answer": build_model((3, 2), actions_until_requested, "give", "take back", applied=1),
+        "hand-over, late write": build_model((3, 2), actions_until_requested, "give", "take back", late=1),
+        "hand-over, theft": build_model(
+            (3, 2, 2), (*actions_until_requested, (2, "look", "")), "give", "take back", "steal"
+        ),
+        "reset": build_model((2, 4), actions_until_progress, "release", "reset", tick=1),
+        "late checkpoint": build_model((3, 4), actions_until_progress, "release", "reset", "steal", "late"),
+        "restart": build_model((3, 1), actions_until_first_owns, tick=1, crash=1, restart=1),
+        "stale": build_model((4, 2), actions_until_first_owns, "steal", "release"),
+        "removal": build_model((4, 4), actions_until_progress, tick=1),
+        "three workers": build_model((2, 2, 2), (*actions_until_first_owns, (2, "look", "")), "steal", tick=1),
+        "two leases": build_model((3, 2), actions_until_first_owns_two, "steal", leases=2, tick=1),
     }
 
 

@@ -73,9 +73,9 @@ def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
         # The thread that reads the table also draws the screen, so nothing changes while the screen is drawn.
         with Live(screen, console=console, auto_refresh=False) as live_screen:
 
-            def show() -> None:
+            def refresh_display() -> None:
                 screen.record_counts()
                 live_screen.refresh()
 
-            story.on_update = show
+            story.on_update = refresh_display
             yield story

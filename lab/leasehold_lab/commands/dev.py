@@ -102,11 +102,11 @@ def _serve_page(running: DevServices) -> Iterator[str]:
     for table in table_urls:
         open_store(table).close()
 
-    def command(port: int) -> ServiceCommand:
+    def build_command(port: int) -> ServiceCommand:
         program = "from leasehold.adapters.cli import run; run()"
         return ServiceCommand((sys.executable, "-P", "-c", program, "serve", *table_urls, "--port", str(port)))
 
-    with run_service("page", command) as page:
+    with run_service("page", build_command) as page:
         yield f"Page with the leases: {page.url}/"
 
 

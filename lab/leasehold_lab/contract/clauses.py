@@ -598,12 +598,12 @@ def write_concurrently(store: Store, writes: Sequence[Write]) -> list[Lease]:
     """Send all writes at the same time from separate threads, and return the leases of the applied ones."""
     gate = Barrier(len(writes))
 
-    def run(write: Write) -> Outcome:
+    def write_at_once(write: Write) -> Outcome:
         gate.wait()
         return store.write(write)
 
     with ThreadPoolExecutor(len(writes)) as pool:
-        outcomes = list(pool.map(run, writes))
+        outcomes = list(pool.map(write_at_once, writes))
     return [outcome.lease for outcome in outcomes if isinstance(outcome, Done)]
 
 
@@ -659,13 +659,13 @@ class RaceClauses:
         """Concurrent listings never make an owner's write fail or disappear."""
         finished = Event()
 
-        def lists() -> None:
+        def list_repeatedly() -> None:
             while not finished.is_set():
                 store.list()
 
         rows = [create_unowned_lease(store, f"shard-{number}") for number in range(ROUNDS)]
         with ThreadPoolExecutor(1) as pool:
-            listing = pool.submit(lists)
+            listing = pool.submit(list_repeatedly)
             try:
                 for number in range(3):
                     rows = [expect_applied(store.write(ClaimLease(row, "ann"))) for row in rows]

@@ -185,7 +185,7 @@ def run_hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables 
             blobs = azurite_connection_string(stack.enter_context(run_azurite()))
             environment["AZURE_STORAGE_CONNECTION_STRING"] = blobs
 
-        def put(hub: RequestedStream, rows: KeyedRows) -> None:
+        def put_events(hub: RequestedStream, rows: KeyedRows) -> None:
             # All events of a key are put into one partition, in order.
             by_partition: dict[int, list[str]] = defaultdict(list)
             for key, row in rows:
@@ -195,7 +195,7 @@ def run_hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables 
 
         streams = {}
         for hub in hubs:
-            stack.enter_context(put_samples(hub.name, rate, partial(put, hub)))
+            stack.enter_context(put_samples(hub.name, rate, partial(put_events, hub)))
             source = f"eventhubs://{local_hubs.namespace}/{hub.name}"
             table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={local_hubs.namespace}/{hub.name}"
             table = table if tables is None else tables(hub.name)
@@ -228,20 +228,22 @@ def run_dev_services(
     if folder is not None and any(stream.kind != "kinesis" for stream in streams):
         raise ValueError("--folder: event hubs and tables can only be kept in memory; run them without --folder")
     with ExitStack() as stack:
-        tables: Tables | None = None
+        build_table_url: Tables | None = None
         running_services = list[DevServices]()
         if in_postgres:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
             service = stack.enter_context(run_postgres(folder and folder.absolute()))
 
-            def tables(name: str) -> str:
+            def build_table_url(name: str) -> str:
                 return build_store_url(service, re.sub(r"\W", "_", f"{name}_app"))
 
         if hubs:
-            running_services.append(stack.enter_context(run_hub_services(hubs, rate, tables)))
+            running_services.append(stack.enter_context(run_hub_services(hubs, rate, build_table_url)))
         if other_streams:
-            running_services.append(stack.enter_context(_run_aws_services(other_streams, folder, rate, tables)))
+            running_services.append(
+                stack.enter_context(_run_aws_services(other_streams, folder, rate, build_table_url))
+            )
         if in_postgres:
             running_services.append(DevServices(("PostgreSQL",), {}, {}))
         yield reduce(DevServices.combine_with, running_services).with_stream_first(streams[0].name)

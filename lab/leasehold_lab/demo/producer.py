@@ -25,14 +25,14 @@ def produce_records(endpoint: str, stream: str, rate: int, ending: Event) -> Non
     """Put `rate` records per second until `ending` is set, and print each record that the stream acknowledged."""
     stream_client = create_kinesis_client(endpoint)
 
-    def acknowledged(rows: KeyedRows) -> None:
+    def print_acknowledged(rows: KeyedRows) -> None:
         put_records(stream_client, stream, rows)
         rows_sent = (
             (key, json.loads(data)["number"], sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows
         )
         print(*map(json.dumps, rows_sent), sep="\n", flush=True)  # noqa: T201  the record of what must not be lost
 
-    put_rows(rate, acknowledged, ending)
+    put_rows(rate, print_acknowledged, ending)
 
 
 def main(endpoint: str, stream: str, rate: str) -> None:

@@ -222,7 +222,7 @@ def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
     open_spans: dict[str, OwnershipSpan] = {}
     finished_spans: list[OwnershipSpan] = []
 
-    def silence_limit(worker: str) -> float:
+    def find_silence_limit(worker: str) -> float:
         return run.limits.lease_seconds.get(worker, SILENT_SECONDS)
 
     for write in history.writes:
@@ -243,7 +243,7 @@ def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
             begin_time = max((write.t, *parent_end_times))
             open_spans[write.key] = OwnershipSpan(write.process, write.key, begin_time, history.end, write.t)
         elif (current := open_spans.get(write.key)) is not None and current.process == write.process:
-            if write.t - current.written > silence_limit(write.worker):
+            if write.t - current.written > find_silence_limit(write.worker):
                 # The lease had expired, so the process dropped it, and took it again with this write.
                 finished_spans.append(evolve(current, end=write.t))
                 current.begin = write.t
@@ -251,7 +251,7 @@ def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
     process_ends = {life.process: life.end for life in run.lifetimes}
     for span in (*finished_spans, *open_spans.values()):
         # A process that died or stopped renewing no longer held the lease, even if no other process took it.
-        silence_seconds = silence_limit(parse_worker_id(span.process))
+        silence_seconds = find_silence_limit(parse_worker_id(span.process))
         last_holding_time = min(span.end, process_ends.get(span.process, span.end), span.written + silence_seconds)
         span.end = max(span.begin, last_holding_time)
         yield span
@@ -327,14 +327,16 @@ def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
         ]
         end_time = min((t for t in end_times if t > run.history.recreated_at), default=math.inf)
         tenures = run.tenures.get(shard, ())
-        read_before = {
+        records_read_before = {
             (record.place, record.digest) for tenure in tenures for record in tenure.records if record.t <= end_time
         }
         for later in (tenure for tenure in tenures if end_time < tenure.begin < min(exempt_times, default=math.inf)):
-            repeated = [record for record in later.records if (record.place, record.digest) in read_before]
-            if repeated:
-                why = f"{later.process} handed over {len(repeated)} records of {shard} after its end was checkpointed"
-                yield Breach("handed over again", repeated[0].t, why)
+            repeated_records = [
+                record for record in later.records if (record.place, record.digest) in records_read_before
+            ]
+            if repeated_records:
+                why = f"{later.process} handed over {len(repeated_records)} records of {shard} after its end was checkpointed"
+                yield Breach("handed over again", repeated_records[0].t, why)
                 break
 
 
@@ -645,5 +647,5 @@ def check_needless_moves(run: JudgedRun) -> Iterator[Breach]:
         if change.t >= since and change.before in find_workers_alive_at(run.lifetimes, change.t)
     ]
     for number, change in enumerate(moves[least_move_count + allowed_extra :], least_move_count + allowed_extra + 1):
-        why = f"{change.key} from {change.before} to {change.after} is move {number}, and {least_move_count} would have done"
-        yield Breach("needless move", change.t, why)
+        why = f"{change.key} from {change.before} to {change.after} is move {number}"
+        yield Breach("needless move", change.t, f"{why}, and {least_move_count} would have done")

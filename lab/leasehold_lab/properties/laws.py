@@ -111,10 +111,10 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     differently.
     """
 
-    def shuffled(listed: tuple[Any, ...]) -> tuple[Any, ...]:
+    def shuffle(listed: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(Random(scene.order).sample(listed, len(listed)))  # noqa: S311  a seed is the point
 
-    shuffled_scene = evolve(scene, leases=shuffled(scene.leases), shards=scene.shards and shuffled(scene.shards))
+    shuffled_scene = evolve(scene, leases=shuffle(scene.leases), shards=scene.shards and shuffle(scene.shards))
     first, second = _plan_scene(plan, scene), _plan_scene(plan, shuffled_scene)
     if first != second:
         raise LawBroken("the order of the listing matters", scene, first, f"listed otherwise: {format_actions(second)}")

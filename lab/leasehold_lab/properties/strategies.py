@@ -181,11 +181,11 @@ def lookout_calls() -> st.SearchStrategy[str]:
     """Draw the calls that a lookout may write. A call names the leases that each worker should read."""
     called_keys = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
-    def text(keys: list[str], to_all: bool) -> str:
+    def format_call(keys: list[str], to_all: bool) -> str:
         called_names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
         return call_annotation(1, 0.0, KEYS[:2], called_names, to_all=to_all)[0][1]
 
-    return st.builds(text, called_keys, st.booleans())
+    return st.builds(format_call, called_keys, st.booleans())
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:

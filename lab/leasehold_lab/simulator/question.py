@@ -231,7 +231,7 @@ def simulate_on_this_machine(question: SimulationQuestion, seeds: Sequence[int],
 def simulate_on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
     """Simulate all seeds on Spark, and return their outcomes in order. leasehold must be installed on the executors."""
 
-    def answers(batches: Iterable[object]) -> Iterator[object]:
+    def simulate_batches(batches: Iterable[object]) -> Iterator[object]:
         import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, and the executor's own
 
         for batch in batches:
@@ -241,7 +241,7 @@ def simulate_on_spark(question: SimulationQuestion, seeds: Sequence[int], spark:
 
     task_count = max(1, min(len(seeds), spark.sparkContext.defaultParallelism * TASKS_PER_CORE))
     seed_rows = spark.createDataFrame([(seed,) for seed in seeds], "seed long").repartition(task_count)
-    rows = seed_rows.mapInArrow(answers, "seed long, outcome string").collect()
+    rows = seed_rows.mapInArrow(simulate_batches, "seed long, outcome string").collect()
     outcomes = {row.seed: json.loads(row.outcome) for row in rows}
     return [(seed, outcomes[seed]) for seed in seeds]
 

@@ -76,25 +76,25 @@ def run(scenario: Scenario) -> SimulatedHistory:
     history = SimulatedHistory(first_rows)
     process_numbers = iter(range(1_000_000))
 
-    def join(member: Member) -> None:
-        tasks.start(lambda: begin(member), member.starts)
+    def start_member_later(member: Member) -> None:
+        tasks.start(lambda: start_member(member), member.starts)
 
-    def begin(member: Member) -> None:
+    def start_member(member: Member) -> None:
         try:
             process = Process(member, next(process_numbers), world)
         except RuntimeError:  # no thread is available; a supervisor would try again
-            join(evolve(member, starts=tasks.now + RESTART_SECONDS))
+            start_member_later(evolve(member, starts=tasks.now + RESTART_SECONDS))
         else:
             process.run()
 
     read_faults, write_faults = (
         UnitBudget(units, lambda: tasks.now) for units in (scenario.capacity.table_units, scenario.capacity.writes)
     )
-    world = World(scenario, tasks, table, source, history, join, read_faults, write_faults)
+    world = World(scenario, tasks, table, source, history, start_member_later, read_faults, write_faults)
     for row in first_rows if scenario.sessions and not scenario.swaps else ():
         world.cells.put_new(lease_name(row.key), lease_fields(LeaseRow(row)))
     for member in scenario.members:
-        join(member)
+        start_member_later(member)
     for reshape in scenario.reshapes:
         tasks.start(partial(_reshape_stream, world, reshape), reshape.at)
     for emptying in scenario.emptyings:

@@ -51,41 +51,41 @@ def run_postgres(folder: Path | None = None) -> Iterator[Service]:
     Raises:
         ServiceError: PostgreSQL is not installed, or it does not start.
     """
-    programs, root = find_postgres(), os.geteuid() == 0
+    program_folder, root = find_postgres(), os.geteuid() == 0
     user_prefix = AS_NOBODY if root else ()
     with tempfile.TemporaryDirectory(prefix="leasehold-postgres-", ignore_cleanup_errors=True) as temporary:
         if root:
             Path(temporary).chmod(0o755)
-            if "site-packages" in programs.parts:  # other users may be unable to read this folder, so copy it
-                wheel_folder = programs.parents[1]
+            if "site-packages" in program_folder.parts:  # other users may be unable to read this folder, so copy it
+                wheel_folder = program_folder.parents[1]
                 for installed in wheel_folder.parent.glob(
                     f"{wheel_folder.name}*"
                 ):  # includes the folder of its libraries
                     shutil.copytree(installed, Path(temporary) / installed.name, symlinks=True)
-                programs = Path(temporary, *programs.parts[-3:])
+                program_folder = Path(temporary, *program_folder.parts[-3:])
         data = Path(folder or temporary) / "postgres"
         if not (data / "PG_VERSION").exists():
             data.mkdir(exist_ok=True)
             if root:
                 shutil.chown(data, "nobody")
             initdb_arguments = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
-            initialized = subprocess.run(  # noqa: S603  as found above
-                [*user_prefix, str(programs / "initdb"), *initdb_arguments],
+            initdb_result = subprocess.run(  # noqa: S603  as found above
+                [*user_prefix, str(program_folder / "initdb"), *initdb_arguments],
                 cwd="/",
                 capture_output=True,
                 text=True,
                 check=False,
             )
-            if initialized.returncode:
-                raise ServiceError(f"initdb: {initialized.stderr.strip()}")
+            if initdb_result.returncode:
+                raise ServiceError(f"initdb: {initdb_result.stderr.strip()}")
 
-        def command(port: int) -> ServiceCommand:
+        def build_command(port: int) -> ServiceCommand:
             options = ("-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", f"fsync={bool(folder)}")
             return ServiceCommand(
-                (*user_prefix, str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options)
+                (*user_prefix, str(program_folder / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options)
             )
 
-        with run_service("postgres", command) as service:
+        with run_service("postgres", build_command) as service:
             _wait_until_ready(service)
             yield service
 

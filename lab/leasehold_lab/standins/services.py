@@ -37,15 +37,15 @@ def run_dynalite(folder: Path | None = None) -> AbstractContextManager[Service]:
     If `folder` is given, tables are kept there.
     """
     script = str(ensure_installed("aws") / "dynalite" / "cli.js")
-    fast_options = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
+    delay_options = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
     persistence_options = () if folder is None else ("--path", str(folder))
 
-    def command(port: int) -> ServiceCommand:
+    def build_command(port: int) -> ServiceCommand:
         return ServiceCommand(
-            (*find_node().node, script, "--host", HOST, "--port", str(port), *fast_options, *persistence_options)
+            (*find_node().node, script, "--host", HOST, "--port", str(port), *delay_options, *persistence_options)
         )
 
-    return run_service("dynalite", command)
+    return run_service("dynalite", build_command)
 
 
 def run_kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) -> AbstractContextManager[Service]:
@@ -64,7 +64,7 @@ def run_kinesis_local(folder: Path | None = None, *, tls_port: int | None = None
 
     persistence_options = {"SHOULD_PERSIST_DATA": "true", "PERSIST_FILE_NAME": KINESIS_FILE, "PERSIST_INTERVAL": "1s"}
 
-    def command(port: int) -> ServiceCommand:
+    def build_command(port: int) -> ServiceCommand:
         env = {
             "KINESIS_MOCK_PLAIN_PORT": str(port),
             # kinesis-local always serves TLS, too, and reads its certificate from this file.
@@ -80,7 +80,7 @@ def run_kinesis_local(folder: Path | None = None, *, tls_port: int | None = None
             (*find_node().node, "--require", str(LOCKS / "loopback.cjs"), str(package / "main.js")), env
         )
 
-    return run_service("kinesis-local", command)
+    return run_service("kinesis-local", build_command)
 
 
 def run_azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
@@ -92,28 +92,28 @@ def run_azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
     persistence_options = ("--inMemoryPersistence",) if folder is None else ("--location", str(folder))
     azurite_flags = ("--silent", "--disableTelemetry", "--skipApiVersionCheck", *persistence_options)
 
-    def command(port: int) -> ServiceCommand:
+    def build_command(port: int) -> ServiceCommand:
         arguments = (*find_node().node, script, "--blobHost", HOST, "--blobPort", str(port), *azurite_flags)
         return ServiceCommand(arguments, {guard.GRACE: f"{WRITING_SECONDS:g}"})
 
-    return run_service("azurite", command)
+    return run_service("azurite", build_command)
 
 
 def azurite_connection_string(service: Service) -> str:
     """Return the connection string of this service for the Azure SDKs."""
-    parts = {
+    string_parts = {
         "DefaultEndpointsProtocol": "http",
         "AccountName": AZURITE_ACCOUNT,
         "AccountKey": AZURITE_KEY,
         "BlobEndpoint": f"{service.url}/{AZURITE_ACCOUNT}",
     }
-    return ";".join(f"{name}={value}" for name, value in parts.items()) + ";"
+    return ";".join(f"{name}={value}" for name, value in string_parts.items()) + ";"
 
 
 def run_moto() -> AbstractContextManager[Service]:
     """Run stand-ins for many AWS services. Conditional writes are not atomic, so don't use it to test races."""
 
-    def command(port: int) -> ServiceCommand:
+    def build_command(port: int) -> ServiceCommand:
         return ServiceCommand((sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)))
 
-    return run_service("moto", command)
+    return run_service("moto", build_command)

@@ -152,7 +152,7 @@ class TableClient:
         """Return all leases. Some may be stale."""
         self._history.requests["list"] += 1
 
-        def read() -> Listing:
+        def read_pages() -> Listing:
             began = self._tasks.now
             self._wait_for_network()
             listing = self._read_pages()
@@ -161,7 +161,7 @@ class TableClient:
             self._history.listings.append((began, self._tasks.now, self._caller.process_id))
             return self._make_stale_at_random(listing)
 
-        return self._read_with_faults("store.list", read)
+        return self._read_with_faults("store.list", read_pages)
 
     def _read_pages(self) -> Listing:
         """Read the pages of a listing one after another, at the speed that the table's capacity allows."""
@@ -198,7 +198,7 @@ class TableClient:
         self._history.fetched += len(requested_keys)
         self._history.fetched_stale += len(requested_keys) if stale_ok else 0
 
-        def read() -> Listing:
+        def read_requested_rows() -> Listing:
             self._wait_for_network()
             if self._capacity.row_units < math.inf:
                 for key in requested_keys:
@@ -208,19 +208,21 @@ class TableClient:
             self._wait_for_network()
             return self._make_stale_at_random(listing) if stale_ok else listing
 
-        return self._read_with_faults("store.get", read, stale_ok=stale_ok).leases
+        return self._read_with_faults("store.get", read_requested_rows, stale_ok=stale_ok).leases
 
     def _read_with_faults(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
         """Read, with planned faults applied. A consistent read never returns wrong rows, as with the real service."""
 
-        def stale() -> Listing:
+        def return_stale_rows() -> Listing:
             return self._table.with_earlier_rows(read(), STALE_SECONDS, lambda: stale_ok)
 
-        def untrue() -> Listing:
+        def return_wrong_rows() -> Listing:
             listing = read()
             return Listing(tuple(evolve(row, owner=OTHER_WORKER) for row in listing.leases)) if stale_ok else listing
 
-        listing: Listing = self._exchange.make_call(what, read, {"stale": stale, "untrue": untrue})
+        listing: Listing = self._exchange.make_call(
+            what, read, {"stale": return_stale_rows, "untrue": return_wrong_rows}
+        )
         return listing
 
     def _make_stale_at_random(self, listing: Listing) -> Listing:
@@ -261,11 +263,11 @@ class TableClient:
                 )
             return outcome
 
-        def rejected() -> Outcome:
+        def reject_write() -> Outcome:
             row = self._table.find_row(key)
             return Lost(key, row and evolve(row, owner=OTHER_WORKER, version=Version("another")))
 
-        substitutes = {"untrue": rejected, "send": lambda: self._apply_later(apply_write, LATE_SECONDS)}
+        substitutes = {"untrue": reject_write, "send": lambda: self._apply_later(apply_write, LATE_SECONDS)}
         outcome: Outcome = self._exchange.make_call(f"store.{verb}", lambda: self._send_write(apply_write), substitutes)
         return outcome
 
@@ -277,13 +279,13 @@ class TableClient:
     def read_through(self, what: str, compute: Callable[[], T]) -> T:
         """Send a read to the table, and return the result. `compute` runs when the request arrives."""
 
-        def read() -> T:
+        def compute_on_arrival() -> T:
             self._wait_for_network()
             value = compute()
             self._wait_for_network()
             return value
 
-        result: T = self._exchange.make_call(what, read)
+        result: T = self._exchange.make_call(what, compute_on_arrival)
         return result
 
     def write_through(self, what: str, apply: Callable[[], T]) -> T:
@@ -319,10 +321,10 @@ class TableClient:
 
     def _apply_later(self, apply: Callable[[], object], seconds: float) -> None:
         # The write arrives in a separate task, because the process may be dead by then.
-        def arrive() -> None:
+        def apply_on_arrival() -> None:
             apply()
 
-        self._tasks.start(arrive, self._tasks.now + seconds)
+        self._tasks.start(apply_on_arrival, self._tasks.now + seconds)
 
     def _wait_for_network(self) -> None:
         """Wait for half of the time that a request takes."""
@@ -401,14 +403,14 @@ class StreamClient:
         `shard` is the id of the shard that the request is about, or "" if it is about none.
         """
 
-        def exchange() -> Any:  # noqa: ANN401  likewise
+        def perform_action() -> Any:  # noqa: ANN401  likewise
             self._caller.wait_if_deaf(shard)
             self._wait_for_network()
             result = action()
             self._wait_for_network()
             return result
 
-        return self._exchange.make_call(what, exchange, substitutes)
+        return self._exchange.make_call(what, perform_action, substitutes)
 
     @property
     def may_be_slow(self) -> bool:

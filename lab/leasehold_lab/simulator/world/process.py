@@ -244,7 +244,7 @@ class Process:
     # Functions that stand for the user's
 
     def _handle_delivery(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's function may return anything
-        def handle() -> object:
+        def call_handler() -> object:
             self._record_deliveries("record", delivery)
             if self._scenario.handling_seconds:
                 self.wait(self._scenario.handling_seconds)
@@ -254,7 +254,7 @@ class Process:
             return result_of_handler
 
         with self._forget_on_failure(delivery.shard):
-            result = self._exchange.call_user_function("handler", handle)
+            result = self._exchange.call_user_function("handler", call_handler)
         if result is not None:
             return result
         if self._scenario.acknowledges == "return":

@@ -136,11 +136,11 @@ def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str 
     options = [word for name, count in hubs.items() for word in ("--hub", f"{name}={count}")]
     options += ["--address", address] if address else []
 
-    def command(port: int) -> ServiceCommand:
+    def build_command(port: int) -> ServiceCommand:
         command_words = (sys.executable, "-m", "leasehold_lab.standins.hubs.event_hubs", "--port", str(port))
         return ServiceCommand((*command_words, *options), {"EVENT_HUBS_KEY": key})
 
-    with run_service("event-hubs", command) as service:
+    with run_service("event-hubs", build_command) as service:
         yield LocalHubs(service, key, address)
 
 

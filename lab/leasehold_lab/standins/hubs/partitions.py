@@ -186,8 +186,10 @@ class Partition:
         last_value = {"sequence-number": number, "offset": int(offset)}.get(field)
         if last_value is not None and position > last_value:
             field_name = field.replace("-", " ")
-            rejection_text = f"The supplied {field_name} '{position}' is invalid. The last {field_name} in the system is '{last_value}'"
-            raise HubRejection("com.microsoft:argument-error", rejection_text)
+            reason = f"The supplied {field_name} '{position}' is invalid"
+            raise HubRejection(
+                "com.microsoft:argument-error", f"{reason}. The last {field_name} in the system is '{last_value}'"
+            )
         if field == "sequence-number":
             return max(self.first, position if inclusive else position + 1)
         positions = self.offsets if field == "offset" else self.times
