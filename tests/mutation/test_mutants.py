@@ -36,9 +36,9 @@ def test_an_excuse_covers_only_its_own_change() -> None:
 def test_equivalent_mutants_are_not_counted_and_unused_excuses_fail() -> None:
     survivor, excuse = Mutant("m.x_f__mutmut_1", "f", "a", "b"), Excuse("m.py", "f", "a", "c", "why")
     good = Tally("m.py", "", planted=102, survivors=(survivor,) * 5, excused=2, late=0, idle=())
-    assert (good.killed, good.share, good.good) == (95, 0.95, True)
-    assert not evolve(good, survivors=(survivor,) * 6).good
-    assert not evolve(good, idle=(excuse,)).good
+    assert (good.killed_count, good.killed_share, good.is_good) == (95, 0.95, True)
+    assert not evolve(good, survivors=(survivor,) * 6).is_good
+    assert not evolve(good, idle=(excuse,)).is_good
 
 
 def test_a_part_of_the_page_can_be_rewritten() -> None:

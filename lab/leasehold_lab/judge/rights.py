@@ -335,8 +335,8 @@ def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
                 record for record in later.records if (record.place, record.digest) in records_read_before
             ]
             if repeated_records:
-                why = f"{later.process} handed over {len(repeated_records)} records of {shard} after its end was checkpointed"
-                yield Breach("handed over again", repeated_records[0].t, why)
+                why = f"{later.process} handed over {len(repeated_records)} records of {shard}"
+                yield Breach("handed over again", repeated_records[0].t, f"{why} after its end was checkpointed")
                 break
 
 

@@ -1,7 +1,7 @@
 """A stand-in for DynamoDB Streams that runs in this process and has the service's limits.
 
 The stand-in serves only streams. Tests put items by calling `put`, and lease tables need another stand-in. DynamoDB
-Local has streams too, but its shards never end. Here, a shard ends when a test calls `roll`, or at regular intervals,
+Local has streams too, but its shards never end. Here, a shard ends when a test calls `end_open_shards`, or at regular intervals,
 and another shard follows it. Ended shards are removed after the retention. The stand-in imitates these limits of the
 service:
 
@@ -70,7 +70,7 @@ class TableStreams:
     Attributes:
         name: The name of the table.
         lanes: The number of open shards.
-        roll_seconds: The lifetime of a shard. If infinite, shards end only when a test calls `roll`.
+        roll_seconds: The lifetime of a shard. If infinite, shards end only when a test calls `end_open_shards`.
         retention: The number of seconds after its end when a shard is removed.
         stale_seconds: How long listings still show an ended shard as open, together with its child.
         iterator_seconds: How long an iterator is valid.
