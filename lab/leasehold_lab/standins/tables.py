@@ -1,9 +1,9 @@
 """A stand-in for DynamoDB Streams that runs in this process and has the service's limits.
 
 The stand-in serves only streams. Tests put items by calling `put`, and lease tables need another stand-in. DynamoDB
-Local has streams too, but its shards never end. Here, a shard ends when a test calls `end_open_shards`, or at regular intervals,
-and another shard follows it. Ended shards are removed after the retention. The stand-in imitates these limits of the
-service:
+Local has streams too, but its shards never end. Here, a shard ends when a test calls `end_open_shards`, or at regular
+intervals, and another shard follows it. Ended shards are removed after the retention. The stand-in imitates these
+limits of the service:
 
 - A page has at most 100 shards, and a response has at most 1,000 records or 1 MB.
 - Iterators expire.
