@@ -16,7 +16,7 @@ from types import FrameType
 
 import leasehold
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 ROOT = Path(leasehold.__file__).parent
 BATCHES = 60
@@ -45,9 +45,9 @@ def shortest_trace() -> list[Call]:
     def handle(_batch: leasehold.Delivery) -> None:
         handler_ends.append(len(calls))
 
-    shards = even_shards(("s-0",))
+    shards = create_even_shards(("s-0",))
     shard_log = ShardRecords(wait_seconds=PAUSE_SECONDS, size=1)
-    shard_log.records += records(BATCHES)
+    shard_log.records += create_records(BATCHES)
     source = ListSource(shards, {shards[0].id: shard_log})
     threading.setprofile(record_call)
     with leasehold.worker(source, handle, leases=MemoryStore(), initial_position="TRIM_HORIZON") as worker:

@@ -28,11 +28,11 @@ from leasehold.balancer.lookout import lookout_ranks, scaled
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules import shares as joining
 from leasehold.balancer.watch import Watch
-from leasehold_lab.judge.rights import unowned
+from leasehold_lab.judge.rights import measure_unowned_seconds
 from leasehold_lab.processes import processes
-from leasehold_lab.simulator.question import answer
+from leasehold_lab.simulator.question import simulate_question
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Member, Network, Scenario, balanced
+from leasehold_lab.simulator.scenario import Member, Network, Scenario, assign_owners_evenly
 
 Change = tuple[ModuleType, str, object]
 """A module, a name in it, and the value to assign to the name."""
@@ -95,7 +95,9 @@ def seconds_after_failed_lookout(seed: int, *, joins: bool) -> float:
     failed_lookout = evolve(members[SOME.names.index(first)], starts=death_at - 4.0) if joins else None
     failed_lookout = failed_lookout or evolve(members[SOME.names.index(first)], plans=death_at - 10.0)
     members = [failed_lookout if member.worker == first else member for member in members]
-    owners = balanced(SOME.leases, tuple(name for name in SOME.names if not (joins and name == first)), draw)
+    owners = assign_owners_evenly(
+        SOME.leases, tuple(name for name in SOME.names if not (joins and name == first)), draw
+    )
     scenario = Scenario(
         seed,
         owners,
@@ -107,7 +109,7 @@ def seconds_after_failed_lookout(seed: int, *, joins: bool) -> float:
     history = run(scenario)
     seconds = [
         seconds_unowned
-        for seconds_unowned in unowned(history, history.end, death_at).values()
+        for seconds_unowned in measure_unowned_seconds(history, history.end, death_at).values()
         if seconds_unowned > OURS.lease_seconds / 2
     ]
     # Leases that fall to the share of a zombie stay free until other workers give up waiting for it (M9).
@@ -116,7 +118,7 @@ def seconds_after_failed_lookout(seed: int, *, joins: bool) -> float:
 
 def _seconds_of_join(seed: int) -> float:
     question = evolve(asking(100, 10, 10), pace="own", start="together", cycles=5.0, kind="scale-out", seed=seed)
-    return answer(question).seconds
+    return simulate_question(question).seconds
 
 
 def _read_units(leases: int, workers: int) -> float:

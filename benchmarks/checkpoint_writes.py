@@ -14,8 +14,8 @@ from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold_lab.processes import processes
-from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
-from leasehold_lab.simulator.run import run, traffic
+from leasehold_lab.simulator.question import SimulationQuestion, build_fleet
+from leasehold_lab.simulator.run import measure_traffic, run
 from leasehold_lab.simulator.scenario import Network
 
 SIZES = ((10, 2), (100, 10), (1000, 50))
@@ -47,9 +47,9 @@ def measure(shards: int, workers: int, checkpoints: float, seconds: float) -> Ta
     When a fleet starts, its workers make additional listings to find each other.
     """
     question = SimulationQuestion(shards, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints)
-    scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0))
+    scenario = evolve(build_fleet(question).scenario, network=Network(stall=0.0, unanswered=0.0))
     warm_up, total = (
-        traffic(run(evolve(scenario, seconds=length, calm=length, read_seconds=READ_SECONDS)))
+        measure_traffic(run(evolve(scenario, seconds=length, calm=length, read_seconds=READ_SECONDS)))
         for length in (WARM_SECONDS, WARM_SECONDS + seconds)
     )
     writes, reads = total.write_units - warm_up.write_units, total.read_units - warm_up.read_units

@@ -34,8 +34,8 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
 from leasehold.stores.urls import open_store
-from leasehold_lab.contract.actors import placed
-from leasehold_lab.standins.services import kinesis_local
+from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.standins.services import run_kinesis_local
 
 SHARDS = 8
 REGION = "eu-west-1"
@@ -116,7 +116,7 @@ def make_runner(stream: Stream, folder: str, tally: Tally) -> Runner:
     store = open_store(f"sqlite:///{folder}/leases.db", create=True)
     source = open_url(stream.name, {"region": REGION, "endpoint": stream.endpoint})
     for shard in source.shards():
-        placed(store, Lease(shard.id, owner="a-1", hash_range=shard.hash_range))
+        create_placed_lease(store, Lease(shard.id, owner="a-1", hash_range=shard.hash_range))
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
     return Runner(worker, Handling(tally.handle, observer=tally.on_event))
 
@@ -210,7 +210,7 @@ def speed(megabytes: int, rounds: int) -> bool:
     table.add_column("records, reader")
     for name in ("MB/s", "from-to", "CPU ms/MB", "of bare", "at least", "verdict"):
         table.add_column(name, justify="right", no_wrap=True)
-    with kinesis_local() as service:
+    with run_kinesis_local() as service:
         plain = fill_stream(service.url, "plain", plain_rows(megabytes))
         rows, users = aggregate_rows(megabytes)
         aggregated = fill_stream(service.url, "aggregated", rows)
@@ -239,7 +239,7 @@ def watch_memory(stream: Stream, seconds: float) -> tuple[int, list[float]]:
 def memory(minutes: float) -> bool:
     """Return whether a worker's memory stays constant while half a megabyte is written to the stream per second."""
     rows = plain_rows(1)[:500]
-    with kinesis_local() as service, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with run_kinesis_local() as service, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         stream = fill_stream(service.url, "memory", rows)
         client = client_of(service.url)
         records = [{"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(hash_key)} for hash_key, data in rows]

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convergence_rows import Figures, Row, rows
 from official_event_hubs import STRATEGIES, sdk_planner
 
-from leasehold_lab.simulator.question import SimulationQuestion, config_of, on_this_machine
+from leasehold_lab.simulator.question import SimulationQuestion, build_config, simulate_on_this_machine
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -100,7 +100,7 @@ def figures_of(question: SimulationQuestion, outcome: dict[str, object]) -> Figu
         "moved_again_percent": 100 * figures["moved_again"] / question.leases,
         "refused_percent": 100 * figures["failed_writes"] / question.leases,
         "changes_per_lease": (figures["moves"] + figures["claims"]) / max(total, 1),
-        "unowned_seconds": figures["unowned_lease_cycles_max"] * config_of(question).cycle_seconds,
+        "unowned_seconds": figures["unowned_lease_cycles_max"] * build_config(question).cycle_seconds,
     }
 
 
@@ -132,7 +132,7 @@ def measure(row: Row, rules: str, seeds: int, jobs: int, results: Kept) -> Line:
         question = evolve(question, cycles=row.peer_cycles)
     missing = [seed for seed in range(seeds) if (row.name, rules, seed) not in results.figures]
     with sdk_planner(rules) if official else nullcontext():
-        for seed, outcome in on_this_machine(question, missing, jobs) if missing else ():
+        for seed, outcome in simulate_on_this_machine(question, missing, jobs) if missing else ():
             results.add(row.name, rules, seed, figures_of(question, outcome))
     return Line(row, rules, tuple(results.figures[row.name, rules, seed] for seed in range(seeds)))
 

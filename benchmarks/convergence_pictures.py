@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from leasehold.balancer.rules.shares import least_moves
-from leasehold_lab.judge.rights import changes, owners_at, without_taken_back
-from leasehold_lab.judge.run import alive_at, lives
-from leasehold_lab.simulator.question import SimulationQuestion, all_workers, fleet_of
+from leasehold_lab.judge.rights import drop_taken_back_handoffs, find_owner_changes, find_owners_at
+from leasehold_lab.judge.run import find_lifetimes, find_workers_alive_at
+from leasehold_lab.simulator.question import SimulationQuestion, build_fleet, list_all_workers
 from leasehold_lab.simulator.run import run
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -44,12 +44,14 @@ class Story:
 def story(rules: str) -> Story:
     """Simulate the fleet with these rules, and return the samples."""
     question = evolve(ASKED, rules=rules)
-    fleet = fleet_of(question)
+    fleet = build_fleet(question)
     history = run(fleet.scenario)
-    all_lives = lives(history.incidents)
-    owners = owners_at(history, fleet.since)
-    least_number_of_moves = least_moves(owners, all_workers(question), question.groups)
-    owner_changes = iter([change for change in without_taken_back(changes(history.writes)) if change.t > fleet.since])
+    all_lives = find_lifetimes(history.incidents)
+    owners = find_owners_at(history, fleet.since)
+    least_number_of_moves = least_moves(owners, list_all_workers(question), question.groups)
+    owner_changes = iter(
+        [change for change in drop_taken_back_handoffs(find_owner_changes(history.writes)) if change.t > fleet.since]
+    )
     next_change = next(owner_changes, None)
     moves_so_far, samples = 0, []
     for step in range(int((history.end - fleet.since) / STEP_SECONDS)):
@@ -59,7 +61,7 @@ def story(rules: str) -> Story:
             owners[next_change.key] = next_change.after
             next_change = next(owner_changes, None)
         lease_counts = Counter(owner for owner in owners.values() if owner is not None)
-        counts = [lease_counts[worker] for worker in alive_at(all_lives, t)]
+        counts = [lease_counts[worker] for worker in find_workers_alive_at(all_lives, t)]
         first_cluster_leases = sum(count for owner, count in lease_counts.items() if owner.startswith("a-"))
         samples.append((t - fleet.since, min(counts), max(counts), first_cluster_leases, moves_so_far))
     seconds, fewest, most, first_cluster, moves = zip(*samples, strict=True)

@@ -28,16 +28,16 @@ from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold_lab.judge.rights import changes, unowned, without_taken_back
+from leasehold_lab.judge.rights import drop_taken_back_handoffs, find_owner_changes, measure_unowned_seconds
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import (
     Capacity,
     Member,
     Network,
     Scenario,
-    balanced,
-    group_of,
-    rolling,
+    assign_owners_evenly,
+    create_rolling_fleet,
+    name_group_workers,
 )
 
 EACH, AT, AFTER = 20, 30.0, 60.0
@@ -112,12 +112,12 @@ def simulate(
 ) -> EventFigures:
     """Simulate a fleet with this event, and return its figures."""
     logging.disable(logging.CRITICAL)
-    names, draw = group_of(0, workers), random.Random(seed)  # noqa: S311  a seed is the point
+    names, draw = name_group_workers(0, workers), random.Random(seed)  # noqa: S311  a seed is the point
     ranks = lookout_ranks(
         [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in names], OURS
     ).ranks
     members = event([Member(name, OURS, draw.uniform(0.0, 1.0), present=True) for name in names], ranks, event_at)
-    owners = balanced(leases or EACH * workers, names, draw)
+    owners = assign_owners_evenly(leases or EACH * workers, names, draw)
     end = event_at + seconds_after
     scenario = Scenario(seed, owners, tuple(members), end, calm=end, network=Network(), capacity=capacity or Capacity())
     return _figures(scenario, event_at)
@@ -141,10 +141,12 @@ def _figures(scenario: Scenario, since: float) -> EventFigures:
     for _, step in edges:
         current += step
         most_at_once = max(most_at_once, current)
-    changes_after = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
-    owner_changes = without_taken_back(changes_after)
+    changes_after = [
+        change for change in find_owner_changes(history.writes) if change.t >= since and change.after is not None
+    ]
+    owner_changes = drop_taken_back_handoffs(changes_after)
     last_change = max((change.t for change in owner_changes), default=since) - since
-    longest = max(unowned(history, history.end, since).values(), default=0.0)
+    longest = max(measure_unowned_seconds(history, history.end, since).values(), default=0.0)
     rows = len(listings) * len(history.first)
     return EventFigures(
         len(listings), rows, round(longest, 1), round(last_change, 1), len(owner_changes), most_at_once, round(speed, 2)
@@ -154,7 +156,7 @@ def _figures(scenario: Scenario, since: float) -> EventFigures:
 def simulate_replacement(workers: int, rules: Config, seed: int) -> EventFigures:
     """Return the figures of a rolling replacement of all workers, one every 10 s."""
     logging.disable(logging.CRITICAL)
-    fleet = rolling(EACH * workers, group_of(0, workers), rules, gap=10.0, seed=seed, cycles=3.0)
+    fleet = create_rolling_fleet(EACH * workers, name_group_workers(0, workers), rules, gap=10.0, seed=seed, cycles=3.0)
     return _figures(evolve(fleet.scenario, scan_per_cycle=rules is KCL), fleet.since)
 
 

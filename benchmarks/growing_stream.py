@@ -6,7 +6,7 @@ from attrs import define
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
-from leasehold_lab.simulator.world.world import even_shards
+from leasehold_lab.simulator.world.world import create_even_shards
 
 FIRST = 1000
 """The sequence number of each shard's first record. The numbers of later records increase by one."""
@@ -27,7 +27,7 @@ class Flow:
     stream = ""
 
     def __init__(self, shards: int, rate: float, clock: Callable[[], float], began: float | None = None) -> None:
-        self._shards = tuple(even_shards(tuple(f"s-{number:03}" for number in range(shards))))
+        self._shards = tuple(create_even_shards(tuple(f"s-{number:03}" for number in range(shards))))
         self._rate, self._clock, self._began = rate, clock, clock() if began is None else began
 
     @property

@@ -45,7 +45,7 @@ from leasehold.balancer.watch import Watch
 from leasehold.stores.aws_calls.pages import page_of
 from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_item
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold_lab.simulator.run import without_gc
+from leasehold_lab.simulator.run import disable_gc
 
 LEASES_EACH = 10
 SIZES, CHECK_SIZES = (10, 100, 1_000), (10, 20, 40)
@@ -128,7 +128,7 @@ def operations(workers: int) -> dict[str, Work]:
         now = float(next(clock))
         pages = (page_of(body, orjson.loads) for body in next(answers))
         read = known_rows.read(page["Items"] for page in pages if page is not None)
-        with without_gc():
+        with disable_gc():
             rows = tuple(sorted(read.leases, key=lambda lease: lease.key))
             seen_rows, leases_now = seen_rows.look(rows, now, now + 0.5)
         return leases_now

@@ -28,8 +28,8 @@ from handoff_workers import LEASES, RATE, Faults, Target, fleet
 from leasehold.stores.writes import GiveLease, RequestLease
 from leasehold_lab.demo.child import ENVIRONMENT
 from leasehold_lab.judge.events import ReadingEvent, RunHistory
-from leasehold_lab.judge.tenures import by_shard, reading_of
-from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
+from leasehold_lab.judge.tenures import compute_tenures, group_by_shard
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string, run_azurite, run_dynalite
 
 MOVES = 100
 LEASE_SECONDS = 3.0
@@ -49,7 +49,7 @@ class Cost:
 
 def cost(events: list[ReadingEvent]) -> Cost:
     """Compute the cost from the events. The hand-offs are the changes of owner away from the giver."""
-    shards = by_shard(reading_of(RunHistory(events=events)).tenures)
+    shards = group_by_shard(compute_tenures(RunHistory(events=events)).tenures)
     numbers = [[record.place[0] for tenure in readers for record in tenure.records] for readers in shards.values()]
     moves = [
         (before.records[-1].t, after.records[0].t)
@@ -175,9 +175,9 @@ def main() -> int:
     logging.disable(logging.CRITICAL)  # otherwise each injected fault would be logged
     with ExitStack() as stack:
         if store == "dynalite":
-            url = f"dynamodb://{{name}}?endpoint={stack.enter_context(dynalite()).url}"
+            url = f"dynamodb://{{name}}?endpoint={stack.enter_context(run_dynalite()).url}"
         else:
-            service = stack.enter_context(azurite())
+            service = stack.enter_context(run_azurite())
             os.environ["AZURE_STORAGE_CONNECTION_STRING"] = azurite_connection_string(service)
             url = f"azblob://{AZURITE_ACCOUNT}/{{name}}"
         return 0 if measure(store, Target(url, arguments.checkpoint_seconds, arguments.lease_seconds)) else 1

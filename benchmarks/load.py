@@ -39,8 +39,8 @@ from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shar
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.demo.child import ENVIRONMENT
-from leasehold_lab.simulator.question import SimulationQuestion, config_of, on_this_machine
-from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
+from leasehold_lab.simulator.question import SimulationQuestion, build_config, simulate_on_this_machine
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string, run_azurite, run_dynalite
 
 RESULTS = Path(__file__).parent / "results" / "load.md"
 LEASE_SECONDS = 10.0
@@ -112,9 +112,9 @@ def store_url(kind: str) -> Iterator[str]:
             case "sqlite":
                 yield f"sqlite:///{opened.enter_context(TemporaryDirectory())}/leases.db"
             case "dynalite":
-                yield f"dynamodb://leases?region=eu-west-1&endpoint={opened.enter_context(dynalite()).url}"
+                yield f"dynamodb://leases?region=eu-west-1&endpoint={opened.enter_context(run_dynalite()).url}"
             case "azurite":
-                service = opened.enter_context(azurite())
+                service = opened.enter_context(run_azurite())
                 os.environ["AZURE_STORAGE_CONNECTION_STRING"] = azurite_connection_string(service)
                 yield f"azblob://{AZURITE_ACCOUNT}/leases"
             case _:
@@ -253,12 +253,12 @@ def memory_growth(samples: list[Sample]) -> float:
 def day(hours: float) -> Figures:
     """Simulate a small balanced fleet for this number of hours."""
     question = SimulationQuestion(6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0)
-    cycles = hours * 3600 / config_of(question).cycle_seconds
+    cycles = hours * 3600 / build_config(question).cycle_seconds
     question = SimulationQuestion(
         6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0, cycles=cycles
     )
     began = time.process_time()
-    ((_, outcome),) = on_this_machine(question, [1], 1)
+    ((_, outcome),) = simulate_on_this_machine(question, [1], 1)
     return {
         "virtual hours": f"{hours:g}",
         "seconds of the processor": f"{time.process_time() - began:.0f}",

@@ -22,10 +22,10 @@ from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold_lab.judge.rights import unowned
+from leasehold_lab.judge.rights import measure_unowned_seconds
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Member, Nap, Network, Scenario, balanced, group_of
+from leasehold_lab.simulator.scenario import Member, Nap, Network, Scenario, assign_owners_evenly, name_group_workers
 
 CRASH, AFTER = 30.0, 60.0
 OURS, KCL = Config(Minimal()), Config(Kcl())
@@ -60,7 +60,7 @@ class Fleet:
     @property
     def names(self) -> tuple[str, ...]:
         """The ids of all workers."""
-        return group_of(0, self.workers)
+        return name_group_workers(0, self.workers)
 
     def config(self, number: int) -> Config:
         """Return the configuration of a worker."""
@@ -113,9 +113,9 @@ def seconds_unread(fleet: Fleet, death: Death, seed: int) -> float:
         config, end = fleet.config(number), death_at if name in dying else math.inf
         members.append(Member(name, config, draw.uniform(0.0, 1.0), end, foreign=config is KCL))
     network = evolve(ROUGH, outages=(Nap(death_at + OUTAGE[0], OUTAGE[1]),)) if fleet.rough else Network()
-    owners = balanced(fleet.leases, fleet.names, draw)
+    owners = assign_owners_evenly(fleet.leases, fleet.names, draw)
     history = run(Scenario(seed, owners, tuple(members), death_at + AFTER, calm=death_at + AFTER, network=network))
-    return max(unowned(history, history.end, death_at).values())
+    return max(measure_unowned_seconds(history, history.end, death_at).values())
 
 
 def print_line(fleet: Fleet, death: Death, results: list[float]) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from leasehold_lab.judge.rights import changes, owners_at, without_taken_back
-from leasehold_lab.simulator.question import SimulationQuestion, config_of, fleet_of
+from leasehold_lab.judge.rights import drop_taken_back_handoffs, find_owner_changes, find_owners_at
+from leasehold_lab.simulator.question import SimulationQuestion, build_config, build_fleet
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member
 
@@ -72,15 +72,15 @@ class Story:
 
 def simulate_story() -> Story:
     """Simulate a balanced fleet, the kill, and a worker that joins later, and return the events."""
-    fleet = fleet_of(ASKED)
-    joining_worker = Member(NEW, config_of(ASKED), starts=fleet.since + COMES - KILLED)
+    fleet = build_fleet(ASKED)
+    joining_worker = Member(NEW, build_config(ASKED), starts=fleet.since + COMES - KILLED)
     history = run(evolve(fleet.scenario, members=(*fleet.scenario.members, joining_worker)))
     start_time = fleet.since - KILLED
     (killed,) = (incident.subject.partition("#")[0] for incident in history.incidents if incident.what == "crash")
-    owners = {key: owner for key, owner in owners_at(history, fleet.since).items() if owner}
+    owners = {key: owner for key, owner in find_owners_at(history, fleet.since).items() if owner}
     owner_changes = [
         (change.t - start_time, change.key, change.after)
-        for change in without_taken_back(changes(history.writes))
+        for change in drop_taken_back_handoffs(find_owner_changes(history.writes))
         if start_time < change.t < start_time + ENDS
     ]
     return Story(killed, owners, tuple(owner_changes))

@@ -37,7 +37,7 @@ from standins.dynamodb_local import dynamodb_local
 
 from leasehold.balancer.model import HASH_KEYS
 from leasehold_lab.demo.child import ENVIRONMENT
-from leasehold_lab.standins.services import kinesis_local
+from leasehold_lab.standins.services import run_kinesis_local
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -188,7 +188,7 @@ def main() -> None:
     child = f"/bin/sh {work_folder / 'child.sh'}" if options.shards else f"{sys.executable} {work_folder / 'child.py'}"
     shards, records = options.shards or SHARDS, 0 if options.shards else options.records
     try:
-        with kinesis_local() as stream, dynamodb_local() as table:
+        with run_kinesis_local() as stream, dynamodb_local() as table:
             os.environ |= ENVIRONMENT
             client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=stream.url)
             properties = {

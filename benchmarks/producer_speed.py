@@ -36,7 +36,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, client_of
 from leasehold.adapters.toolchain import fill_once
-from leasehold_lab.standins.services import kinesis_local
+from leasehold_lab.standins.services import run_kinesis_local
 
 BAR = 3.0
 LOCK = Path(__file__).with_name("async-kinesis.lock")
@@ -170,7 +170,7 @@ def main() -> None:
     costs_met = measure_and_print(options.rounds)
     if options.cost_only:
         sys.exit(not costs_met)
-    with kinesis_local() as service:
+    with run_kinesis_local() as service:
         # On a busy machine, a request with 500 records may take long. It must not time out.
         slow_config = ClientConfig(read_timeout=300)
         client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=service.url, config=slow_config)

@@ -10,7 +10,7 @@ from leasehold.adapters.worker.progress import Progress
 from leasehold.balancer.model import Position
 from leasehold.stores.dynamodb.cells import written_bytes
 from leasehold.stores.sessions.rows import Remark, Session, SessionEntry, remarks_fields, session_fields
-from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
+from leasehold_lab.simulator.question import SimulationQuestion, build_fleet
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Network
 from leasehold_lab.simulator.world.world import SimulatedHistory
@@ -96,7 +96,7 @@ def simulate_requests(shards: int, workers: int, checkpoints: float, seconds: fl
     question = SimulationQuestion(
         shards, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, sessions=True
     )
-    scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
+    scenario = evolve(build_fleet(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
     warm_up, total = (
         _figures(run(evolve(scenario, seconds=length, calm=length)))
         for length in (WARM_SECONDS, WARM_SECONDS + seconds)

@@ -15,7 +15,7 @@ from store_price import count_requests, dynamodb, s3
 
 from leasehold.adapters.ops.doctor.examination import LIST_PRICES, MILLION, MONTH
 from leasehold_lab.processes import processes
-from leasehold_lab.simulator.question import Kind, SimulationQuestion, answer, fleet_of
+from leasehold_lab.simulator.question import Kind, SimulationQuestion, build_fleet, simulate_question
 from leasehold_lab.simulator.run import run
 
 SIZES = ((10, 2), (100, 10), (1000, 50))
@@ -57,7 +57,7 @@ def event(kind: Kind, seed: int, *, sessions: bool) -> dict[str, float]:
     """Simulate a fleet of 60 leases and 6 workers in which one worker ends or two join, and return its figures."""
     workers = (4, 2) if kind == "scale-out" else (6,)
     question = SimulationQuestion(60, workers, kind=kind, pace="own", seed=seed, cycles=6, sessions=sessions)
-    outcome = answer(question)
+    outcome = simulate_question(question)
     return {
         "seconds": outcome.seconds,
         "moves": outcome.moves,
@@ -69,7 +69,7 @@ def event(kind: Kind, seed: int, *, sessions: bool) -> dict[str, float]:
 
 def _repeated_dispatches(question: SimulationQuestion) -> float:
     """Return the number of repeated dispatches, if each shard gets a record every 0.2 s."""
-    scenario = fleet_of(question).scenario
+    scenario = build_fleet(question).scenario
     history = run(evolve(scenario, full=True, read_seconds=0.2))
     dispatch_counts = Counter(
         (record_event.shard, record_event.place) for record_event in history.events if record_event.event == "record"

@@ -34,7 +34,7 @@ from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.adapters.spark.pipeline import start_query
 from leasehold_lab.demo.child import ENVIRONMENT, Child
-from leasehold_lab.demo.stage import Stream, client, services
+from leasehold_lab.demo.stage import Stream, create_kinesis_client, run_services
 
 SETTLE_SECONDS = 20.0
 """The time before the measurement starts, in which two queries divide the shards."""
@@ -96,7 +96,7 @@ def compare_rows() -> tuple[int, list[int], int, int]:
     """Return the number of rows sent, those read by each query, the number lost, and the number of duplicates."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        kinesis, _ = stack.enter_context(services())
+        kinesis, _ = stack.enter_context(run_services())
         stream = stack.enter_context(closing(Stream(kinesis, "queries", SHARDS)))
 
         def begin(name: str) -> Child:
@@ -105,7 +105,7 @@ def compare_rows() -> tuple[int, list[int], int, int]:
             return child
 
         # Rows are aggregated, because the stand-in's cost of a record grows with the number of records in the shard.
-        kinesis_client = stack.enter_context(closing(client(kinesis)))
+        kinesis_client = stack.enter_context(closing(create_kinesis_client(kinesis)))
         producer = stack.enter_context(Producer(kinesis_client, stream.name, Settings(share=16.0, linger_seconds=0.2)))
         children, sent, futures = [begin("one")], list[str](), list[RecordFuture]()
         for round_number in range(PUTS):
@@ -123,7 +123,7 @@ def compare_rows() -> tuple[int, list[int], int, int]:
             if len(set().union(*rows_by_query)) == len(sent):
                 break
             for child in children:
-                assert child.running, child.last_output
+                assert child.is_running, child.last_output
             time.sleep(1.0)
         counts = Counter(row for rows in rows_by_query for row in rows)
         return (

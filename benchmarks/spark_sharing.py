@@ -31,7 +31,7 @@ from standins.spark import SOON, spark_cluster, spark_session
 from leasehold.adapters.spark.pipeline import start_query
 from leasehold.adapters.toolchain import java_home
 from leasehold_lab.demo.child import ENVIRONMENT, Child
-from leasehold_lab.demo.stage import Stream, client, put, services
+from leasehold_lab.demo.stage import Stream, create_kinesis_client, put_records, run_services
 
 WORKERS, CORES, SHARDS = 2, 3, 4
 ALL = WORKERS * CORES
@@ -154,7 +154,7 @@ def wait_until_constant(read_count: Callable[[], int], query_process: Child, *, 
     long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if maximum else STANDS_SECONDS}
     while count != maximum and time.monotonic() - count_since < long_enough.get(count, STANDS_SECONDS):
         time.sleep(0.5)
-        if not query_process.running:
+        if not query_process.is_running:
             raise RuntimeError(f"the query has ended: {query_process.last_output}")
         if (now := read_count()) != count:
             count, count_since = now, time.monotonic()
@@ -180,10 +180,10 @@ def put_rows(kinesis: str, stream: str, *, on: bool) -> Iterator[None]:
     rows = [(str(number), b"row") for number in range(20)]
 
     def feed() -> None:
-        with closing(client(kinesis)) as kinesis_client:
-            put(kinesis_client, stream, rows)
+        with closing(create_kinesis_client(kinesis)) as kinesis_client:
+            put_records(kinesis_client, stream, rows)
             while on and not ended.wait(1.0):
-                put(kinesis_client, stream, rows)
+                put_records(kinesis_client, stream, rows)
 
     thread = Thread(target=feed)
     thread.start()
@@ -211,7 +211,7 @@ def main() -> int:
         run_application(*sys.argv[1:])
         return 0
     with ExitStack() as stack:
-        kinesis, _ = stack.enter_context(services())
+        kinesis, _ = stack.enter_context(run_services())
         java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
         python_environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         master = stack.enter_context(spark_cluster(os.environ | java | python_environment, memory="1600m", cores=CORES))

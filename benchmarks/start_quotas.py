@@ -26,8 +26,8 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import start_seconds
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import SourceUnavailable
-from leasehold_lab.simulator.scenario import group_of
-from leasehold_lab.simulator.world.tasks import Tasks
+from leasehold_lab.simulator.scenario import name_group_workers
+from leasehold_lab.simulator.world.tasks import TaskScheduler
 
 SUMMARIES, LISTINGS = 20, 1000
 ANSWER_SECONDS = 0.02
@@ -64,7 +64,7 @@ class Quota:
 class Service:
     """The simulated Kinesis of an account, with its numbers of requests and rejections."""
 
-    tasks: Tasks
+    tasks: TaskScheduler
     draw: random.Random
     shards: int
     quotas: dict[str, Quota] = field(
@@ -97,7 +97,7 @@ class Service:
         raise ClientError({"Error": {"Code": "LimitExceededException", "Message": "slow down"}}, operation)
 
 
-def worker(tasks: Tasks, service: Service, name: str, shard_count: int, opened: list[float]) -> None:
+def worker(tasks: TaskScheduler, service: Service, name: str, shard_count: int, opened: list[float]) -> None:
     """Simulate a worker that lists the shards, identifies the stream, and opens its shards.
 
     The time when each shard was opened is added to `opened`.
@@ -113,7 +113,9 @@ def worker(tasks: Tasks, service: Service, name: str, shard_count: int, opened: 
         tasks.start(partial(_open_shard, tasks, service, source, Lease(f"{name}-{number}"), opened))
 
 
-def _open_shard(tasks: Tasks, service: Service, source: KinesisSource, lease: Lease, opened: list[float]) -> None:
+def _open_shard(
+    tasks: TaskScheduler, service: Service, source: KinesisSource, lease: Lease, opened: list[float]
+) -> None:
     waits = Backoff(*FAULT_WAITS, service.draw.uniform)
     while True:
         try:
@@ -135,9 +137,9 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     for size in map(int, arguments.workers.split(",")):
         random.seed(arguments.seed)  # the source draws its waits from there
-        tasks, opened = Tasks(), list[float]()
+        tasks, opened = TaskScheduler(), list[float]()
         service = Service(tasks, random.Random(arguments.seed), size * arguments.each)  # noqa: S311  a seed is the point
-        for name in group_of(0, size):
+        for name in name_group_workers(0, size):
             tasks.start(partial(worker, tasks, service, name, arguments.each, opened))
         tasks.run(600.0)
         tasks.close()

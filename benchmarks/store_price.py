@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS
 from leasehold.adapters.ops.doctor.examination import LIST_PRICES, MILLION, MONTH, ROW_BYTES, UNIT_BYTES
-from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
+from leasehold_lab.simulator.question import SimulationQuestion, build_fleet
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Network
 from leasehold_lab.simulator.world.world import SimulatedHistory
@@ -90,7 +90,7 @@ def count_requests(leases: int, workers: int, checkpoints: float, seconds: float
     question = SimulationQuestion(
         leases, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, dated=dated
     )
-    scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
+    scenario = evolve(build_fleet(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
     warm_up, total = (
         run(evolve(scenario, seconds=length, calm=length)) for length in (WARM_SECONDS, WARM_SECONDS + seconds)
     )

@@ -12,7 +12,7 @@ import typer
 from attrs import evolve
 
 from leasehold_lab.processes import processes
-from leasehold_lab.simulator.question import SimulationQuestion, config_of, on_this_machine
+from leasehold_lab.simulator.question import SimulationQuestion, build_config, simulate_on_this_machine
 
 Size = tuple[int, int, float | None]
 """The numbers of leases and workers, and the seconds between checkpoints of a lease (None if nothing is read)."""
@@ -61,7 +61,7 @@ def measure(size: Size, fleet: str, cycles: float) -> dict[str, float]:
         leases, (workers,), rules, kind="steady", pace="own", pauses=PAUSES, checkpoints=checkpoints, sessions=sessions
     )
     warm_up, total = (_figures(evolve(question, cycles=length)) for length in (WARM_CYCLES, WARM_CYCLES + cycles))
-    hours = cycles * config_of(question).cycle_seconds / 3600
+    hours = cycles * build_config(question).cycle_seconds / 3600
     return {
         **{figure: (total[figure] - warm_up[figure]) / leases / hours for figure in FIGURES},
         "hours": leases * hours,
@@ -70,7 +70,7 @@ def measure(size: Size, fleet: str, cycles: float) -> dict[str, float]:
 
 
 def _figures(question: SimulationQuestion) -> dict[str, float]:
-    ((_, outcome),) = on_this_machine(question, [1], 1)
+    ((_, outcome),) = simulate_on_this_machine(question, [1], 1)
     traffic = outcome["traffic"]
     assert isinstance(traffic, dict)
     changes = outcome["moves"], outcome["claims"]

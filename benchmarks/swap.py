@@ -26,8 +26,8 @@ from attrs import define, field
 
 from leasehold.stores.swap import SwapStore, control_row
 from leasehold.stores.urls import name_of, open_store
-from leasehold_lab.demo.stage import Stage, Stream, services
-from leasehold_lab.judge.events import Sent
+from leasehold_lab.demo.stage import Stage, Stream, run_services
+from leasehold_lab.judge.events import SentRecord
 
 SHARDS, EACH_SECONDS, SETTLE_SECONDS = 4, 0.1, 60.0
 SETTINGS = ("--lease-seconds", "10", "--initial-position", "TRIM_HORIZON")
@@ -39,7 +39,7 @@ class Producer:
     """Puts a record for each of 16 keys, which are in all shards, every tenth of a second."""
 
     stream: Stream
-    sent: list[Sent] = field(factory=list)
+    sent: list[SentRecord] = field(factory=list)
     ended: Event = field(factory=Event)
 
     def run(self) -> None:
@@ -50,7 +50,9 @@ class Producer:
             due += EACH_SECONDS
             rows = [(f"key-{key}", b"%d" % (number + key)) for key in range(16)]
             self.stream.put(*rows)
-            self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows]
+            self.sent += [
+                SentRecord(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows
+            ]
             number += len(rows)
 
 
@@ -95,7 +97,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--turns", type=int, default=3, help="there and back, so often")
     turns = arguments.parse_args().turns
-    with services() as (kinesis, dynamodb), tempfile.TemporaryDirectory() as folder:
+    with run_services() as (kinesis, dynamodb), tempfile.TemporaryDirectory() as folder:
         name = f"swap-{uuid4().hex[:8]}"
         urls = (f"dynamodb://{name}?region=eu-west-1&endpoint={dynamodb}", f"sqlite://{folder}/leases.db")
         names = (name_of(urls[0]), name_of(urls[1]))
@@ -110,7 +112,7 @@ def main() -> None:
                     verdict = _measure(stage, urls, thread, producer, turns)
                 finally:
                     producer.ended.set()
-                    stage.abandon()
+                    stage.kill_all_workers()
     print(verdict)
 
 
@@ -118,7 +120,7 @@ def _measure(stage: Stage, urls: Sequence[str], thread: Thread, producer: Produc
     stage.join("ours-1")
     stage.join("ours-2")
     thread.start()
-    if not stage.until(stage.balanced, SETTLE_SECONDS):
+    if not stage.until(stage.is_balanced, SETTLE_SECONDS):
         raise SystemExit("the fleet did not come to rest")
     gaps_at_rest, gaps_of_moves = list[float](), list[float]()
     for turn in range(2 * turns):

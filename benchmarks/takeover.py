@@ -28,7 +28,7 @@ from leasehold.balancer.model import Lease
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES, Child
 from leasehold_lab.demo.stage import Stage
-from leasehold_lab.standins.services import kinesis_local
+from leasehold_lab.standins.services import run_kinesis_local
 
 FLEETS = ("ours,ours", "2.7.2,2.7.2", "3.5.1,3.5.1", "ours,2.7.2", "2.7.2,ours", "ours,3.5.1", "3.5.1,ours")
 
@@ -55,7 +55,7 @@ def stop_worker(fleet: Mixed, lost_worker: str, spans: Spans, *, stop: bool) -> 
     shards = {lease.shard for lease in stage.leases if lease.owner == lost_worker and not lease.ended}
     draining: Child | None = None
     if stop:
-        draining = stage.leave(lost_worker)
+        draining = stage.drain_worker(lost_worker)
     else:
         stage.kill(lost_worker)
     times: dict[str, dict[str, float]] = {name: dict.fromkeys(shards, math.inf) for name in spans}
@@ -119,7 +119,7 @@ def main() -> int:
     ending = "stopped" if arguments.stop else "killed"
     print(f"lease_seconds {arguments.lease_seconds}, {ending}; least, median, most seconds")
     with ExitStack() as stack:
-        kinesis, dynamodb = stack.enter_context(kinesis_local()).url, stack.enter_context(dynamodb_local()).url
+        kinesis, dynamodb = stack.enter_context(run_kinesis_local()).url, stack.enter_context(dynamodb_local()).url
         for kinds in arguments.fleets:
             spans: Spans = {"free": [], "owned": [], "read": []}
             for _ in range(arguments.runs):

@@ -29,9 +29,9 @@ from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.toolchain import ServiceError, fill_once
 from leasehold_lab.demo import pytest_plugin
-from leasehold_lab.standins.node import Service, install
-from leasehold_lab.standins.postgres import postgres
-from leasehold_lab.standins.services import azurite_connection_string, moto
+from leasehold_lab.standins.node import Service, install_packages
+from leasehold_lab.standins.postgres import run_postgres
+from leasehold_lab.standins.services import azurite_connection_string, run_moto
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -222,7 +222,7 @@ def axe() -> str:
     """Return the source of axe-core, which checks whether a page is accessible."""
     tree = Path(__file__).parent / "javascript" / "axe"
     lock = (tree / "package-lock.json").read_bytes()
-    folder = fill_once(f"node/axe-{sha256(lock).hexdigest()[:12]}", partial(install, tree))
+    folder = fill_once(f"node/axe-{sha256(lock).hexdigest()[:12]}", partial(install_packages, tree))
     return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
 
 
@@ -271,7 +271,7 @@ def azurite_connection(azurite_service: Service) -> str:
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
     """Run many services, none of which can judge a race."""
-    with moto() as service:
+    with run_moto() as service:
         yield service.url
 
 
@@ -279,7 +279,7 @@ def moto_url() -> Iterator[str]:
 def postgres_service() -> Iterator[Service]:
     """Run a PostgreSQL, which can judge races."""
     try:
-        with postgres() as service:
+        with run_postgres() as service:
             yield service
     except ServiceError as missing:
         pytest.skip(f"POSTGRESQL IS NOT TESTED: {missing}")

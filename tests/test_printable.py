@@ -12,7 +12,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.printable import TEXT_LENGTH_MAX, escaped, few, printable, printable_lines, said
 from leasehold.stores.writes import CreateLease, RequestLease
-from leasehold_lab.contract.actors import done, placed
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 ESCAPE = "\x1b]0;mine\x07\x1b[2J"
 SHOWN = r"\x1b]0;mine\x07\x1b[2J"
@@ -23,8 +23,10 @@ def url(tmp_path: Path) -> str:
     """Return a table in which a key, an owner, a next owner and a bad row contain terminal escapes."""
     path = tmp_path / "leases.db"
     store = SqliteStore(str(path))
-    row = placed(store, Lease(f"{ESCAPE}-key", owner=f"{ESCAPE}-ann", checkpoint=Position("9"), weight=1_024))
-    done(store.write(RequestLease(row, f"{ESCAPE}-bob")))
+    row = create_placed_lease(
+        store, Lease(f"{ESCAPE}-key", owner=f"{ESCAPE}-ann", checkpoint=Position("9"), weight=1_024)
+    )
+    expect_applied(store.write(RequestLease(row, f"{ESCAPE}-bob")))
     bad = store._connection  # noqa: SLF001  no store's own write creates such a row
     bad.execute("INSERT INTO leases (key, shard, counter, checkpoint) VALUES (?, ?, 0, ?)", (f"{ESCAPE}-bad", "s", "x"))
     store.close()
@@ -60,7 +62,7 @@ def test_message_about_an_unusable_value_escapes_control_characters(url: str, co
 
 def test_dry_run_moves_escape_control_characters(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "leases.db"))
-    done(store.write(CreateLease(Lease(ESCAPE, checkpoint=Position("9")))))
+    expect_applied(store.write(CreateLease(Lease(ESCAPE, checkpoint=Position("9")))))
     store.close()
     output = output_of("reset", f"sqlite://{tmp_path}/leases.db", "--to", "LATEST", "--dry-run")
     assert SHOWN in output

@@ -30,36 +30,36 @@ class Disk:
         return self.folder / "leases.db"
 
     @contextmanager
-    def mounted(self) -> Iterator[Self]:
+    def mount_folder(self) -> Iterator[Self]:
         """Make the folder, and remove it after the block."""
         self.folder.mkdir(parents=True)
-        mount = ("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(self.folder))
+        mount_command = ("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(self.folder))
         with suppress(OSError):
-            self.small = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+            self.small = subprocess.run(mount_command, capture_output=True, check=False).returncode == 0
         try:
             yield self
         finally:
-            self.let_go()
+            self.end_transaction()
             if self.small:
                 subprocess.run(("umount", "--lazy", str(self.folder)), check=True)
 
-    def fill(self) -> None:
+    def fill_up(self) -> None:
         """Fill the disk up."""
         with suppress(OSError), (self.folder / "ballast").open("wb", buffering=0) as ballast:
             while ballast.write(PIECE):
                 pass
 
-    def clear(self) -> None:
+    def free_space(self) -> None:
         (self.folder / "ballast").unlink()
 
-    def hold(self) -> None:
+    def hold_transaction(self) -> None:
         """Begin a write transaction and keep it open."""
         self._lock = sqlite3.connect(self.file, isolation_level=None)
         self._lock.execute("PRAGMA busy_timeout = 2000")
         with suppress(sqlite3.OperationalError):  # a worker wrote all that time, so nothing is locked
             self._lock.execute("BEGIN IMMEDIATE")
 
-    def let_go(self) -> None:
+    def end_transaction(self) -> None:
         """End the transaction without writing anything."""
         if self._lock is not None:
             with closing(self._lock):

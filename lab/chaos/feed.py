@@ -7,7 +7,7 @@ from threading import Event, Lock, Thread
 from attrs import define, evolve, field
 from grounds import Ground
 
-from leasehold_lab.judge.events import Incident, Sent
+from leasehold_lab.judge.events import Incident, SentRecord
 
 PUT_SECONDS = 0.25
 SLOW_SECONDS = 2.0
@@ -28,7 +28,7 @@ class Feed:
     """
 
     ground: Ground
-    sent: list[Sent] = field(factory=list)
+    sent: list[SentRecord] = field(factory=list)
     failed: list[str] = field(factory=list)
     slow: list[Incident] = field(factory=list)
     gate: Lock = field(factory=Lock)
@@ -39,7 +39,7 @@ class Feed:
 
     def begin(self) -> None:
         """Start putting records in a thread."""
-        self._thread = Thread(target=self._run, daemon=True)
+        self._thread = Thread(target=self._put_records, daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -51,11 +51,11 @@ class Feed:
             if thread.is_alive():
                 self.failed.append("the feed did not end: what it put last may be missing")
 
-    def stream_ended(self) -> None:
+    def record_stream_deletion(self) -> None:
         """Record that the stream was deleted, together with all records put so far."""
         self._former, self.recreated_at = len(self.sent), time.time()
 
-    def due(self, dispatched: Collection[tuple[str, str]]) -> list[Sent]:
+    def list_records_due(self, dispatched: Collection[tuple[str, str]]) -> list[SentRecord]:
         """Return the records that must arrive.
 
         These are all records of the current stream. Of the records of deleted streams, only those in `dispatched` are
@@ -65,19 +65,19 @@ class Feed:
         dispatched_records = [each for each in self.sent[: self._former] if (each.key, each.digest) in dispatched]
         return dispatched_records + self.sent[self._former :]
 
-    def _run(self) -> None:
+    def _put_records(self) -> None:
         while not self._ended.wait(PUT_SECONDS):
             with self.gate:
                 if self._ended.is_set():
                     return
-                began = time.time()
+                begin_time = time.time()
                 try:
                     records = list(self.ground.put())
                 except Exception as error:  # noqa: BLE001  the run is then reported as void
                     self.failed.append(f"the feed ended: {error!r}")
                     return
-                now = time.time()
-                self.sent += [evolve(each, t=now) for each in records]
-                if (seconds := now - began) > SLOW_SECONDS:
+                end_time = time.time()
+                self.sent += [evolve(each, t=end_time) for each in records]
+                if (seconds := end_time - begin_time) > SLOW_SECONDS:
                     note = f"the stream itself took {seconds:.1f} s to take a record"
-                    self.slow.append(Incident(began, "trouble", "", seconds, note))
+                    self.slow.append(Incident(begin_time, "trouble", "", seconds, note))

@@ -14,15 +14,15 @@ from unittest.mock import patch
 from attrs import define, evolve, field, frozen
 from grounds import ANEW, SLEEPS, WATCHER, Ground
 from libc import STEP_SECONDS, UnkindLibc
-from processes import ResourceLimit, ThreadLimit, processes_with_setting
+from processes import ResourceLimit, ThreadLimit, list_processes_with_setting
 from raising_log import ORDER
 from schedule import Fault, FaultKind
 from services import ServiceControl, Table, open_driver_store
 from swap_command import COMMAND, SwapOperator
 from unruly import DEEDS
-from unsteady_line import HTTP_FAULTS, ONE_WAY, Lines, one_way
+from unsteady_line import HTTP_FAULTS, ONE_WAY, Lines, list_one_way_kinds
 from wired import LOST_REPLIES, WIRE_FAULTS, SharedWire
-from written import answer_of
+from written import parse_answer
 
 from leasehold.adapters.multilang.children import EXIT_SECONDS
 from leasehold.errors import OutcomeUnknown, StoreError
@@ -31,7 +31,7 @@ from leasehold.stores.swap import CONTROL, is_marked
 from leasehold.stores.writes import DeleteLease
 from leasehold_lab.demo.child import Child
 from leasehold_lab.demo.stage import TICK_SECONDS, Stage, Tail
-from leasehold_lab.judge.events import Incident, IncidentKind, WriteAnswer, event_of
+from leasehold_lab.judge.events import Incident, IncidentKind, WriteAnswer, parse_event
 from leasehold_lab.judge.run import OPERATOR
 
 LEASE_SECONDS, CYCLE_SECONDS, DRAIN_SECONDS = 6.0, 2.0, 12.0
@@ -82,7 +82,7 @@ It starts when the paused worker was to wake up.
 """
 
 
-def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
+def list_table_fault_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
     """Return the kinds of faults of a table and of the lines to it.
 
     Args:
@@ -97,7 +97,7 @@ def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
     )
     return (
         *line_kinds,
-        *one_way("store", writes=not table.wired),
+        *list_one_way_kinds("store", writes=not table.wired),
         PAUSE,
         *((RESTART,) if table.lasts else ()),
         EMPTIED,
@@ -171,12 +171,12 @@ class Fleet(Stage):
         )
         for file in (orders, writes, child_events):
             file.touch()
-        goal = self.places.get("goal")
-        to_option = ("--to", goal.url(worker)) if goal else ()
+        goal_table = self.places.get("goal")
+        to_option = ("--to", goal_table.url(worker)) if goal_table else ()
         source, store = self.ground.source(worker), self.places["store"].url(worker)
         if self.multilang:
             arguments: tuple[str, ...] = (DAEMON, str(writes), source, store, f"{CYCLE_SECONDS:g}")
-            arguments += (str(self._properties(worker)), "--attempts", "3", "--verbose")
+            arguments += (str(self._write_properties_file(worker)), "--attempts", "3", "--verbose")
         else:
             arguments = (MISBEHAVING, str(orders), str(writes), source, "--store", store, *to_option)
             arguments += ("--events", "--worker", worker, *self.settings)
@@ -186,16 +186,16 @@ class Fleet(Stage):
         for place in self.places.values():
             environment |= place.environment(worker)
         with patch.dict(os.environ, environment):
-            self.admit(Child(process, arguments, self.folder))
+            self.add_process(Child(process, arguments, self.folder))
         self._tails[-1] = Tail(
             child_events if self.multilang else self._children[process].out,
-            lambda line: self.ground.with_judged_key(evolve(event_of(line), process=process)),
+            lambda line: self.ground.with_judged_key(evolve(parse_event(line), process=process)),
         )
-        self._written.append(Tail(writes, lambda line: answer_of(line, process)))
+        self._written.append(Tail(writes, lambda line: parse_answer(line, process)))
         self.processes[worker] = process
         self._note_denial(worker)
 
-    def _properties(self, worker: str) -> Path:
+    def _write_properties_file(self, worker: str) -> Path:
         """Write the properties file of a daemon. `unruly_daemon` gets the source and the store as arguments instead."""
         properties = {
             "executableName": f"{sys.executable} {CHILD}",
@@ -214,14 +214,14 @@ class Fleet(Stage):
     def _record_leftovers(self, process: str) -> None:
         """Record processes that a process has left behind."""
         setting, until = f"CHAOS_EVENTS={self.folder / f'{process}.child-events'}", time.monotonic() + ORPHAN_SECONDS
-        while (processes_left := list(processes_with_setting(setting))) and time.monotonic() < until:
+        while (processes_left := list(list_processes_with_setting(setting))) and time.monotonic() < until:
             time.sleep(TICK_SECONDS)
         if processes_left:
             self.history.faults.append(
                 f"{process} is gone, and {len(processes_left)} processes that it has started are not"
             )
 
-    def groups(self) -> dict[str, int]:
+    def list_process_groups(self) -> dict[str, int]:
         """Return the process groups of the workers by id, and that of the operator's command."""
         groups = {
             worker: self._children[process].pid
@@ -230,20 +230,26 @@ class Fleet(Stage):
         }
         return groups | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return whether each shard is read by its owner, and the workers' lease counts differ by at most one."""
         lease_counts = Counter(lease.owner for lease in self.leases)
-        counts = [lease_counts[worker] for worker in self.processes]
-        all_read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
-        return all_read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
+        lease_counts_of_workers = [lease_counts[worker] for worker in self.processes]
+        are_all_read = all(self.reading.find_reader(lease.shard) == lease.owner for lease in self.leases)
+        return (
+            are_all_read
+            and sum(lease_counts_of_workers) == self.open_shards
+            and max(lease_counts_of_workers) - min(lease_counts_of_workers) <= 1
+        )
 
-    def unexpected_ends(self) -> list[str]:
+    def list_unexpected_ends(self) -> list[str]:
         """Return descriptions of the processes that did not end as requested, or that left processes behind."""
         failed_processes = [process for process, state in self.workers.items() if "status" in state]
-        faults = [f"{process}: {self.workers[process]}" for process in failed_processes if self._had_started(process)]
+        end_descriptions = [
+            f"{process}: {self.workers[process]}" for process in failed_processes if self._had_started(process)
+        ]
         for process in self.processes.values():
             self._record_leftovers(process)
-        return [*faults, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
+        return [*end_descriptions, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
 
     def finish_swap(self, within_seconds: float) -> None:
         """Let the operator finish the swap, and record a fault if the swap does not end or is incomplete.
@@ -256,8 +262,8 @@ class Fleet(Stage):
         self.until(lambda: not self.leaving, 2 * DRAIN_SECONDS)
         self.operator.may_finish = True
         if not self.until(lambda: self.operator is not None and self.operator.over, within_seconds):
-            state = f"it had come to {self.operator.progress}; last output: {self.operator.last_output[-300:]}"
-            self.history.faults.append(f"the swap did not end: {state}")
+            progress_text = f"it had come to {self.operator.progress}; last output: {self.operator.last_output[-300:]}"
+            self.history.faults.append(f"the swap did not end: {progress_text}")
             return
         source_table = self.places["store"]
         with (
@@ -269,10 +275,10 @@ class Fleet(Stage):
             ]:
                 self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(unmarked_keys)}")
 
-    def abandon(self) -> None:
+    def kill_all_workers(self) -> None:
         if self.operator is not None:
             self.operator.kill()
-        super().abandon()
+        super().kill_all_workers()
 
     def _had_started(self, process: str) -> bool:
         """Return whether the process had started to work, so that its exit status matters.
@@ -280,8 +286,8 @@ class Fleet(Stage):
         Before a process logs anything, Python is still loading, and a signal ends the process abnormally. The same
         happens while a store does not respond when it is opened. The process then holds no leases yet.
         """
-        log = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
-        return bool(log) and (UNOPENED not in log or (self.folder / f"{process}.writes").stat().st_size > 0)
+        log_text = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
+        return bool(log_text) and (UNOPENED not in log_text or (self.folder / f"{process}.writes").stat().st_size > 0)
 
     @property
     def faulty_requests(self) -> int:
@@ -293,12 +299,12 @@ class Fleet(Stage):
         self._read_table_and_events()
         self.ground.feed_leased_shards({lease.shard for lease in self.leases})
         for worker, (process, child) in list(self.leaving.items()):
-            if not child.running:
+            if not child.is_running:
                 del self.leaving[worker]
                 self._record_drained(process, child)
                 self.join(worker)
         for process, child in list(self._children.items()):
-            if not child.running:
+            if not child.is_running:
                 self._restart_ended(process, child)
         if self.operator is not None:
             self.operator.tick()
@@ -308,22 +314,22 @@ class Fleet(Stage):
         # Read the files of the processes first, because the table may not respond. The table is then read at a later
         # tick.
         services = [place.table.control for place in self.places.values()]
-        self.history.answers += [answer for tail in self._written for answer in tail.more()]
-        began = time.time()
+        self.history.answers += [answer for tail in self._written for answer in tail.read_new_items()]
+        begin_time = time.time()
         try:
             if not any(each and each.paused for each in services):
                 super()._read_table_and_events()
                 return
         except (OutcomeUnknown, StoreError):  # over a line without faults
             note = "the store itself did not answer"
-            self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
+            self.history.incidents.append(Incident(begin_time, "trouble", "", time.time() - begin_time, note))
         for tail in self._tails:
-            for event in tail.more():
+            for event in tail.read_new_items():
                 self._record_event(event)
 
     def _record_drained(self, process: str, child: Child) -> None:
         status = child.wait()
-        self._incident("gone", process, "drained")
+        self._record_incident("gone", process, "drained")
         if status and self._had_started(process):
             self.history.faults.append(
                 f"{process}, asked to end, ended with status {status}: {child.last_output[-300:]}"
@@ -333,8 +339,8 @@ class Fleet(Stage):
         """Restart the worker. Record a fault unless the process was denied threads, memory or the lease file."""
         worker, _, _ = process.partition("#")
         del self._children[process]
-        self._incident("crash", process, "ended by itself")
-        self.reading.died(process, self.history.incidents[-1].t)
+        self._record_incident("crash", process, "ended by itself")
+        self.reading.end_tenures_of_dead_process(process, self.history.incidents[-1].t)
         if process not in self._denied:
             self.history.faults.append(f"{process} ended by itself: {child.last_output[-300:]}")
         self.join(worker)
@@ -343,40 +349,40 @@ class Fleet(Stage):
 
     def begin(self, fault: Fault) -> None:
         """Cause a fault, and record it."""
-        began = time.time()
-        subject = self._cause(fault)
+        begin_time = time.time()
+        subject = self._cause_fault(fault)
         if self._is_noticed(fault.kind.what):
             what: IncidentKind = "nap" if fault.kind.what == "stand still" or fault.kind in SLEEPS else "trouble"
-            self._current_incidents[fault] = Incident(began, what, subject, math.inf, str(fault))
+            self._current_incidents[fault] = Incident(begin_time, what, subject, math.inf, str(fault))
             self.history.incidents.append(self._current_incidents[fault])
         for each in self.processes:
             self._note_denial(each)
 
     def _is_noticed(self, what: str) -> bool:
-        dated = self.ground.dated or any(place.table.dated for place in self.places.values())
-        return what not in UNFELT or (what in STEPS and dated)
+        has_dated_rows = self.ground.dated or any(place.table.dated for place in self.places.values())
+        return what not in UNFELT or (what in STEPS and has_dated_rows)
 
     def _note_denial(self, worker: str) -> None:
         """Add the worker's process to `_denied` if a current fault denies it a resource."""
         if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._current_incidents):
             self._denied.add(self.processes[worker])
 
-    def _cause(self, fault: Fault) -> str:
+    def _cause_fault(self, fault: Fault) -> str:
         """Cause the fault, and return the worker or shard that it affects, or "" if it affects all."""
         what, worker = fault.kind.what, fault.worker
         if fault.kind.line:
-            return self._cause_on_connections(fault)
+            return self._cause_fault_of_connections(fault)
         if worker:
-            self._cause_to_worker(what, worker)
+            self._cause_fault_of_worker(what, worker)
             if fault.kind in SLEEPS:
-                self._closed_shards[fault] = self._reshard_of(worker, what)
+                self._closed_shards[fault] = self._reshard_worker(worker, what)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=True)
         elif self.table.disk is not None:
-            (self.table.disk.fill if fault.kind == DISK_FULL else self.table.disk.hold)()
+            (self.table.disk.fill_up if fault.kind == DISK_FULL else self.table.disk.hold_transaction)()
         return worker
 
-    def _cause_to_worker(self, what: str, worker: str) -> None:
+    def _cause_fault_of_worker(self, what: str, worker: str) -> None:
         # A worker that is still draining has no new process that the fault could affect.
         self.until(lambda: worker not in self.leaving, 2 * DRAIN_SECONDS)
         process = self.processes[worker]
@@ -384,9 +390,9 @@ class Fleet(Stage):
             case "kill":
                 self.kill(process)
             case "end":
-                self.leaving[worker] = (process, self.leave(process))
+                self.leaving[worker] = (process, self.drain_worker(process))
             case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
-                self._children[process].signal(signal.SIGSTOP)
+                self._children[process].send_signal(signal.SIGSTOP)
             case "no more threads":
                 self._resource_limits[worker] = ThreadLimit(self._children[process].pid)
             case "no more descriptors" | "no more memory":
@@ -396,13 +402,13 @@ class Fleet(Stage):
                 limit_resource = ResourceLimit.memory if what == NO_MEMORY.what else ResourceLimit.descriptors
                 self._resource_limits[worker] = limit_resource(self._children[process].pid)
             case step if step in STEPS and self.libc is not None:
-                self.libc.step(worker, STEPS[step])
+                self.libc.set_clock_ahead(worker, STEPS[step])
             case order:
                 if order == ORDER and (lines := self.places["store"].lines) is not None:
                     lines.begin("reset", worker)  # so that there is something to log
                 (self.folder / f"{worker}.orders").write_text(order.removeprefix("handler "))
 
-    def _reshard_of(self, worker: str, what: str) -> tuple[str, ...]:
+    def _reshard_worker(self, worker: str, what: str) -> tuple[str, ...]:
         """Split or merge an open shard of this worker, and return the shards that are closed by that.
 
         While the stream is paused, no shard is closed, and the fault is only a pause of the worker.
@@ -426,14 +432,14 @@ class Fleet(Stage):
 
     def drop(self, shards: Collection[str]) -> None:
         """Remove these closed shards from the stream, and record the restart of its service that this needs."""
-        began = time.time()
+        begin_time = time.time()
         self.ground.drop(shards)
         note = f"the stream dropped {', '.join(shards)}"
-        self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
+        self.history.incidents.append(Incident(begin_time, "trouble", "", time.time() - begin_time, note))
 
-    def _cause_on_connections(self, fault: Fault) -> str:
+    def _cause_fault_of_connections(self, fault: Fault) -> str:
         what, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
-        control, lines = self._service_and_lines(fault)
+        control, lines = self._find_service_and_lines(fault)
         if what == "split":
             self.split()
         elif what == "merge":
@@ -454,30 +460,30 @@ class Fleet(Stage):
             lines.begin(what, worker)
         return worker
 
-    def _service_and_lines(self, fault: Fault) -> tuple[ServiceControl | None, Lines | SharedWire | None]:
+    def _find_service_and_lines(self, fault: Fault) -> tuple[ServiceControl | None, Lines | SharedWire | None]:
         """Return the service that the fault affects, and the workers' lines to it, unless they lead to a stream."""
         if fault.kind.line == "stream":
             return self.ground.control, None
-        place = self.places.get(fault.kind.line)
-        return (place.table.control, place.lines) if place else (None, None)
+        table_with_lines = self.places.get(fault.kind.line)
+        return (table_with_lines.table.control, table_with_lines.lines) if table_with_lines else (None, None)
 
     def _empty_table(self) -> None:
         """Delete every row, or the file, without the workers' knowledge."""
-        sent = time.time()
+        send_time = time.time()
         shards = {lease.shard for lease in self.leases}
         if self.table.disk is not None:
             for end in ("", "-wal", "-shm"):
                 Path(f"{self.table.disk.file}{end}").unlink(missing_ok=True)
         else:
-            until = time.monotonic() + LEASE_SECONDS
-            while time.monotonic() < until:
+            deadline = time.monotonic() + LEASE_SECONDS
+            while time.monotonic() < deadline:
                 with suppress(OutcomeUnknown):
                     rows = self.store.list().leases
                     shards |= {lease.shard for lease in rows}
                     if not [row for row in rows if isinstance(self.store.write(DeleteLease(row)), Lost)]:
                         break
         self.history.answers += [
-            WriteAnswer(time.time(), sent, OPERATOR, "delete", shard, "done") for shard in sorted(shards)
+            WriteAnswer(time.time(), send_time, OPERATOR, "delete", shard, "done") for shard in sorted(shards)
         ]
 
     def end_fault(self, fault: Fault) -> None:
@@ -486,20 +492,20 @@ class Fleet(Stage):
         If a line to a store carries only one direction, other workers must take over the shards (L-one-way). Such a
         fault therefore explains only effects at its beginning and at its end.
         """
-        self._end_cause(fault)
+        self._undo_fault(fault)
         if (incident := self._current_incidents.pop(fault, None)) is not None:
             incident_index = self.history.incidents.index(incident)
-            extra_seconds = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
+            extra_allowed_seconds = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
             is_one_way, now = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
             self.history.incidents[incident_index] = evolve(
-                incident, seconds=0.0 if is_one_way else now + extra_seconds - incident.t
+                incident, seconds=0.0 if is_one_way else now + extra_allowed_seconds - incident.t
             )
             if is_one_way:
                 self.history.incidents.append(evolve(incident, t=now, seconds=0.0, note=f"the end of {fault}"))
 
-    def _end_cause(self, fault: Fault) -> None:
+    def _undo_fault(self, fault: Fault) -> None:
         what, worker, line = fault.kind.what, fault.worker, fault.kind.line
-        control, lines = self._service_and_lines(fault)
+        control, lines = self._find_service_and_lines(fault)
         if what == "pause":
             assert control is not None
             control.resume()
@@ -508,22 +514,22 @@ class Fleet(Stage):
         elif line and worker and lines is not None:
             lines.end(what, worker)
         elif worker:
-            self._end_cause_at_worker(what, worker)
+            self._undo_fault_of_worker(what, worker)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=False)
         elif not line and self.table.disk is not None:
-            (self.table.disk.clear if fault.kind == DISK_FULL else self.table.disk.let_go)()
+            (self.table.disk.free_space if fault.kind == DISK_FULL else self.table.disk.end_transaction)()
 
-    def _end_cause_at_worker(self, what: str, worker: str) -> None:
+    def _undo_fault_of_worker(self, what: str, worker: str) -> None:
         match what:
             case "kill":
                 self.join(worker)
             case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
-                self._children[self.processes[worker]].signal(signal.SIGCONT)
+                self._children[self.processes[worker]].send_signal(signal.SIGCONT)
             case "no more threads" | "no more descriptors" | "no more memory":
                 self._resource_limits.pop(worker).end()
             case step if step in STEPS and self.libc is not None:
-                self.libc.step(worker, 0)
+                self.libc.set_clock_ahead(worker, 0)
             case order:
                 if order == ORDER and (lines := self.places["store"].lines) is not None:
                     lines.end("reset", worker)

@@ -14,17 +14,17 @@ from attrs import Factory, define, evolve
 from hub_stage import HubStream
 from schedule import FaultKind
 from services import ServiceControl
-from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines, one_way
+from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines, list_one_way_kinds
 from waiters import AT_ONCE
 from wire import Wire
 from wired import WIRE_FAULTS, SharedWire
 
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
 from leasehold_lab.demo.child import ENVIRONMENT
-from leasehold_lab.demo.stage import Stream, client, put
-from leasehold_lab.judge.events import ReadingEvent, Sent
+from leasehold_lab.demo.stage import Stream, create_kinesis_client, put_records
+from leasehold_lab.judge.events import ReadingEvent, SentRecord
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
-from leasehold_lab.standins.services import KINESIS_FILE, kinesis_local
+from leasehold_lab.standins.services import KINESIS_FILE, run_kinesis_local
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -71,7 +71,7 @@ class Ground(Protocol):
         """The stream, in the form that `Stage` needs."""
         ...
 
-    def put(self) -> Iterator[Sent]:
+    def put(self) -> Iterator[SentRecord]:
         """Put a few records, and return once the stream has acknowledged them."""
         ...
 
@@ -108,18 +108,18 @@ class Ground(Protocol):
 
 
 @define
-class Numbered:
+class NumberedRecords:
     """Makes records that contain their key and their number within the key."""
 
     counts: Counter[str] = Factory(Counter)
 
-    def next(self, keys: Sequence[str]) -> list[tuple[Sent, bytes]]:
+    def next(self, keys: Sequence[str]) -> list[tuple[SentRecord, bytes]]:
         """Make one record of each of these keys."""
         records = []
         for key in keys:
             self.counts[key] += 1
             data = json.dumps({"key": key, "number": self.counts[key]}).encode()
-            records.append((Sent(key, self.counts[key], sha1(data, usedforsecurity=False).hexdigest()), data))
+            records.append((SentRecord(key, self.counts[key], sha1(data, usedforsecurity=False).hexdigest()), data))
         return records
 
 
@@ -132,21 +132,21 @@ class KinesisGround:
     lines: Lines
     _client: "KinesisClient"
     _streams_file: Path
-    _numbered: Numbered = Factory(Numbered)
+    _numbered: NumberedRecords = Factory(NumberedRecords)
     dated: bool = False
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in HTTP_FAULTS),
-        *one_way("stream"),
+        *list_one_way_kinds("stream"),
         FaultKind(SLOW_SERVICE, "stream", (15.0, 30.0)),
         *(PAUSE, RESTART, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("split", "merge")),
         *SLEEPS,
     )
 
-    def put(self) -> Iterator[Sent]:
+    def put(self) -> Iterator[SentRecord]:
         """Put one record of each key."""
         records = self._numbered.next(KEYS)
-        put(self._client, self.stream.name, [(sent.key, data) for sent, data in records])
+        put_records(self._client, self.stream.name, [(sent.key, data) for sent, data in records])
         return (sent for sent, _ in records)
 
     def feed_leased_shards(self, shards: set[str]) -> None:
@@ -181,15 +181,15 @@ class KinesisGround:
             self.lines.end(what, worker)
 
     def drop(self, shards: Collection[str]) -> None:
-        saved = json.loads(_read_whole_file(self._streams_file))
-        for stream in saved["streams"].values():
+        saved_streams = json.loads(_read_whole_file(self._streams_file))
+        for stream in saved_streams["streams"].values():
             # Each key is the description of a shard, in JSON.
             stream["shards"] = {
                 shard: records
                 for shard, records in stream["shards"].items()
                 if json.loads(shard)["ShardId"] not in shards
             }
-        self._restart(json.dumps(saved).encode())
+        self._restart(json.dumps(saved_streams).encode())
 
     def _restart(self, content: bytes) -> None:
         self.control.restart(lambda: self._streams_file.write_bytes(content))
@@ -207,16 +207,16 @@ def _read_whole_file(file: Path) -> bytes:
     """Return the content of the stand-in's file. Retry while it is incomplete, because it is rewritten every second."""
     while True:
         with suppress(ValueError):
-            content = file.read_bytes()
-            json.loads(content)
-            return content
+            file_content = file.read_bytes()
+            json.loads(file_content)
+            return file_content
 
 
 @contextmanager
-def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
+def open_kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
     """Make a stream in a service of its own."""
     (folder / "kinesis").mkdir()
-    control = ServiceControl(partial(kinesis_local, folder / "kinesis"))
+    control = ServiceControl(partial(run_kinesis_local, folder / "kinesis"))
     with ExitStack() as stack:
         stack.callback(control.close)
         lines = stack.enter_context(Lines.laid(control.service.url, (*workers, WATCHER), f"{seed} stream", SLOW_DOWN))
@@ -225,7 +225,7 @@ def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[
             control,
             stream,
             lines,
-            stack.enter_context(closing(client(lines.url(WATCHER)))),
+            stack.enter_context(closing(create_kinesis_client(lines.url(WATCHER)))),
             folder / "kinesis" / KINESIS_FILE,
         )
 
@@ -240,11 +240,11 @@ class HubGround:
     _hub: HubStream
     _fed: tuple[str, ...] = ()
     _turn: int = 0
-    _numbered: Numbered = Factory(Numbered)
+    _numbered: NumberedRecords = Factory(NumberedRecords)
     dated: bool = True
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in WIRE_FAULTS),
-        *one_way("stream"),
+        *list_one_way_kinds("stream"),
         *(PAUSE, GONE, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("detach", "drop", "one more partition")),
     )
@@ -254,7 +254,7 @@ class HubGround:
         """The hub, in the form that `Stage` needs."""
         return cast("Stream", self._hub)
 
-    def put(self) -> Iterator[Sent]:
+    def put(self) -> Iterator[SentRecord]:
         """Put three records into each partition. The judge treats the partition as the key of its records."""
         for partition in self._fed:
             records = self._numbered.next((partition,) * 3)
@@ -287,7 +287,7 @@ class HubGround:
                 self._hubs.create(self._hub.hub, self._hub.partitions)
                 return ""
             case "detach":
-                self._hubs.detach(self._hub.hub, partition)
+                self._hubs.detach_readers(self._hub.hub, partition)
                 return partition
             case "drop":
                 self._hubs.drop(self._hub.hub, partition)
@@ -321,19 +321,19 @@ class HubGround:
 
 
 @contextmanager
-def hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
+def open_hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
     """Create a hub in a process of its own.
 
     `name_of` returns the name of the worker whose connection has a given local port.
     """
     with event_hubs({}) as hubs:
         wire = Wire(hubs.service.port, name_of)
-        by_wire = evolve(hubs, address=f"localhost:{wire.port}")
-        hub = HubStream(by_wire, f"chaos-{uuid4().hex[:8]}", SHARDS)
+        hubs_over_wire = evolve(hubs, address=f"localhost:{wire.port}")
+        hub = HubStream(hubs_over_wire, f"chaos-{uuid4().hex[:8]}", SHARDS)
         hubs.create(hub.hub, SHARDS)
         control = ServiceControl(lambda: nullcontext(hubs.service))
         try:
-            yield HubGround(control, wire, by_wire, hub)
+            yield HubGround(control, wire, hubs_over_wire, hub)
         finally:
             control.resume()
             wire.cut()

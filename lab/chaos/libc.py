@@ -25,32 +25,33 @@ class UnkindLibc:
     _settings: Mapping[str, tuple[Path, mmap.mmap]]
 
     @classmethod
-    def made(cls, folder: Path, workers: Sequence[str], disk: Path) -> Self:
+    def compile(cls, folder: Path, workers: Sequence[str], disk: Path) -> Self:
         """Compile the library, with all faults off.
 
         `disk` is the folder that can be made read-only. It need not exist yet.
         """
-        library = folder / "unkind_libc.so"
+        library_path = folder / "unkind_libc.so"
         subprocess.run(
-            ("cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(SOURCE), "-ldl"), check=True
+            ("cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library_path), str(SOURCE), "-ldl"),
+            check=True,
         )
-        return cls(library, disk, {worker: _create_settings(folder / f"{worker}.libc") for worker in workers})
+        return cls(library_path, disk, {worker: _create_settings(folder / f"{worker}.libc") for worker in workers})
 
     def environment(self, worker: str) -> dict[str, str]:
         """Return the environment variables of a process of this worker."""
         settings_file, _ = self._settings[worker]
         return {"LD_PRELOAD": str(self._library), "CHAOS_LIBC": str(settings_file), "CHAOS_DISK": f"{self._disk}/"}
 
-    def step(self, worker: str, seconds: int) -> None:
+    def set_clock_ahead(self, worker: str, seconds: int) -> None:
         """Set the worker's time of day ahead by this many seconds. With 0, the time is right again."""
-        self._set(worker, 0, seconds)
+        self._set_number(worker, 0, seconds)
 
     def refuse_writes(self, *, refused: bool) -> None:
         """Make the disk read-only or writable for all workers."""
         for worker in self._settings:
-            self._set(worker, 1, refused)
+            self._set_number(worker, 1, refused)
 
-    def _set(self, worker: str, index: int, number: int) -> None:
+    def _set_number(self, worker: str, index: int, number: int) -> None:
         _, mapped = self._settings[worker]
         numbers = list(NUMBERS.unpack(mapped[:]))
         numbers[index] = number

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from raising_log import RaisingLog
-from written import record_writes, true_time
+from written import read_true_time, record_writes
 
 from leasehold.adapters.cli import consume
 from leasehold.adapters.consumer.events import EventLines
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     RaisingLog(MisbehavingLines.orders).install()
     # With --events the command accepts no handler, so replace the class that writes the lines.
     with (
-        patch.object(consume, "EventLines", lambda me, out: MisbehavingLines(me, out, true_time)),
+        patch.object(consume, "EventLines", lambda me, out: MisbehavingLines(me, out, read_true_time)),
         record_writes(writes),
     ):
         consume.app()

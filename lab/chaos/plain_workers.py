@@ -35,7 +35,7 @@ from fleet import (
     SETTINGS,
     Fleet,
     TableWithLines,
-    table_kinds,
+    list_table_fault_kinds,
 )
 from grounds import (
     ANEW,
@@ -46,12 +46,12 @@ from grounds import (
     WATCHER,
     HubGround,
     KinesisGround,
-    hub_ground,
-    kinesis_ground,
+    open_hub_ground,
+    open_kinesis_ground,
 )
 from libc import UnkindLibc, has_compiler
-from processes import can_limit_threads, client_at
-from schedule import Fault, FaultKind, schedule
+from processes import can_limit_threads, find_client_at_port
+from schedule import Fault, FaultKind, draw_schedule
 from services import STORES, ServiceMissing, open_driver_store, open_table
 from swap_command import COMMAND, SwapOperator
 from unsteady_line import Lines
@@ -64,9 +64,9 @@ from leasehold.stores.swap import SwapStore
 from leasehold.stores.urls import name_of
 from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES
 from leasehold_lab.demo.stage import TICK_SECONDS
-from leasehold_lab.judge.breach import Limits
-from leasehold_lab.judge.explanations import Explanations, RecordWait, RunVerdict, verdict_on
-from leasehold_lab.judge.tenures import by_shard, reading_of
+from leasehold_lab.judge.breach import JudgeLimits
+from leasehold_lab.judge.explanations import Explanations, RecordWait, RunVerdict, judge_finished_run
+from leasehold_lab.judge.tenures import compute_tenures, group_by_shard
 
 SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")
@@ -104,7 +104,7 @@ class RunRequest:
 
 
 @frozen
-class Outcome:
+class RunOutcome:
     """The result of a run.
 
     Attributes:
@@ -121,7 +121,7 @@ class Outcome:
     request: RunRequest
     load: float
     verdict: RunVerdict
-    limits: Limits
+    limits: JudgeLimits
     faults: Counter[str]
     faulty_requests: int
     writes: Counter[str]
@@ -131,14 +131,14 @@ class Outcome:
 
     def __str__(self) -> str:
         verdict, wait = self.verdict, self.longest
-        repeated = [change for change in verdict.owner_changes if change.duplicates]
+        repetitions = [change for change in verdict.owner_changes if change.duplicates]
         request = self.request
         lines = [
             f"run          {request.source}, {request.store} {request.layout}".rstrip()
             + f", seed {request.seed}, {request.seconds:g} s; load {self.load:.0f}",
             f"records      {verdict.produced:,} sent, {verdict.lost} lost, {verdict.strangers} never sent",
             f"order        {sum(each.what == 'out of order' for each in verdict.faults)} breaks",
-            f"duplicates   {verdict.duplicates:,}, at {len(repeated)} of {len(verdict.owner_changes)} reader changes",
+            f"duplicates   {verdict.duplicates:,}, at {len(repetitions)} of {len(verdict.owner_changes)} reader changes",
             "writes       " + ", ".join(f"{count:,} {what}" for what, count in sorted(self.writes.items())),
             f"faults       {sum(self.faults.values())}, {self.faulty_requests:,} requests: "
             + ", ".join(f"{what} {count}" for what, count in sorted(self.faults.items())),
@@ -147,10 +147,10 @@ class Outcome:
             lines.append(f"swap         to {request.to} {request.to_layout}".rstrip() + f": {self.swap}")
         lines.append(f"bystander    found a service slow by itself {self.slow} times")
         if wait is not None:
-            why = ", ".join(dict.fromkeys(wait.faults)) or "no fault"
-            lines.append(f"longest wait {wait.seconds:.1f} s, of {wait.shard}; in reach: {why}")
-            allowed = f"{self.limits.wait_seconds:.1f} s of a wait want no fault"
-            lines.append(f"judged by    {allowed}; a fault reaches on for {self.limits.reach_seconds:.1f} s")
+            explaining_faults = ", ".join(dict.fromkeys(wait.faults)) or "no fault"
+            lines.append(f"longest wait {wait.seconds:.1f} s, of {wait.shard}; in reach: {explaining_faults}")
+            allowed_text = f"{self.limits.wait_seconds:.1f} s of a wait want no fault"
+            lines.append(f"judged by    {allowed_text}; a fault reaches on for {self.limits.reach_seconds:.1f} s")
         lines += [f"BREACH       {breach}" for breach in verdict.faults]
         return "\n".join([*lines, "good" if verdict.ok else "NOT GOOD"])
 
@@ -160,28 +160,28 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
     with ExitStack() as stack:
         fleets: list[Fleet] = []
 
-        def client_of(port: int) -> str:
-            return client_at(port, {} if not fleets else fleets[0].groups())
+        def find_client_of_port(port: int) -> str:
+            return find_client_at_port(port, {} if not fleets else fleets[0].list_process_groups())
 
-        hub = ""
+        hub_address = ""
         ground: KinesisGround | HubGround
         if request.source == "kinesis":
-            ground = stack.enter_context(kinesis_ground(folder, workers, request.seed))
+            ground = stack.enter_context(open_kinesis_ground(folder, workers, request.seed))
         else:
-            ground = stack.enter_context(hub_ground(client_of))
-            hub = ground.source("").removeprefix("eventhubs://").partition("?")[0]
+            ground = stack.enter_context(open_hub_ground(find_client_of_port))
+            hub_address = ground.source("").removeprefix("eventhubs://").partition("?")[0]
         requested_tables = {"store": (request.store, request.layout)} | (
             {"goal": (request.to, request.to_layout)} if request.to else {}
         )
         line_names = (*workers, WATCHER, COMMAND)
         places: dict[str, TableWithLines] = {}
         for role, (kind, layout) in requested_tables.items():
-            table = stack.enter_context(open_table(kind, folder / role, hub, layout))
+            table = stack.enter_context(open_table(kind, folder / role, hub_address, layout))
             control = table.control
             if control is None:
                 places[role] = TableWithLines(table)
             elif table.wired:
-                wire = stack.enter_context(SharedWire.laid(control.service.url, client_of))
+                wire = stack.enter_context(SharedWire.laid(control.service.url, find_client_of_port))
                 places[role] = TableWithLines(table, wire)
             else:
                 lines = Lines.laid(control.service.url, line_names, f"{request.seed} {role}", table.refused)
@@ -193,7 +193,7 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
             operator = SwapOperator(addresses, environment, folder, f"{request.seed} swap")
         table = places["store"].table
         disk = table.disk.folder if table.disk else folder / "disk"
-        libc = UnkindLibc.made(folder, workers, disk) if has_compiler() else None
+        libc = UnkindLibc.compile(folder, workers, disk) if has_compiler() else None
         fleet = Fleet(
             folder,
             ground.stream,
@@ -207,7 +207,7 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
             multilang=request.consumer == "multilang",
         )
         fleets.append(fleet)
-        stack.callback(fleet.abandon)
+        stack.callback(fleet.kill_all_workers)
         yield fleet
 
 
@@ -222,35 +222,38 @@ def _open_driver_store(places: Mapping[str, TableWithLines]) -> Store:
     return SwapStore((driver_stores[0], driver_stores[1]), name_of(places["goal"].url(WATCHER)))
 
 
-def run(request: RunRequest, folder: Path, report: Callable[[str], None]) -> Outcome:
+def run_chaos(request: RunRequest, folder: Path, report: Callable[[str], None]) -> RunOutcome:
     workers = [f"worker-{number}" for number in range(1, request.workers + 1)]
     with open_fleet(request, workers, folder) as fleet:
         feed = Feed(fleet.ground)
-        kinds = [kind for kind in kinds_of(fleet, report) if request.only in _label(kind)]
-        faults = schedule(request.seed, request.seconds - CALM_SECONDS, kinds, workers)
+        kinds = [kind for kind in list_fault_kinds(fleet, report) if request.only in _format_fault_kind(kind)]
+        faults = draw_schedule(request.seed, request.seconds - CALM_SECONDS, kinds, workers)
         try:
-            Play(fleet, feed, request, report).run(faults, workers)
+            FaultSchedulePlayer(fleet, feed, request, report).play_schedule(faults, workers)
         finally:
             feed.end()
-        history = evolve(fleet.recorded(feed.due(fleet.distinct)), recreated_at=feed.recreated_at)
+        history = evolve(fleet.build_history(feed.list_records_due(fleet.distinct)), recreated_at=feed.recreated_at)
         history.faults += feed.failed
         history.incidents += feed.slow
-    tenures, limits = by_shard(reading_of(history).tenures), limits_now(workers, fleet.store.capabilities)
-    return Outcome(
+    tenures, limits = (
+        group_by_shard(compute_tenures(history).tenures),
+        compute_limits(workers, fleet.store.capabilities),
+    )
+    return RunOutcome(
         request,
         os.getloadavg()[1],
-        verdict_on(history, limits),
+        judge_finished_run(history, limits),
         limits,
-        Counter(_label(fault.kind) for fault in faults),
+        Counter(_format_fault_kind(fault.kind) for fault in faults),
         fleet.faulty_requests,
         Counter(each.outcome for each in history.answers),
         sum(" itself " in each.note for each in history.incidents),
-        Explanations(history, tenures, limits).longest(),
+        Explanations(history, tenures, limits).find_longest_wait(),
         str(fleet.operator or ""),
     )
 
 
-def kinds_of(fleet: Fleet, report: Callable[[str], None]) -> list[FaultKind]:
+def list_fault_kinds(fleet: Fleet, report: Callable[[str], None]) -> list[FaultKind]:
     """Return the kinds of faults that this machine can cause, and report those that it cannot."""
     libc, threads = fleet.libc is not None, can_limit_threads()
     if not libc:
@@ -258,7 +261,7 @@ def kinds_of(fleet: Fleet, report: Callable[[str], None]) -> list[FaultKind]:
     if not threads:
         report("NO THREADS ARE REFUSED: this user may make no control group of pids")
     denied, no_threads = (NO_DESCRIPTORS, NO_MEMORY), (NO_THREADS,) if threads else ()
-    table_faults = table_kinds(fleet.table, libc=libc)
+    table_faults = list_table_fault_kinds(fleet.table, libc=libc)
     # Runs with child processes or with a swap don't empty the table, and have only those faults of the stream that
     # concern shards.
     lasting_table_faults = [kind for kind in table_faults if kind.what != EMPTIED.what]
@@ -275,37 +278,39 @@ def kinds_of(fleet: Fleet, report: Callable[[str], None]) -> list[FaultKind]:
         ]
     if goal := fleet.places.get("goal"):
         goal_kinds = [
-            evolve(kind, line="goal") for kind in table_kinds(goal.table, libc=False) if kind.what != EMPTIED.what
+            evolve(kind, line="goal")
+            for kind in list_table_fault_kinds(goal.table, libc=False)
+            if kind.what != EMPTIED.what
         ]
         return [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *lasting_table_faults, *goal_kinds, *shard_kinds]
     stream_and_table_kinds = [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *table_faults, *fleet.ground.kinds, *denied]
     return [*stream_and_table_kinds, *(OF_LIBC if libc else ()), *no_threads]
 
 
-def notice_seconds() -> float:
+def measure_notice_seconds() -> float:
     """Return the seconds that the machine's recent load adds until a lease has a new owner."""
     least, most = NOTICE_SECONDS
     return min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
 
 
-def limits_now(workers: Sequence[str], capabilities: Capabilities) -> Limits:
+def compute_limits(workers: Sequence[str], capabilities: Capabilities) -> JudgeLimits:
     """Return the judge's limits for these workers and this table layout, at the machine's recent load."""
-    notice_time = notice_seconds()
-    return Limits(
+    notice_wait_seconds = measure_notice_seconds()
+    return JudgeLimits(
         lease_seconds=dict.fromkeys(workers, CONFIG.lease_seconds),
-        notice_seconds=notice_time,
+        notice_seconds=notice_wait_seconds,
         owned_checkpoints=capabilities.owner_checked_checkpoint,
-        wait_seconds=CONFIG.cycle_seconds + notice_time,
-        reach_seconds=gap_seconds(CONFIG) + SILENCE_SECONDS + notice_time,
+        wait_seconds=CONFIG.cycle_seconds + notice_wait_seconds,
+        reach_seconds=gap_seconds(CONFIG) + SILENCE_SECONDS + notice_wait_seconds,
     )
 
 
-def _label(kind: FaultKind) -> str:
+def _format_fault_kind(kind: FaultKind) -> str:
     return f"{kind.line} {kind.what}".strip()
 
 
 @define
-class Play:
+class FaultSchedulePlayer:
     """Runs a schedule of faults against a fleet."""
 
     fleet: Fleet
@@ -315,31 +320,32 @@ class Play:
     _began: float = 0.0
     _last_report: float = 0.0
 
-    def run(self, faults: Sequence[Fault], workers: Sequence[str]) -> None:
+    def play_schedule(self, faults: Sequence[Fault], workers: Sequence[str]) -> None:
         """Start all workers, cause and end all faults, wait until all records have arrived, and drain the workers."""
         fleet = self.fleet
         for worker in workers:
             fleet.join(worker)
-        if not fleet.until(fleet.settled, ARRIVE_SECONDS):
+        if not fleet.until(fleet.is_settled, ARRIVE_SECONDS):
             self.report(f"NOT EVERY SHARD IS READ {ARRIVE_SECONDS:g} s AFTER ALL HAVE JOINED: the machine is too busy")
         self.feed.begin()
         self._began = time.monotonic()
-        for at, over, fault in sorted(_transitions(faults), key=lambda act: act[:2]):
+        for at, over, fault in sorted(_list_transitions(faults), key=lambda act: act[:2]):
             self._tick_until(at)
-            begun = time.monotonic()
+            begin_time = time.monotonic()
             self._begin_or_end(fault, over=over)
             # If it takes long to cause a fault (a restart or a split), postpone the others, which would otherwise all
             # be due then.
-            self._began += time.monotonic() - begun
+            self._began += time.monotonic() - begin_time
         self._tick_until(self.request.seconds)
         # A swap makes many requests in sequence, and the machine's load delays each.
-        fleet.finish_swap(ARRIVE_SECONDS * notice_seconds() / NOTICE_SECONDS[0])
+        fleet.finish_swap(ARRIVE_SECONDS * measure_notice_seconds() / NOTICE_SECONDS[0])
         self.feed.end()
         fleet.until(
-            lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.due(fleet.distinct)), ARRIVE_SECONDS
+            lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.list_records_due(fleet.distinct)),
+            ARRIVE_SECONDS,
         )
         fleet.end()
-        fleet.history.faults += fleet.unexpected_ends()
+        fleet.history.faults += fleet.list_unexpected_ends()
 
     def _begin_or_end(self, fault: Fault, *, over: bool) -> None:
         if not over:
@@ -348,7 +354,7 @@ class Play:
             if fault.kind in HELD_UP:
                 self.feed.gate.acquire()
             if fault.kind == ANEW:
-                self.feed.stream_ended()
+                self.feed.record_stream_deletion()
             if fault.kind.what == "restart":
                 self.fleet.pause(KEEP_SECONDS)
             self.fleet.begin(fault)
@@ -374,11 +380,11 @@ class Play:
 
     def _report_progress(self, what: str) -> None:
         self._last_report = time.monotonic()
-        progress = f"sent {len(self.feed.sent):7,}  delivered {len(self.fleet.distinct):7,}"
-        self.report(f"{self._last_report - self._began:6.1f} s  {progress}  {what}".rstrip())
+        progress_line = f"sent {len(self.feed.sent):7,}  delivered {len(self.fleet.distinct):7,}"
+        self.report(f"{self._last_report - self._began:6.1f} s  {progress_line}  {what}".rstrip())
 
 
-def _transitions(faults: Sequence[Fault]) -> Iterator[tuple[float, bool, Fault]]:
+def _list_transitions(faults: Sequence[Fault]) -> Iterator[tuple[float, bool, Fault]]:
     for fault in faults:
         yield fault.at, False, fault
         yield fault.until, True, fault
@@ -407,12 +413,12 @@ def main() -> int:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
     run_request = RunRequest(**arguments)
-    to_stderr(f"{run_request}")
+    print_to_stderr(f"{run_request}")
     with tempfile.TemporaryDirectory(prefix="leasehold-chaos-") as folder:
         run_folder = given_folder or Path(folder)
         run_folder.mkdir(parents=True, exist_ok=True)
         try:
-            outcome = run(run_request, run_folder, to_stderr)
+            outcome = run_chaos(run_request, run_folder, print_to_stderr)
         except ServiceMissing as missing:
             sys.stdout.write(f"{run_request.store} IS NOT TRIED: {missing}\n")
             return 0
@@ -420,7 +426,7 @@ def main() -> int:
     return 0 if outcome.verdict.ok else 1
 
 
-def to_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 

@@ -13,7 +13,7 @@ LOCAL, INODE = 1, 9
 """The columns of /proc/net/tcp with the local address and the inode of the socket."""
 
 
-def processes_in_group(group: int) -> Iterator[int]:
+def list_processes_in_group(group: int) -> Iterator[int]:
     """Yield the processes of this group."""
     for process_folder in PROC.iterdir():
         with suppress(ValueError, ProcessLookupError):
@@ -21,7 +21,7 @@ def processes_in_group(group: int) -> Iterator[int]:
                 yield int(process_folder.name)
 
 
-def descendants(ancestor: int) -> Iterator[int]:
+def list_descendants(ancestor: int) -> Iterator[int]:
     """Yield the descendants of a process, parents before their children."""
     children_by_parent: dict[int, list[int]] = {}
     for process_folder in PROC.iterdir():
@@ -30,14 +30,14 @@ def descendants(ancestor: int) -> Iterator[int]:
             # it.
             fields = (process_folder / "stat").read_text().rpartition(")")[2].split()
             children_by_parent.setdefault(int(fields[1]), []).append(int(process_folder.name))
-    pending = [ancestor]
-    while pending:
-        children = children_by_parent.get(pending.pop(0), [])
+    processes_to_visit = [ancestor]
+    while processes_to_visit:
+        children = children_by_parent.get(processes_to_visit.pop(0), [])
         yield from children
-        pending += children
+        processes_to_visit += children
 
 
-def processes_with_setting(setting: str) -> Iterator[int]:
+def list_processes_with_setting(setting: str) -> Iterator[int]:
     """Yield the running processes that were started with this `NAME=value` in their environment."""
     for process_folder in PROC.iterdir():
         with suppress(ValueError, OSError):
@@ -45,12 +45,12 @@ def processes_with_setting(setting: str) -> Iterator[int]:
                 yield int(process_folder.name)
 
 
-def client_at(port: int, groups: Mapping[str, int]) -> str:
+def find_client_at_port(port: int, groups: Mapping[str, int]) -> str:
     """Return the name of the process group that has a connection from this local port, or "" if none has."""
     connections = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     sockets = {f"socket:[{row[INODE]}]" for row in connections if int(row[LOCAL].partition(":")[2], 16) == port}
     for name, group in groups.items():
-        for pid in processes_in_group(group):
+        for pid in list_processes_in_group(group):
             with suppress(OSError):
                 for file in (PROC / str(pid) / "fd").iterdir():
                     with suppress(OSError):
@@ -66,7 +66,7 @@ class ThreadLimit:
         """Make the control group. Raises OSError if this user may not."""
         self._folder = PIDS / f"leasehold-chaos-{group}"
         self._folder.mkdir()
-        self._move(processes_in_group(group), self._folder)
+        self._move_processes(list_processes_in_group(group), self._folder)
         (self._folder / "pids.max").write_text((self._folder / "pids.current").read_text())
 
     def end(self) -> None:
@@ -74,11 +74,11 @@ class ThreadLimit:
         (self._folder / "pids.max").write_text("max")
         # The control group also contains children that were started since, even those in other process groups.
         while pids := (self._folder / "cgroup.procs").read_text().split():
-            self._move(map(int, pids), PIDS / _own_group())
+            self._move_processes(map(int, pids), PIDS / _find_own_group())
         self._folder.rmdir()
 
     @staticmethod
-    def _move(pids: Iterable[int], to: Path) -> None:
+    def _move_processes(pids: Iterable[int], to: Path) -> None:
         for pid in pids:
             with suppress(ProcessLookupError):
                 (to / "cgroup.procs").write_text(str(pid))
@@ -88,15 +88,15 @@ SPARE_BYTES = 1 << 20
 """The memory that a process may still allocate, so that an allocation deep inside its work fails."""
 
 
-def descriptors_of(pid: int) -> int:
+def find_highest_descriptor(pid: int) -> int:
     """Return the highest open file descriptor of this process plus one."""
     return max((int(file.name) for file in (PROC / str(pid) / "fd").iterdir()), default=-1) + 1
 
 
-def memory_of(pid: int) -> int:
+def measure_memory(pid: int) -> int:
     """Return the size of the process's data (VmData), as the system counts it, plus `SPARE_BYTES`."""
-    status = (PROC / str(pid) / "status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith("VmData:")) * 1024 + SPARE_BYTES
+    status_lines = (PROC / str(pid) / "status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status_lines if line.startswith("VmData:")) * 1024 + SPARE_BYTES
 
 
 class ResourceLimit:
@@ -111,7 +111,7 @@ class ResourceLimit:
     def __init__(self, group: int, what: int, used: Callable[[int], int]) -> None:
         self._resource = what
         self._former_limits: dict[int, tuple[int, int]] = {}
-        for pid in processes_in_group(group):
+        for pid in list_processes_in_group(group):
             with suppress(ProcessLookupError, FileNotFoundError):
                 _, most = resource.prlimit(pid, what)
                 self._former_limits[pid] = resource.prlimit(pid, what, (used(pid), most))
@@ -119,12 +119,12 @@ class ResourceLimit:
     @classmethod
     def descriptors(cls, group: int) -> Self:
         """Deny the processes more files and connections."""
-        return cls(group, resource.RLIMIT_NOFILE, descriptors_of)
+        return cls(group, resource.RLIMIT_NOFILE, find_highest_descriptor)
 
     @classmethod
     def memory(cls, group: int) -> Self:
         """Deny the processes more memory."""
-        return cls(group, resource.RLIMIT_DATA, memory_of)
+        return cls(group, resource.RLIMIT_DATA, measure_memory)
 
     def end(self) -> None:
         """Remove the limits of the processes that still run."""
@@ -143,6 +143,6 @@ def can_limit_threads() -> bool:
     return True
 
 
-def _own_group() -> str:
+def _find_own_group() -> str:
     lines = (line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines())
     return next(words[2].lstrip("/") for words in lines if words[1] == "pids")

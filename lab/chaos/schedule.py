@@ -41,33 +41,37 @@ class Fault:
         return self.at + self.seconds
 
     def __str__(self) -> str:
-        parts = (self.kind.what, self.kind.line and f"to the {self.kind.line}", self.worker and f"of {self.worker}")
-        duration = f"for {self.seconds:.1f} s" if self.seconds else ""
-        return " ".join(word for word in (*parts, duration) if word)
+        description_parts = (
+            self.kind.what,
+            self.kind.line and f"to the {self.kind.line}",
+            self.worker and f"of {self.worker}",
+        )
+        duration_text = f"for {self.seconds:.1f} s" if self.seconds else ""
+        return " ".join(word for word in (*description_parts, duration_text) if word)
 
 
-def schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers: Sequence[str]) -> tuple[Fault, ...]:
+def draw_schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers: Sequence[str]) -> tuple[Fault, ...]:
     """Return the faults of a run of this many seconds, in order.
 
     Every kind of fault occurs once before any kind occurs again. At any time, more than half of the workers have no
     fault, so that they can take over the shards of the others.
     """
-    draw = random.Random(f"chaos of plain workers {seed}")  # noqa: S311  a seed is the point
+    random_draw = random.Random(f"chaos of plain workers {seed}")  # noqa: S311  a seed is the point
     busy_until: dict[str, float] = {}
     faults: list[Fault] = []
     unused_kinds: list[FaultKind] = []
     t = 0.0
-    while (t := t + draw.uniform(*SPACING_SECONDS)) < seconds:
-        unused_kinds = unused_kinds or draw.sample(kinds, len(kinds))
+    while (t := t + random_draw.uniform(*SPACING_SECONDS)) < seconds:
+        unused_kinds = unused_kinds or random_draw.sample(kinds, len(kinds))
         free_workers = [worker for worker in workers if busy_until.get(worker, 0.0) <= t]
         for kind in unused_kinds:
             fault = Fault(
                 round(t, 1),
                 kind,
-                "" if kind.common or not free_workers else draw.choice(free_workers),
-                round(draw.uniform(*kind.seconds), 1),
+                "" if kind.common or not free_workers else random_draw.choice(free_workers),
+                round(random_draw.uniform(*kind.seconds), 1),
             )
-            if _fits(fault, busy_until, len(workers) - len(free_workers), len(workers)) and fault.until < seconds:
+            if _is_allowed(fault, busy_until, len(workers) - len(free_workers), len(workers)) and fault.until < seconds:
                 faults.append(fault)
                 unused_kinds.remove(kind)
                 busy_until[fault.worker] = fault.until + REST_SECONDS
@@ -75,7 +79,7 @@ def schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers: Seq
     return tuple(faults)
 
 
-def _fits(fault: Fault, busy_until: Mapping[str, float], busy_workers: int, workers: int) -> bool:
+def _is_allowed(fault: Fault, busy_until: Mapping[str, float], busy_workers: int, workers: int) -> bool:
     """Return whether the fault would be the only one of a service, or spare more than half of the workers."""
     if fault.kind.common:
         return busy_until.get("", 0.0) <= fault.at

@@ -15,7 +15,7 @@ from attrs import Factory, define, evolve, field, frozen
 from azure.storage.blob import ContainerClient
 from disk import Disk
 from faulty_line import Refused
-from processes import descendants
+from processes import list_descendants
 from standins.fake_gcs import fake_gcs
 from standins.versitygw import REGION, versitygw
 from unsteady_line import BUSY, SLOW_DOWN
@@ -27,8 +27,8 @@ from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import ENVIRONMENT
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import DATABASE, USER, postgres
-from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
+from leasehold_lab.standins.postgres import DATABASE, USER, run_postgres
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string, run_azurite, run_dynalite
 
 OPENINGS = 5
 STORES = ("dynamodb", "azblob", "sqlite", "s3", "gcs", "postgres")
@@ -53,24 +53,24 @@ class ServiceControl:
     def pause(self) -> None:
         """Stop the service's processes, so that it responds to no request."""
         self.paused = True
-        self._signal(signal.SIGSTOP)
+        self._signal_processes(signal.SIGSTOP)
 
     def resume(self) -> None:
         self.paused = False
-        self._signal(signal.SIGCONT)
+        self._signal_processes(signal.SIGCONT)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal_processes(self, number: signal.Signals) -> None:
         """Signal the process group first, so that it starts no more processes, and then descendants in other groups."""
         with suppress(ProcessLookupError):
             os.killpg(self.service.pid, number)
-        for pid in descendants(self.service.pid):
+        for pid in list_descendants(self.service.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def restart(self, between: Callable[[], object] = lambda: None) -> None:
         """Stop the service, call `between`, and start the service again on another port."""
         if self.service.name == "postgres":  # at other signals, it waits until all clients have disconnected
-            os.kill(next(descendants(self.service.pid)), signal.SIGINT)
+            os.kill(next(list_descendants(self.service.pid)), signal.SIGINT)
         self._stack.close()
         between()
         self.service = self._stack.enter_context(self.begin())
@@ -121,7 +121,7 @@ def open_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator
     with ExitStack() as stack:
         name = f"chaos-{uuid4().hex[:8]}"
         if store == "sqlite":
-            disk = stack.enter_context(Disk(folder / "disk").mounted())
+            disk = stack.enter_context(Disk(folder / "disk").mount_folder())
             table = Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
         else:
             (data_folder := folder / store).mkdir(parents=True)
@@ -129,7 +129,7 @@ def open_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator
                 data_folder = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-chaos-")))
                 data_folder.chmod(0o755)
             try:
-                control = ServiceControl(_service(store, data_folder))
+                control = ServiceControl(_choose_service(store, data_folder))
             except ServiceError as missing:
                 raise ServiceMissing(str(missing)) from missing
             stack.callback(control.close)
@@ -149,30 +149,30 @@ def open_driver_store(url: str) -> Store:
     return open_store(url)
 
 
-def _service(store: str, folder: Path) -> Callable[[], AbstractContextManager[Service]]:
+def _choose_service(store: str, folder: Path) -> Callable[[], AbstractContextManager[Service]]:
     if store == "s3":
         return partial(versitygw, ENVIRONMENT["AWS_ACCESS_KEY_ID"], folder)
     if store == "gcs":
         return fake_gcs
-    return partial({"dynamodb": dynalite, "azblob": azurite, "postgres": postgres}[store], folder)
+    return partial({"dynamodb": run_dynalite, "azblob": run_azurite, "postgres": run_postgres}[store], folder)
 
 
-def _dynamodb(name: str, _hub: str, control: ServiceControl) -> Table:
+def _make_dynamodb_table(name: str, _hub: str, control: ServiceControl) -> Table:
     region = ENVIRONMENT["AWS_DEFAULT_REGION"]
     return Table(f"dynamodb://{name}?region={region}&endpoint={{endpoint}}", control, refused=SLOW_DOWN)
 
 
-def _azblob(name: str, hub: str, control: ServiceControl) -> Table:
-    secret = azurite_connection_string(control.service)
-    with ContainerClient.from_connection_string(secret, name) as container:
+def _make_azblob_table(name: str, hub: str, control: ServiceControl) -> Table:
+    connection_string = azurite_connection_string(control.service)
+    with ContainerClient.from_connection_string(connection_string, name) as container:
         container.create_container()
     query = f"eventhub={hub}&group=$Default" if hub else "prefix=app"
     # The connection string contains the port, which differs by worker.
-    environment = {BLOB_CONNECTION: secret.replace(control.service.url, "{endpoint}")}
+    environment = {BLOB_CONNECTION: connection_string.replace(control.service.url, "{endpoint}")}
     return Table(f"azblob://{AZURITE_ACCOUNT}/{name}?{query}", control, secret=environment)
 
 
-def _s3(name: str, _hub: str, control: ServiceControl) -> Table:
+def _make_s3_table(name: str, _hub: str, control: ServiceControl) -> Table:
     key = ENVIRONMENT["AWS_ACCESS_KEY_ID"]
     client = boto3.client(
         "s3",
@@ -186,14 +186,20 @@ def _s3(name: str, _hub: str, control: ServiceControl) -> Table:
     return Table(f"s3://{name}/app?region={REGION}&endpoint={{endpoint}}", control, dated=True)
 
 
-def _gcs(name: str, _hub: str, control: ServiceControl) -> Table:
+def _make_gcs_table(name: str, _hub: str, control: ServiceControl) -> Table:
     requests.post(f"{control.service.url}/storage/v1/b", json={"name": name}, timeout=60).raise_for_status()
     return Table(f"gcs://{name}/app?endpoint={{endpoint}}", control, lasts=False)
 
 
-def _postgres(name: str, _hub: str, control: ServiceControl) -> Table:
+def _make_postgres_table(name: str, _hub: str, control: ServiceControl) -> Table:
     table = name.replace("-", "_")
     return Table(f"postgres://{{endpoint}}/{DATABASE}?user={USER}&table={table}", control, wired=True)
 
 
-_MADE = {"dynamodb": _dynamodb, "azblob": _azblob, "s3": _s3, "gcs": _gcs, "postgres": _postgres}
+_MADE = {
+    "dynamodb": _make_dynamodb_table,
+    "azblob": _make_azblob_table,
+    "s3": _make_s3_table,
+    "gcs": _make_gcs_table,
+    "postgres": _make_postgres_table,
+}

@@ -65,8 +65,10 @@ class SwapOperator:
     @property
     def progress(self) -> str:
         """The latest line about its progress that a command printed, or "no look"."""
-        outputs = [file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)]
-        return "".join(outputs).strip().rpartition("\n")[2] or "no look"
+        output_texts = [
+            file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)
+        ]
+        return "".join(output_texts).strip().rpartition("\n")[2] or "no look"
 
     def tick(self) -> None:
         """Start the command if none is running, kill it when its time is over, and record how it ended."""
@@ -74,26 +76,26 @@ class SwapOperator:
         child = self._child
         if child is None:
             if not self.over and now >= self._until:
-                self._start(now)
-        elif not child.running:
+                self._start_command(now)
+        elif not child.is_running:
             if child.wait():
                 self.last_output = child.last_output
             elif not self._back:
                 self.over = True
-            self._pause_before_restart(now)
+            self._schedule_restart(now)
         elif now >= self._until and not (self.may_finish and not self._back):
             self.kill()
-            self._pause_before_restart(now)
+            self._schedule_restart(now)
 
     def kill(self) -> None:
         if self._child is not None:
             self._child.kill()
             self._child, self.kills = None, self.kills + 1
 
-    def _pause_before_restart(self, now: float) -> None:
+    def _schedule_restart(self, now: float) -> None:
         self._child, self._until = None, now + REST_SECONDS
 
-    def _start(self, now: float) -> None:
+    def _start_command(self, now: float) -> None:
         # The first run moves leases to TO, because none can be moved back yet.
         self._back = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
         self.runs, self.backs = self.runs + 1, self.backs + self._back

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from plain_workers import Outcome, RunRequest, run, to_stderr
+from plain_workers import RunOutcome, RunRequest, print_to_stderr, run_chaos
 from services import ServiceMissing
 
 from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES
@@ -29,7 +29,7 @@ PAIRS = (
 """The tables FROM and TO of a swap, each with its layout."""
 
 
-def request_of(seed: int, seconds: float) -> RunRequest:
+def create_request(seed: int, seconds: float) -> RunRequest:
     """Return the run that belongs to this seed."""
     store, layout, to, to_layout = PAIRS[seed % len(PAIRS)]
     return RunRequest(seed, seconds, "kinesis", store, layout=layout, to=to, to_layout=to_layout)
@@ -45,12 +45,12 @@ def main() -> int:
     for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     for seed in range(arguments.first, arguments.first + arguments.runs):
         with tempfile.TemporaryDirectory(prefix="leasehold-swaps-") as folder:
-            run_request = request_of(seed, arguments.seconds)
+            run_request = create_request(seed, arguments.seconds)
             try:
-                outcomes.append(run(run_request, Path(folder), to_stderr))
+                outcomes.append(run_chaos(run_request, Path(folder), print_to_stderr))
             except ServiceMissing as missing:
                 sys.stdout.write(f"{run_request.store} TO {run_request.to} IS NOT TRIED: {missing}\n\n")
                 continue

@@ -38,9 +38,9 @@ class EventFile:
 
     def write(self, event: str, records: list[dict[str, Any]] | None = None) -> None:
         """Write one event, or one event per record. A single write keeps the lines of several children apart."""
-        event_lines = [{"event": event}] if records is None else [_record(each) for each in records]
-        common = {"t": round(time.clock_gettime(TRUE_CLOCK) * 1000), "worker": "", "shard": self._shard}
-        os.write(self._file, "".join(json.dumps(common | line) + "\n" for line in event_lines).encode())
+        event_lines = [{"event": event}] if records is None else [_build_record_fields(each) for each in records]
+        common_fields = {"t": round(time.clock_gettime(TRUE_CLOCK) * 1000), "worker": "", "shard": self._shard}
+        os.write(self._file, "".join(json.dumps(common_fields | line) + "\n" for line in event_lines).encode())
 
     def begin(self) -> None:
         """Record that this child starts to read its shard.
@@ -50,21 +50,21 @@ class EventFile:
         pid_file = self._to.with_suffix(f".{self._shard}")
         former_pid = int(pid_file.read_text()) if pid_file.exists() else 0
         pid_file.write_text(str(os.getpid()))
-        until = time.monotonic() + GONE_SECONDS
-        while former_pid and _is_running(former_pid) and time.monotonic() < until:
+        deadline = time.monotonic() + GONE_SECONDS
+        while former_pid and _is_running(former_pid) and time.monotonic() < deadline:
             time.sleep(0.05)  # it may still be exiting, but no longer reads
         if former_pid and _is_running(former_pid):
             self._to.with_suffix(".faults").open("a").write(f"{self._shard} has two children, {former_pid} being one\n")
         self.write("initialize")
 
 
-def _record(message_record: dict[str, Any]) -> dict[str, Any]:
+def _build_record_fields(message_record: dict[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha1(base64.b64decode(message_record["data"]), usedforsecurity=False).hexdigest()
-    numbers = {
+    number_fields = {
         "sequence_number": message_record["sequenceNumber"],
         "sub_sequence_number": message_record["subSequenceNumber"],
     }
-    return {"event": "record", "partition_key": message_record["partitionKey"], "sha1": digest, **numbers}
+    return {"event": "record", "partition_key": message_record["partitionKey"], "sha1": digest, **number_fields}
 
 
 def _is_running(group: int) -> bool:
@@ -81,7 +81,7 @@ def _is_running(group: int) -> bool:
 
 def main(event_path: Path, orders: Path) -> None:
     """Respond to every message, except as ordered."""
-    draw = random.Random()  # noqa: S311  when to misbehave
+    random_draw = random.Random()  # noqa: S311  when to misbehave
     event_file, outcome, number = None, "", None
     for line in sys.stdin:
         message = json.loads(line)
@@ -91,9 +91,11 @@ def main(event_path: Path, orders: Path) -> None:
             event_file.begin()
         assert event_file is not None
         order = orders.read_text()
-        misbehavior = order.removeprefix("child ") if order.startswith("child ") and draw.random() < CHANCE else ""
+        misbehavior = (
+            order.removeprefix("child ") if order.startswith("child ") and random_draw.random() < CHANCE else ""
+        )
         records = message.get("records", [])
-        split_at = draw.randint(0, len(records)) if misbehavior else len(records)
+        split_at = random_draw.randint(0, len(records)) if misbehavior else len(records)
         if records[:split_at]:
             event_file.write("record", records[:split_at])
             number = records[split_at - 1]["sequenceNumber"]
@@ -102,12 +104,12 @@ def main(event_path: Path, orders: Path) -> None:
         elif misbehavior and misbehavior != "forget":
             # Misbehave before the rest is recorded, so that records are lost if the daemon treats the message as
             # handled.
-            misbehave(misbehavior, draw)
+            misbehave(misbehavior, random_draw)
         if records[split_at:]:
             event_file.write("record", records[split_at:])
             number = records[-1]["sequenceNumber"]
         if misbehavior != "forget" and (
-            action in {"shutdownRequested", "shardEnded"} or (records and draw.random() < CHECKPOINTS)
+            action in {"shutdownRequested", "shardEnded"} or (records and random_draw.random() < CHECKPOINTS)
         ):
             outcome = try_checkpoint(number if records or action == "shutdownRequested" else None, at_end=not records)
         if action == "leaseLost" or (action == "shardEnded" and outcome == "stored"):

@@ -27,7 +27,7 @@ SHARE = 0.5
 """The fraction of requests that fail under a condition, unless the condition affects all requests."""
 
 
-def one_way(line: str, *, writes: bool = False) -> tuple[FaultKind, ...]:
+def list_one_way_kinds(line: str, *, writes: bool = False) -> tuple[FaultKind, ...]:
     """Return the kinds of faults in which this line carries only one direction.
 
     Args:

@@ -23,7 +23,7 @@ TRUE_CLOCK = 5
 Result = Literal["done", "lost", "unknown"]
 
 
-def true_time() -> float:
+def read_true_time() -> float:
     """Return the true time in seconds since 1970, even if the clock is stepped.
 
     It lags by some milliseconds, but equally in all processes.
@@ -34,20 +34,20 @@ def true_time() -> float:
 class RecordingStore(PassingStore):
     """A store that records each write with its outcome, and with the times of the request and the response."""
 
-    def __init__(self, store: Store, to: Path, clock: Callable[[], float] = true_time) -> None:
+    def __init__(self, store: Store, to: Path, clock: Callable[[], float] = read_true_time) -> None:
         super().__init__(store)
         self._clock = clock
         self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, write: Write) -> Outcome:
         """Pass on the write, and record it. If an exception is raised, the outcome is unknown."""
-        sent = self._clock()
+        send_time = self._clock()
         try:
             outcome = super().write(write)
         except BaseException:
-            self._record(sent, write, "unknown", None)
+            self._record(send_time, write, "unknown", None)
             raise
-        self._record(sent, write, "done" if isinstance(outcome, Done) else "lost", outcome.lease)
+        self._record(send_time, write, "done" if isinstance(outcome, Done) else "lost", outcome.lease)
         return outcome
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ def record_writes(to: Path) -> Iterator[None]:
         yield
 
 
-def answer_of(line: bytes, process: str) -> WriteAnswer:
+def parse_answer(line: bytes, process: str) -> WriteAnswer:
     """Return the write that this line describes."""
     entry = json.loads(line)
     return WriteAnswer(process=process, **entry | {"checkpoint": tuple(entry.get("checkpoint", (0, 0, 0)))})

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from fuzzing import FuzzTarget, in_json, never_repeats
+from fuzzing import FuzzTarget, encode_as_json, forbid_repeating
 
 from leasehold.adapters import producing
 from leasehold.adapters.cli import deaggregate, produce
@@ -27,7 +27,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.stores.urls import read_url
 from leasehold_lab.commands import simulate
-from leasehold_lab.judge.events import event_of
+from leasehold_lab.judge.events import parse_event
 
 NOW = 1.8e9
 SECRET = "hush0hush1"  # noqa: S105  not a real secret
@@ -61,10 +61,10 @@ def _options(text: str) -> None:
 
 
 def _record(line: str) -> None:
-    out = io.StringIO()
-    with redirect_stdout(out):
+    output = io.StringIO()
+    with redirect_stdout(output):
         deaggregate._print(1, line, None, "keep", strict=False)
-    for row in out.getvalue().encode().splitlines():
+    for row in output.getvalue().encode().splitlines():
         assert isinstance(json.loads(row), dict)
 
 
@@ -96,7 +96,7 @@ def _texts(document: object) -> dict[str, str]:
 
 def _of_event_hubs(parameters: object) -> None:
     secret = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={SECRET}="
-    with patch.dict(os.environ, {CONNECTION_STRING: secret}), never_repeats(SECRET):
+    with patch.dict(os.environ, {CONNECTION_STRING: secret}), forbid_repeating(SECRET):
         assert SECRET not in repr(event_hubs_options(_texts(parameters)))
 
 
@@ -108,18 +108,18 @@ def _letter(line: bytes) -> None:
 
 def _child_line(line: bytes) -> None:
     """Assert that no line of a child raises an exception, and that only stored checkpoints are acknowledged."""
-    talk = Conversation("s-0", Position("5"))
-    talk.initialize()
-    talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
-    assert talk.next_event() == StatusReceived("initialize")
-    talk.process_records([Record(b"data", "9", partition_key="k")], 0.0)
-    talk.receive_data(line + b"\n")
-    while (event := talk.next_event()) is not None:
+    conversation = Conversation("s-0", Position("5"))
+    conversation.initialize()
+    conversation.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
+    assert conversation.next_event() == StatusReceived("initialize")
+    conversation.process_records([Record(b"data", "9", partition_key="k")], 0.0)
+    conversation.receive_data(line + b"\n")
+    while (event := conversation.next_event()) is not None:
         if isinstance(event, CheckpointRequested):
             assert Position("5").order < event.position.order <= Position("9").order
-            talk.checkpoint_stored()
-    assert talk.acknowledged.order <= Position("9").order
-    talk.data_to_send()
+            conversation.checkpoint_stored()
+    assert conversation.acknowledged.order <= Position("9").order
+    conversation.data_to_send()
 
 
 def _letter_place(url: str) -> None:
@@ -128,9 +128,13 @@ def _letter_place(url: str) -> None:
 
 COMMANDS = (
     FuzzTarget(
-        "dead-letters", ("adapters/consumer/dead_letters/dead_letter.py",), _letter, (BadDeadLetter,), pack=in_json
+        "dead-letters",
+        ("adapters/consumer/dead_letters/dead_letter.py",),
+        _letter,
+        (BadDeadLetter,),
+        pack=encode_as_json,
     ),
-    FuzzTarget("child-lines", ("adapters/multilang/protocol.py",), _child_line, pack=in_json),
+    FuzzTarget("child-lines", ("adapters/multilang/protocol.py",), _child_line, pack=encode_as_json),
     FuzzTarget(
         "letter-urls", ("adapters/consumer/dead_letters/sinks.py",), _letter_place, (ValueError,), "letters URL: "
     ),
@@ -139,10 +143,10 @@ COMMANDS = (
         ("adapters/json_form.py", "adapters/json_form.py"),
         _planned,
         (BadJsonField,),
-        pack=in_json,
+        pack=encode_as_json,
     ),
-    FuzzTarget("listings-to-plan", ("adapters/json_form.py",), _listed, (BadJsonField,), pack=in_json),
-    FuzzTarget("reset-plans", ("adapters/cli/reset.py",), _reset, (ValueError,), "--plan: ", pack=in_json),
+    FuzzTarget("listings-to-plan", ("adapters/json_form.py",), _listed, (BadJsonField,), pack=encode_as_json),
+    FuzzTarget("reset-plans", ("adapters/cli/reset.py",), _reset, (ValueError,), "--plan: ", pack=encode_as_json),
     FuzzTarget("durations", ("adapters/inputs.py",), _duration, (ValueError,), "'|\""),
     FuzzTarget("moments", ("adapters/inputs.py",), _moment, (ValueError,), "--to: |--timestamp-ms: "),
     FuzzTarget("shifts", ("adapters/inputs.py",), shift, (ValueError,), "--shift-by: |'|\""),
@@ -159,8 +163,10 @@ COMMANDS = (
         "--key: ",
     ),
     FuzzTarget("produce-urls", ("adapters/producing.py",), _produced_to, (ValueError,), "SOURCE URL: "),
-    FuzzTarget("fleet-sizes", ("leasehold_lab/commands/simulate.py",), simulate._sizes, (ValueError,), "workers: "),
-    FuzzTarget("event-lines", ("leasehold_lab/judge/events.py",), event_of, (ValueError,), "it is no event: "),
+    FuzzTarget(
+        "fleet-sizes", ("leasehold_lab/commands/simulate.py",), simulate._parse_sizes, (ValueError,), "workers: "
+    ),
+    FuzzTarget("event-lines", ("leasehold_lab/judge/events.py",), parse_event, (ValueError,), "it is no event: "),
     FuzzTarget(
         "spark-offsets", ("adapters/spark/offsets.py", "adapters/spark/offsets.py"), _offset, (ValueError,), "offset: "
     ),

@@ -18,7 +18,7 @@ from azure.eventhub.amqp import AmqpAnnotatedMessage
 from botocore.eventstream import ParserError
 from botocore.exceptions import EventStreamError
 from botocore.parsers import ResponseParserError
-from fuzzing import FuzzTarget, in_json, never_repeats
+from fuzzing import FuzzTarget, encode_as_json, forbid_repeating
 from standins.in_c import scan
 from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 
@@ -77,9 +77,10 @@ def _change_row(data: bytes) -> None:
 def _aggregate(data: bytes) -> None:
     records = deaggregate(data, "k", None, HASH_KEYS)
     rows = user_record_batch([data], ["k"], HASH_KEYS)
-    expected = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
+    expected_records = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
     assert (
-        tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected) == records.rows
+        tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected_records)
+        == records.rows
     )
     location = locate(data, len(MAGIC), len(data) - 16)
     if location and records.reason is Reason.AGGREGATED:
@@ -158,8 +159,8 @@ def _sent(event: object) -> None:
 
 def _listed(body: bytes) -> None:
     client, canned_responses = _client()
-    source = KinesisSource(client, "orders")
-    for ask in (source.shards, source.identity):
+    stream_source = KinesisSource(client, "orders")
+    for ask in (stream_source.shards, stream_source.identity):
         canned_responses.answers[:] = [Answer(body)] * 2
         ask()
 
@@ -172,8 +173,8 @@ def _streamed(document: Any) -> bytes:  # noqa: ANN401  messages as (headers, pa
             headers, payload = (_bytes(message.get(part)) for part in ("headers", "payload"))
             total, head = message.get("total", 16 + len(headers) + len(payload)), message.get("head", len(headers))
             prelude = pack(">II", *(_least_32(size) for size in (total, head)))
-            framed = prelude + pack(">I", crc32(prelude)) + headers + payload
-            body += framed + pack(">I", crc32(framed))
+            framed_message = prelude + pack(">I", crc32(prelude)) + headers + payload
+            body += framed_message + pack(">I", crc32(framed_message))
     return body
 
 
@@ -211,7 +212,7 @@ def _event(document: object) -> None:
 
 
 def _connection(text: str) -> None:
-    with never_repeats(SECRET):
+    with forbid_repeating(SECRET):
         by_connection_string(text, "ns.servicebus.windows.net", "orders", "$Default")
 
 
@@ -266,7 +267,7 @@ SOURCES = (
         ANSWERS,
         lambda body: _answered(body, JSON),
         (SourceError,),
-        pack=in_json,
+        pack=encode_as_json,
     ),
     FuzzTarget(
         "event-streams",
@@ -281,7 +282,7 @@ SOURCES = (
         _change,
         (ValueError,),
         "this record's data is not a change of a DynamoDB item",
-        pack=in_json,
+        pack=encode_as_json,
     ),
     FuzzTarget(
         "change-rows",
@@ -289,7 +290,7 @@ SOURCES = (
         _change_row,
         (ValueError,),
         "no change",
-        pack=in_json,
+        pack=encode_as_json,
     ),
     FuzzTarget("fan-out-events", ("adapters/sources/kinesis/fan_out.py",), _sent, (SourceError,)),
     FuzzTarget(
@@ -297,7 +298,7 @@ SOURCES = (
         ("adapters/sources/kinesis/records.py", "adapters/sources/kinesis/source.py"),
         _listed,
         (SourceError,),
-        pack=in_json,
+        pack=encode_as_json,
     ),
     FuzzTarget("hub-events", ("adapters/sources/event_hubs/records.py",), _event, (SourceError,)),
     FuzzTarget(

@@ -5,7 +5,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from attrs import evolve
-from fuzzing import FuzzTarget, in_json
+from fuzzing import FuzzTarget, encode_as_json
 from odd_values import assert_said, token_of
 from standins.wire_service import Answer, Spoken
 
@@ -63,8 +63,8 @@ def _read(lease: Lease | Malformed | None) -> Lease | None:
 
 def _item(item: object) -> None:
     if isinstance(item, dict) and (read := _read(to_lease(item))):
-        expected = evolve(read, next_owner=None, leaving=False, yields=read.owner is not None)
-        assert token_of(cast("Lease", to_lease(to_item(read)))) == token_of(expected)
+        expected_lease = evolve(read, next_owner=None, leaving=False, yields=read.owner is not None)
+        assert token_of(cast("Lease", to_lease(to_item(read)))) == token_of(expected_lease)
 
 
 def _reports(items: object) -> None:
@@ -85,10 +85,10 @@ def _table() -> tuple[DynamoStore, Spoken]:
     canned_responses = Spoken([])
     keys = [{"AttributeName": "leaseKey", "KeyType": "HASH"}]
     kinds = [{"AttributeName": "leaseKey", "AttributeType": "S"}]
-    described = {
+    table_description = {
         "Table": {"TableName": "leases", "TableStatus": "ACTIVE", "KeySchema": keys, "AttributeDefinitions": kinds}
     }
-    canned_responses.answers[:] = [Answer(json.dumps(described).encode())] * 2
+    canned_responses.answers[:] = [Answer(json.dumps(table_description).encode())] * 2
 
     class Attached(boto3.Session):
         def client(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  boto3's own signature
@@ -157,21 +157,21 @@ def _session_rows(document: object) -> None:
     assert_said(row if isinstance(row, Malformed) else None)
     if isinstance(row, Malformed) or isinstance(owner, Malformed):
         return
-    read = join_lease(row, owner, remarks_of(remarks))
-    if _read(read.lease) is not None:
-        reread = join_lease(
+    lease_read = join_lease(row, owner, remarks_of(remarks))
+    if _read(lease_read.lease) is not None:
+        lease_read_again = join_lease(
             cast("LeaseRow", lease_row("s-0", evolve(lease, fields=lease_fields(row)))),
             cast("Any", session_of(evolve(session, fields=session_fields(owner)))),
             remarks_of(evolve(remarks, fields=remarks_fields(remarks_of(remarks)))),
         )
-        assert token_of(reread.lease) == token_of(read.lease)
+        assert token_of(lease_read_again.lease) == token_of(lease_read.lease)
 
 
 def _session_cell(document: object) -> None:
     """Parse a table row whose attributes have any types that DynamoDB allows."""
-    kinds = {"S": str, "B": bytes, "M": dict}
+    types_by_tag = {"S": str, "B": bytes, "M": dict}
     item: Any = {
-        name: {kind: value for kind, value in attribute.items() if isinstance(value, kinds.get(kind, ()))}
+        name: {kind: value for kind, value in attribute.items() if isinstance(value, types_by_tag.get(kind, ()))}
         for name, attribute in (document.items() if isinstance(document, dict) else ())
         if isinstance(attribute, dict)
     }
@@ -213,7 +213,7 @@ STORES = (
         _scan,
         (OutcomeUnknown, StoreError),
         "leases: |lease ",
-        pack=in_json,
+        pack=encode_as_json,
     ),
     FuzzTarget("sqlite-rows", ("stores/embedded/sqlite.py", "stores/fields.py"), _row),
     FuzzTarget("backup-lines", ("stores/embedded/file.py", "stores/embedded/sqlite.py"), _line),
@@ -224,8 +224,8 @@ STORES = (
     ),
     FuzzTarget("session-rows", ("stores/sessions/rows.py", "stores/requests.py"), _session_rows),
     FuzzTarget("session-cells", ("stores/dynamodb/cells.py",), _session_cell),
-    FuzzTarget("direct-answers", ("stores/aws_calls/tables.py",), _direct, pack=in_json),
-    FuzzTarget("s3-objects", ("stores/objects/s3.py",), _content, pack=in_json),
+    FuzzTarget("direct-answers", ("stores/aws_calls/tables.py",), _direct, pack=encode_as_json),
+    FuzzTarget("s3-objects", ("stores/objects/s3.py",), _content, pack=encode_as_json),
     FuzzTarget("date-headers", ("stores/urls.py",), date_of),
     FuzzTarget(
         "lease-notes", ("balancer/lookout.py", "adapters/worker/holding.py", "adapters/worker/progress.py"), _notes

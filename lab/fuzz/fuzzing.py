@@ -51,7 +51,7 @@ class FuzzTarget:
 
     @property
     def samples(self) -> list[Any]:
-        return _read(self.corpus)
+        return _read_corpus(self.corpus)
 
     @property
     def corpus(self) -> Path:
@@ -64,40 +64,40 @@ class FuzzTarget:
         If the target has `pack`, some values are packed after the change, and others are changed after packing, digests
         included.
         """
-        values = near(self.samples)
+        changed_values = near(self.samples)
         if self.pack is None:
-            return values
-        packed = values.map(self._packed_or_none).filter(lambda body: body is not None)
-        return packed | near([self._packed(sample) for sample in self.samples])
+            return changed_values
+        packed_values = changed_values.map(self._pack_or_none).filter(lambda body: body is not None)
+        return packed_values | near([self._pack(sample) for sample in self.samples])
 
     def replay(self) -> Iterator[Any]:
         """Run every sample unchanged."""
-        return iter([sample if self.pack is None else self._packed(sample) for sample in self.samples])
+        return iter([sample if self.pack is None else self._pack(sample) for sample in self.samples])
 
-    def keep(self, value: Any) -> None:  # noqa: ANN401  of any kind
+    def add_to_corpus(self, value: Any) -> None:  # noqa: ANN401  of any kind
         """Add a value that broke the law to the corpus, so that every later run tries it."""
         with self.corpus.open("a", encoding="utf-8") as corpus:
             corpus.write(json.dumps(value, default=_encode_bytes) + "\n")
 
-    def _packed_or_none(self, value: Any) -> bytes | None:  # noqa: ANN401  of any kind
+    def _pack_or_none(self, value: Any) -> bytes | None:  # noqa: ANN401  of any kind
         """Return the packed value, or None if the format cannot express it, such as lone surrogates in CBOR."""
         with suppress(ArithmeticError, TypeError, ValueError):
-            return self._packed(value)
+            return self._pack(value)
         return None
 
-    def _packed(self, value: Any) -> bytes:  # noqa: ANN401  A value that was changed after packing is in the corpus as
+    def _pack(self, value: Any) -> bytes:  # noqa: ANN401  A value that was changed after packing is in the corpus as
         # bytes, and must not be packed again.
         assert self.pack is not None
         return value if isinstance(value, bytes) and not isinstance(self.samples[0], bytes) else self.pack(value)
 
 
-def obeys(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
+def obeys_law(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
     """Parse the value, and return whether it was accepted. Raises any exception that the target does not document."""
     try:
-        with at_most(CPU_SECONDS):
+        with limit_cpu_seconds(CPU_SECONDS):
             target.parse(value)
     except Exception as refusal:
-        if not _documented(refusal, target.refuses):
+        if not _is_documented(refusal, target.refuses):
             raise
         message = str(refusal)
         message.encode()  # a message must be encodable
@@ -106,12 +106,12 @@ def obeys(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
     return True
 
 
-def _documented(refusal: Exception, refuses: tuple[type[Exception], ...]) -> bool:
+def _is_documented(refusal: Exception, refuses: tuple[type[Exception], ...]) -> bool:
     return type(refusal) in refuses or (isinstance(refusal, refuses) and not isinstance(refusal, ValueError))
 
 
 @contextmanager
-def never_repeats(secret: str) -> Iterator[None]:
+def forbid_repeating(secret: str) -> Iterator[None]:
     """Raise AssertionError for an error that repeats the secret."""
     try:
         yield
@@ -126,9 +126,9 @@ class TooSlow(BaseException):
 
 
 @contextmanager
-def at_most(seconds: float) -> Iterator[None]:
+def limit_cpu_seconds(seconds: float) -> Iterator[None]:
     """Raise TooSlow if the block uses more CPU time than this. This works in the main thread only."""
-    former_handler = signal.signal(signal.SIGVTALRM, _too_slow)
+    former_handler = signal.signal(signal.SIGVTALRM, _raise_too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
@@ -137,17 +137,17 @@ def at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, former_handler)
 
 
-def _too_slow(_signal: int, _frame: FrameType | None) -> Never:
+def _raise_too_slow(_signal: int, _frame: FrameType | None) -> Never:
     raise TooSlow(f"more than {CPU_SECONDS:g} s of the processor")
 
 
-def in_json(document: object) -> bytes:
+def encode_as_json(document: object) -> bytes:
     """Return the value as JSON in which bytes are in base64, as services and users write them."""
     return json.dumps(document, default=lambda data: base64.b64encode(data).decode()).encode()
 
 
 @cache
-def _read(corpus: Path) -> list[Any]:
+def _read_corpus(corpus: Path) -> list[Any]:
     return [json.loads(line, object_hook=_decode_bytes) for line in corpus.read_text(encoding="utf-8").splitlines()]
 
 
@@ -182,14 +182,16 @@ _odd: st.SearchStrategy[Any] = st.one_of(
 def near(samples: list[Any]) -> st.SearchStrategy[Any]:
     """Draw values like these, with parts cut, repeated, replaced or inserted."""
     if isinstance(samples[0], bytes):
-        return st.binary(max_size=40) | _mutated(samples, st.sampled_from(_TOKENS) | st.binary(min_size=1, max_size=4))
+        return st.binary(max_size=40) | _draw_mutated(
+            samples, st.sampled_from(_TOKENS) | st.binary(min_size=1, max_size=4)
+        )
     if isinstance(samples[0], str):
-        return odd_texts | _mutated(samples, st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
+        return odd_texts | _draw_mutated(samples, st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
     return _changed_documents(samples)
 
 
 @st.composite
-def _mutated(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401  bytes or text
+def _draw_mutated(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401  bytes or text
     body = draw(st.sampled_from(samples))
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, len(body)))
@@ -212,11 +214,11 @@ def _mutated(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any]
 def _changed_documents(draw: st.DrawFn, samples: list[Any]) -> Any:  # noqa: ANN401  of any kind
     value = deepcopy(draw(st.sampled_from(samples)))
     for _ in range(draw(st.integers(1, 3))):
-        value = _with_a_change(draw, value)
+        value = _change_one_place(draw, value)
     return value
 
 
-def _with_a_change(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401  of any kind
+def _change_one_place(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401  of any kind
     """Return the value with one change, mostly deep inside."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     if not keys or draw(st.integers(0, 9)) == 0:
@@ -232,9 +234,9 @@ def _with_a_change(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401  of any 
         case "wrap":
             value[key] = [value[key]]
         case _:
-            value[key] = _with_a_change(draw, value[key])
+            value[key] = _change_one_place(draw, value[key])
     return value
 
 
 def _text_near(value: str) -> st.SearchStrategy[str]:
-    return _mutated([value], st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
+    return _draw_mutated([value], st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))

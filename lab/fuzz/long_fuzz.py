@@ -25,14 +25,14 @@ from typing import Any, Never
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from fuzzing import FuzzTarget, TooSlow, obeys
+from fuzzing import FuzzTarget, TooSlow, obeys_law
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 ROUND = 200  # examples per check of the clock
 
 
-class Trial:
+class FuzzTrial:
     """The values of one target, tried one after the other."""
 
     def __init__(self, target: FuzzTarget) -> None:
@@ -48,7 +48,7 @@ class Trial:
             value = data.draw(values)
             started = time.process_time()
             self.last_values[:] = [value]
-            obeys(target, value)
+            obeys_law(target, value)
             self.count, self.slowest = self.count + 1, max(self.slowest, time.process_time() - started)
 
         self.try_values: Any = try_values
@@ -57,7 +57,7 @@ class Trial:
         """Try every sample of the corpus. A sample that breaks the law is not added to the corpus again."""
         self.last_values.clear()
         for sample in self.target.replay():
-            obeys(self.target, sample)
+            obeys_law(self.target, sample)
 
     def report(self, rounds: Callable[[], object]) -> bool:
         """Call `rounds`, and print and return whether the law was kept. Add a value that broke it to the corpus."""
@@ -67,35 +67,35 @@ class Trial:
             print(f"{self.target.name}: BROKEN after {self.count} values, by {str(self.last_values)[:500]}")
             traceback.print_exc(limit=-4)
             if self.last_values:
-                self.target.keep(self.last_values[0])
+                self.target.add_to_corpus(self.last_values[0])
             return False
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        slowest = f"slowest {self.slowest * 1000:.0f} ms"
-        print(f"{self.target.name}: {self.count} values, {slowest}, at most {peak_mib} MiB", flush=True)
+        slowest_text = f"slowest {self.slowest * 1000:.0f} ms"
+        print(f"{self.target.name}: {self.count} values, {slowest_text}, at most {peak_mib} MiB", flush=True)
         return True
 
 
 def fuzz(target: FuzzTarget, seconds: float) -> bool:
     """Fuzz one target for this many seconds, and return whether it kept its law."""
-    trial = Trial(target)
+    trial = FuzzTrial(target)
 
-    def rounds() -> None:
+    def run_rounds() -> None:
         trial.replay()
         while time.monotonic() - trial.began < seconds:
             trial.try_values()
 
-    return trial.report(rounds)
+    return trial.report(run_rounds)
 
 
 def fuzz_guided(target: FuzzTarget, seconds: float) -> Never:
     """Fuzz one target with atheris for this many seconds, then exit. The status is 1 if the law was broken."""
-    atheris, trial = importlib.import_module("atheris"), Trial(target)
+    atheris, trial = importlib.import_module("atheris"), FuzzTrial(target)
 
     def exit_after(rounds: Callable[[], object]) -> None:
-        law_kept = trial.report(rounds)
+        is_law_kept = trial.report(rounds)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0 if law_kept else 1)  # atheris does not return
+        os._exit(0 if is_law_kept else 1)  # atheris does not return
 
     def try_input(drawn: bytes) -> None:
         if time.monotonic() - trial.began >= seconds:
@@ -103,24 +103,24 @@ def fuzz_guided(target: FuzzTarget, seconds: float) -> Never:
         try:
             trial.try_values.hypothesis.fuzz_one_input(drawn)
         except (Exception, TooSlow) as fault:  # noqa: BLE001  whatever it is
-            exit_after(partial(_raise, fault))
+            exit_after(partial(_raise_fault, fault))
 
     atheris.Setup([sys.argv[0], "-verbosity=0", "-max_len=4096", "-rss_limit_mb=4096"], try_input)
     atheris.Fuzz()
     raise AssertionError("atheris came back")
 
 
-def _raise(fault: BaseException) -> Never:
+def _raise_fault(fault: BaseException) -> Never:
     raise fault
 
 
-def targets(engine: str) -> tuple[FuzzTarget, ...]:
+def list_targets(engine: str) -> tuple[FuzzTarget, ...]:
     """Return all targets. For atheris, leasehold's own code is instrumented for coverage."""
     if engine == "hypothesis":
         module = importlib.import_module("fuzz_targets")
     else:
-        instrumented = importlib.import_module("atheris").instrument_imports(include=["leasehold"])
-        with redirect_stderr(io.StringIO()), instrumented:  # it prints the name of each module
+        instrumented_imports = importlib.import_module("atheris").instrument_imports(include=["leasehold"])
+        with redirect_stderr(io.StringIO()), instrumented_imports:  # it prints the name of each module
             module = importlib.import_module("fuzz_targets")
     all_targets: tuple[FuzzTarget, ...] = module.TARGETS
     return all_targets
@@ -146,11 +146,13 @@ def _main() -> int:
         print("atheris is not installed here: hypothesis goes on alone")
         options.engine = "hypothesis"
     logging.disable()  # readers log every response that they cannot parse
-    all_targets = targets(options.engine)
-    chosen = [target for target in all_targets if target.name in options.targets or not options.targets]
+    all_targets = list_targets(options.engine)
+    chosen_targets = [target for target in all_targets if target.name in options.targets or not options.targets]
     engine = fuzz if options.engine == "hypothesis" else _fuzz_in_child
-    broken_targets = [target.name for target in chosen if not engine(target, options.seconds / len(chosen))]
-    print(f"{len(chosen)} parsers, {len(broken_targets)} broken", *broken_targets)
+    broken_targets = [
+        target.name for target in chosen_targets if not engine(target, options.seconds / len(chosen_targets))
+    ]
+    print(f"{len(chosen_targets)} parsers, {len(broken_targets)} broken", *broken_targets)
     return 1 if broken_targets else 0
 
 

@@ -9,7 +9,7 @@ from leasehold.adapters.ops.watching import WatchedTable, without_dead_owners
 from leasehold.balancer.census import our_workers
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
-from leasehold_lab.simulator.question import Forecast, forecast_of
+from leasehold_lab.simulator.question import FleetForecast, run_forecast
 from leasehold_lab.simulator.scenario import Member, MemberEnding, Network, Scenario
 
 SETTLE_CYCLES = 2.0
@@ -42,7 +42,7 @@ ADDED_MAX = 10_000
 """The maximum number of workers that `--add` accepts as a number. Simulating more would take too long."""
 
 
-def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
+def choose_joining_names(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the workers that join.
 
     Args:
@@ -54,13 +54,13 @@ def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
     """
     names: list[str] = []
     for name_or_count in add:
-        count = decimal(name_or_count, ADDED_MAX)
-        if count is None and name_or_count.isascii() and name_or_count.isdigit():
+        added_count = decimal(name_or_count, ADDED_MAX)
+        if added_count is None and name_or_count.isascii() and name_or_count.isdigit():
             raise ValueError(f"--add: at most {ADDED_MAX} workers can be simulated")
-        if count is not None:
+        if added_count is not None:
             free_names = (f"added-{number}" for number in range(1, 1_000_000))
             new_names = (name for name in free_names if name not in names and name not in present)
-            names += [next(new_names) for _ in range(count)]
+            names += [next(new_names) for _ in range(added_count)]
         elif not name_or_count or name_or_count in names or name_or_count in present:
             raise ValueError(
                 f"--add: there is a worker {name_or_count!r} already; give another name, or a number of workers"
@@ -70,7 +70,7 @@ def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated: bool = False) -> Forecast:
+def forecast_change(table: WatchedTable, config: Config, change: FleetChange, *, dated: bool = False) -> FleetForecast:
     """Simulate a change of the fleet, and return its effects.
 
     Args:
@@ -83,15 +83,17 @@ def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated:
         ValueError: A worker to remove holds no lease, or there is nothing to simulate.
     """
     rows = without_dead_owners(table.unended, config)
-    present = tuple(sorted({row.owner for row in rows if row.owner is not None}))
+    present_workers = tuple(sorted({row.owner for row in rows if row.owner is not None}))
     for worker in change.remove:
-        if worker not in present:
-            raise ValueError(f"--remove: no living worker {worker!r} holds a lease; choose among {', '.join(present)}")
+        if worker not in present_workers:
+            raise ValueError(
+                f"--remove: no living worker {worker!r} holds a lease; choose among {', '.join(present_workers)}"
+            )
     if not rows:
         raise ValueError("the table has no unfinished lease; there is nothing to simulate")
-    if not set(present) | set(change.add):
+    if not set(present_workers) | set(change.add):
         raise ValueError("--add: nobody holds a lease; say how many workers come")
-    since = SETTLE_CYCLES * config.cycle_seconds
+    change_time = SETTLE_CYCLES * config.cycle_seconds
     draw, ours = random.Random(change.seed), our_workers(table.leases)  # noqa: S311  a seed is the point
     members = [
         Member(
@@ -101,23 +103,23 @@ def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated:
             phase=draw.uniform(0.0, config.cycle_seconds),
             foreign=worker not in ours or not config.rules.keeps_lookout,
         )
-        for worker in present
+        for worker in present_workers
     ]
     members = [
-        evolve(member, ends=since, ending=change.ending) if member.worker in change.remove else member
+        evolve(member, ends=change_time, ending=change.ending) if member.worker in change.remove else member
         for member in members
     ]
-    foreign = not config.rules.keeps_lookout
-    members += [Member(name, config, since + draw.uniform(0.0, 1.0), foreign=foreign) for name in change.add]
+    is_foreign = not config.rules.keeps_lookout
+    members += [Member(name, config, change_time + draw.uniform(0.0, 1.0), foreign=is_foreign) for name in change.add]
     scenario = Scenario(
         change.seed,
         tuple(row.owner for row in rows),
         tuple(members),
-        since + change.cycles * config.cycle_seconds,
-        calm=since + change.cycles * config.cycle_seconds,
+        change_time + change.cycles * config.cycle_seconds,
+        calm=change_time + change.cycles * config.cycle_seconds,
         network=Network(stall=0.0, unanswered=0.0),
         weights=tuple(row.weight for row in rows) if any(row.weight is not None for row in rows) else (),
         names=tuple(row.key for row in rows),
         dated=dated,
     )
-    return forecast_of(scenario, config, since)
+    return run_forecast(scenario, config, change_time)

@@ -108,7 +108,7 @@ class Excuse:
     now: str
     why: str
 
-    def fits(self, mutant: Mutant) -> bool:
+    def is_about(self, mutant: Mutant) -> bool:
         """Return whether this entry is about the mutant."""
         return (mutant.function, mutant.was, mutant.now) == (self.function, self.was.strip(), self.now.strip())
 
@@ -130,33 +130,33 @@ class Tally:
     idle: tuple[Excuse, ...]
 
     @property
-    def killed(self) -> int:
+    def killed_count(self) -> int:
         """The number of mutants at which a test failed or reached its time limit."""
         return self.planted - self.excused - len(self.survivors)
 
     @property
-    def share(self) -> float:
+    def killed_share(self) -> float:
         """The number of killed mutants divided by the number of mutants that can be killed."""
-        return self.killed / max(1, self.planted - self.excused)
+        return self.killed_count / max(1, self.planted - self.excused)
 
     @property
-    def good(self) -> bool:
+    def is_good(self) -> bool:
         """Whether enough mutants are killed, and each excuse is still needed."""
-        return self.share >= GOAL and not self.idle
+        return self.killed_share >= GOAL and not self.idle
 
     @property
-    def row(self) -> str:
+    def table_row(self) -> str:
         """The module's row of the table."""
-        part = f" ({len(self.parts)} of 10)" if self.parts else ""
-        last_columns = f"{self.excused} | {len(self.survivors)} | {self.share:.1%}"
-        return f"| `{self.module}` | {self.planted}{part} | {self.killed} | {self.late} | {last_columns} |"
+        part_text = f" ({len(self.parts)} of 10)" if self.parts else ""
+        last_columns = f"{self.excused} | {len(self.survivors)} | {self.killed_share:.1%}"
+        return f"| `{self.module}` | {self.planted}{part_text} | {self.killed_count} | {self.late} | {last_columns} |"
 
 
 HEAD = """| module | mutants | killed | of these by time | equivalent | survived | killed of those that can be |
 |---|--:|--:|--:|--:|--:|--:|"""
 
 
-def groups(only: str | None = None) -> tuple[Group, ...]:
+def read_groups(only: str | None = None) -> tuple[Group, ...]:
     """Return all groups of modules.toml, or those with this name or module. Raises SystemExit if there is none."""
     entries = tomllib.loads((HERE / "modules.toml").read_text())
     all_groups = (
@@ -170,7 +170,7 @@ def groups(only: str | None = None) -> tuple[Group, ...]:
     return selected or sys.exit(f"{only}: modules.toml does not list it")
 
 
-def excuses(module: str | None) -> tuple[Excuse, ...]:
+def read_excuses(module: str | None) -> tuple[Excuse, ...]:
     """Return the equivalent mutants that equivalent.toml lists, either of this module or of all modules."""
     entries = tomllib.loads((HERE / "equivalent.toml").read_text()).get("mutant", [])
     return tuple(Excuse(**each) for each in entries if module in (None, each["module"]))
@@ -192,7 +192,7 @@ def _copy(folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=unneeded, dirs_exist_ok=True)
 
 
-def _mutmut(folder: Path, *arguments: str) -> str:
+def _run_mutmut(folder: Path, *arguments: str) -> str:
     command = [str(MUTMUT), *arguments]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if process.returncode:
@@ -208,16 +208,16 @@ def plant_and_test(group: Group) -> Path:
 
 
 def _run(folder: Path, *names: str) -> None:
-    _mutmut(folder, "run", "--max-children", str(os.cpu_count() or 1), *names)
+    _run_mutmut(folder, "run", "--max-children", str(os.cpu_count() or 1), *names)
 
 
-def planted_again(group: Group) -> Path:
+def retest_survivors(group: Group) -> Path:
     """Test the survivors of the last run again. mutmut plants new mutants only in what has changed since."""
     folder = ROOT / "build" / "mutants" / group.name
     _copy(folder)
     if not group.parts:  # otherwise it would also plant mutants outside all parts
         _run(folder)
-    survivors = [name for name, result in _results(folder).items() if result in ALIVE]
+    survivors = [name for name, result in _read_results(folder).items() if result in ALIVE]
     if survivors:
         _run(folder, *survivors)
     return folder
@@ -233,38 +233,51 @@ def last_run_folder(group: Group) -> Path:
     return folder
 
 
-def tallies(group: Group, folder: Path) -> list[Tally]:
+def count_results(group: Group, folder: Path) -> list[Tally]:
     """Count the results of the planted mutants by module."""
-    results = {name: result for name, result in _results(folder).items() if result != "not checked"}
-    return [_tally(folder, group, module, results) for module in group.modules]
+    results = {name: result for name, result in _read_results(folder).items() if result != "not checked"}
+    return [_count_module_results(folder, group, module, results) for module in group.modules]
 
 
-def _results(folder: Path) -> dict[str, str]:
-    lines = _mutmut(folder, "results", "--all", "true").splitlines()
+def _read_results(folder: Path) -> dict[str, str]:
+    lines = _run_mutmut(folder, "results", "--all", "true").splitlines()
     return dict(line.strip().rsplit(": ", 1) for line in lines if "__mutmut_" in line)
 
 
-def _tally(folder: Path, group: Group, module: str, results: Mapping[str, str]) -> Tally:
-    dotted = module.removesuffix(".py").replace("/", ".")
-    module_results = {name: result for name, result in results.items() if name.rpartition(".")[0] == dotted}
-    unnoticed = _mutants_of(folder, module, [name for name, result in module_results.items() if result in ALIVE])
-    module_excuses = excuses(module)
-    survivors = tuple(mutant for mutant in unnoticed if not any(each.fits(mutant) for each in module_excuses))
+def _count_module_results(folder: Path, group: Group, module: str, results: Mapping[str, str]) -> Tally:
+    dotted_module = module.removesuffix(".py").replace("/", ".")
+    module_results = {name: result for name, result in results.items() if name.rpartition(".")[0] == dotted_module}
+    unnoticed_mutants = _list_mutants(
+        folder, module, [name for name, result in module_results.items() if result in ALIVE]
+    )
+    module_excuses = read_excuses(module)
+    survivors = tuple(
+        mutant for mutant in unnoticed_mutants if not any(each.is_about(mutant) for each in module_excuses)
+    )
     # If only a part of the mutants is planted, it may lack the excused ones.
     unneeded_excuses = (
-        () if group.parts else tuple(each for each in module_excuses if not any(map(each.fits, unnoticed)))
+        () if group.parts else tuple(each for each in module_excuses if not any(map(each.is_about, unnoticed_mutants)))
     )
-    late = sum(result == "timeout" for result in module_results.values())
+    timeout_count = sum(result == "timeout" for result in module_results.values())
     return Tally(
-        module, group.parts, len(module_results), survivors, len(unnoticed) - len(survivors), late, unneeded_excuses
+        module,
+        group.parts,
+        len(module_results),
+        survivors,
+        len(unnoticed_mutants) - len(survivors),
+        timeout_count,
+        unneeded_excuses,
     )
 
 
-def _mutants_of(folder: Path, module: str, names: list[str]) -> list[Mutant]:
+def _list_mutants(folder: Path, module: str, names: list[str]) -> list[Mutant]:
     command = [sys.executable, "-c", SHOW, module, *names]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     diffs = json.loads(process.stdout)
-    return [Mutant(name, _function(name), _changed(diffs[name], "-"), _changed(diffs[name], "+")) for name in names]
+    return [
+        Mutant(name, _function(name), _list_changed_lines(diffs[name], "-"), _list_changed_lines(diffs[name], "+"))
+        for name in names
+    ]
 
 
 def _function(name: str) -> str:
@@ -272,14 +285,14 @@ def _function(name: str) -> str:
     return name.rsplit(".", 1)[1].partition("__mutmut_")[0].removeprefix("x_").removeprefix("xǁ").replace("ǁ", ".")
 
 
-def _changed(diff: str, sign: str) -> str:
+def _list_changed_lines(diff: str, sign: str) -> str:
     lines = diff.splitlines()
     return "\n".join(line[1:].strip() for line in lines if line.startswith(sign) and not line.startswith(sign * 3))
 
 
 def print_tally(tally: Tally) -> None:
     """Print the survivors, and the excuses that are no longer needed."""
-    print(tally.row, flush=True)
+    print(tally.table_row, flush=True)
     for each in tally.survivors:
         print(f"\n  {each.function} ({each.name})\n    - {each.was}\n    + {each.now}".replace("\n    - \n", "\n"))
     for excuse in tally.idle:
@@ -288,20 +301,22 @@ def print_tally(tally: Tally) -> None:
         )
 
 
-def page(tallies_run: list[Tally], before: str = "") -> str:
+def format_page(tallies_run: list[Tally], before: str = "") -> str:
     """Return the page with the table, the equivalent mutants and their reasons, and the survivors.
 
     Modules that were not run keep their entries of the page `before`.
     """
     table, _, lower = before.partition("## Survived")
-    table_rows = {**_by_module(table, "| `"), **{each.module: [each.row] for each in tallies_run}}
-    survivor_lines = _by_module(lower, "- `") | {
+    table_rows = {**_group_by_module(table, "| `"), **{each.module: [each.table_row] for each in tallies_run}}
+    survivor_lines = _group_by_module(lower, "- `") | {
         each.module: [_survivor_line(each, mutant) for mutant in each.survivors] for each in tallies_run
     }
     # A module may be in two groups whose tests kill different mutants of it, so list each module once.
-    modules = [module for module in dict.fromkeys(x for each in groups() for x in each.modules) if module in table_rows]
+    modules = [
+        module for module in dict.fromkeys(x for each in read_groups() for x in each.modules) if module in table_rows
+    ]
     equivalent_lines = [
-        f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in excuses(module)
+        f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in read_excuses(module)
     ]
     return PAGE.format(
         table="\n".join([HEAD, *(row for module in modules for row in table_rows[module])]),
@@ -314,7 +329,7 @@ def _survivor_line(tally: Tally, mutant: Mutant) -> str:
     return f"- `{tally.module}`, `{mutant.function}`: `{mutant.was}` → `{mutant.now}`".replace("\n", " ")
 
 
-def _by_module(text: str, opening: str) -> dict[str, list[str]]:
+def _group_by_module(text: str, opening: str) -> dict[str, list[str]]:
     """Group the lines that start with `opening` by the module that each line names first."""
     lines: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -353,15 +368,15 @@ def main() -> int:
     options = parser.parse_args()
     print(HEAD, flush=True)
     results: list[Tally] = []
-    make_folder = last_run_folder if options.last else planted_again if options.again else plant_and_test
-    for group in groups(options.only):
-        for each in tallies(group, make_folder(group)):
+    make_folder = last_run_folder if options.last else retest_survivors if options.again else plant_and_test
+    for group in read_groups(options.only):
+        for each in count_results(group, make_folder(group)):
             print_tally(each)
             results.append(each)
     if options.write:
         former_page = options.write.read_text() if options.only and options.write.exists() else ""
-        options.write.write_text(page(results, former_page))
-    return 0 if all(each.good for each in results) else 1
+        options.write.write_text(format_page(results, former_page))
+    return 0 if all(each.is_good for each in results) else 1
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Reason:
     def __str__(self) -> str:
         return f"{self.file}: {self.why}"
 
-    def faults(self) -> Iterator[str]:
+    def list_mistakes(self) -> Iterator[str]:
         """Yield the mistakes in the entry itself."""
         path = ROOT / self.file
         if not path.exists():
@@ -62,9 +62,9 @@ class Reason:
             yield f"{self}: it needs a reason, and either tests or why there are none"
         if self.tests and self.was == self.now:
             yield f"{self}: the change changes nothing"
-        count = path.read_text(encoding="utf-8").count(self.was) if self.was else 0
-        if count != 1:
-            yield f"{self}: {self.was!r} occurs {count} times"
+        occurrence_count = path.read_text(encoding="utf-8").count(self.was) if self.was else 0
+        if occurrence_count != 1:
+            yield f"{self}: {self.was!r} occurs {occurrence_count} times"
         for test in self.tests:
             file, _, name = test.partition("::")
             name = name.partition("[")[0].rpartition("::")[2]
@@ -72,7 +72,7 @@ class Reason:
                 yield f"{self}: {test} is gone"
 
 
-def reasons(only: str = "") -> tuple[Reason, ...]:
+def read_reasons(only: str = "") -> tuple[Reason, ...]:
     """Return the listed reasons, of one room if it is named."""
     entries_by_room = tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
     return tuple(
@@ -97,7 +97,7 @@ def copy_tree() -> None:
         (COPY / ".local").symlink_to((ROOT / ".local").resolve())
 
 
-def status(tests: Sequence[str]) -> int:
+def run_tests(tests: Sequence[str]) -> int:
     """Run these tests in the copy, and return the exit status of pytest, or -1 if they take too long."""
     command = (sys.executable, "-m", "pytest", *ARGUMENTS, *dict.fromkeys(tests))
     environment = {**os.environ, "PYTHONPATH": str(COPY), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -108,13 +108,13 @@ def status(tests: Sequence[str]) -> int:
     return process.returncode
 
 
-def seen(reason: Reason) -> bool:
+def is_noticed(reason: Reason) -> bool:
     """Plant the violation of this reason, and return whether one of the reason's tests fails."""
     path = COPY / reason.file
     original = path.read_text(encoding="utf-8")
     path.write_text(original.replace(reason.was, reason.now), encoding="utf-8")
     try:
-        return status(reason.tests) == FAILED
+        return run_tests(reason.tests) == FAILED
     finally:
         path.write_text(original, encoding="utf-8")
 
@@ -124,25 +124,25 @@ def main() -> int:
     parser.add_argument("--only", default="", help="one room")
     parser.add_argument("--check", action="store_true", help="plant nothing")
     options = parser.parse_args()
-    chosen = reasons(options.only)
-    if not chosen:
+    chosen_reasons = read_reasons(options.only)
+    if not chosen_reasons:
         parser.error(f"--only: reasons.toml has no room {options.only}")
-    faults = [fault for reason in chosen for fault in reason.faults()]
+    faults = [fault for reason in chosen_reasons for fault in reason.list_mistakes()]
     print("\n".join(faults), end="\n" if faults else "")
     if options.check or faults:
         return int(bool(faults))
     copy_tree()
-    reasons_with_tests = [reason for reason in chosen if reason.tests]
-    if status([test for reason in reasons_with_tests for test in reason.tests]):
+    reasons_with_tests = [reason for reason in chosen_reasons if reason.tests]
+    if run_tests([test for reason in reasons_with_tests for test in reason.tests]):
         print("a test of the list fails without any change")
         return 1
     missed_count = 0
     for reason in reasons_with_tests:
-        if not seen(reason):
+        if not is_noticed(reason):
             missed_count += 1
             print(f"NOT SEEN  {reason}", flush=True)
     count = len(reasons_with_tests)
-    print(f"{count - missed_count} of {count} seen, {len(chosen) - count} untested")
+    print(f"{count - missed_count} of {count} seen, {len(chosen_reasons) - count} untested")
     return int(missed_count > 0)
 
 

@@ -89,7 +89,7 @@ class Fault:
     source: str
 
 
-def faults(source: str) -> Iterator[Fault]:
+def list_faults(source: str) -> Iterator[Fault]:
     """Return every fault that can be planted into this module."""
     for node in ast.walk(ast.parse(source)):
         is_block = not isinstance(node, ast.Module | ast.ClassDef)
@@ -98,36 +98,36 @@ def faults(source: str) -> Iterator[Fault]:
             if is_block and isinstance(block, list):
                 if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                     continue  # there is nothing to restore, and the order seldom matters
-                yield from _swaps(source, block)
-                yield from (_drop(source, "reset", each, each) for each in block if _is_reset(each))
+                yield from _list_swaps(source, block)
+                yield from (_drop_statements(source, "reset", each, each) for each in block if _is_reset(each))
         if isinstance(node, ast.If) and not node.orelse and isinstance(last := node.body[-1], _LEAVES):
-            yield _drop(source, "guard", last, last)
+            yield _drop_statements(source, "guard", last, last)
         if isinstance(node, ast.Try) and node.finalbody:
-            yield _drop(source, "finally", node.finalbody[0], node.finalbody[-1])
+            yield _drop_statements(source, "finally", node.finalbody[0], node.finalbody[-1])
 
 
 _LEAVES = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
-def _swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
+def _list_swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
     """Yield a swap of each two adjacent statements that both have an effect, at least one of them a mere call.
 
     The second statement must not use names that the first one binds.
     """
     for first, second in pairwise(block):
         has_call = isinstance(first, ast.Expr) or isinstance(second, ast.Expr)
-        independent = _only_records(first) and _only_records(second) and not _interfere(first, second)
+        are_independent = _only_records(first) and _only_records(second) and not _interfere(first, second)
         if (
             _has_effect(first)
             and _has_effect(second)
             and has_call
-            and not independent
-            and not (_names_bound(first) & _names_read(second))
+            and not are_independent
+            and not (_find_names_bound(first) & _find_names_read(second))
         ):
             lines = source.splitlines(keepends=True)
             one, two = lines[first.lineno - 1 : first.end_lineno], lines[second.lineno - 1 : second.end_lineno]
-            between = lines[first.end_lineno or 0 : second.lineno - 1]
-            lines[first.lineno - 1 : second.end_lineno] = [*two, *between, *one]
+            source_between = lines[first.end_lineno or 0 : second.lineno - 1]
+            lines[first.lineno - 1 : second.end_lineno] = [*two, *source_between, *one]
             yield Fault("swap", first.lineno, "".join(lines))
 
 
@@ -156,10 +156,13 @@ def _only_records(statement: ast.stmt) -> bool:
 
 def _interfere(first: ast.stmt, second: ast.stmt) -> bool:
     """Return whether one statement changes something that the other reads or changes, so that their order matters."""
-    return bool(_targets_changed(first) & _names_used(second) or _targets_changed(second) & _names_used(first))
+    return bool(
+        _find_targets_changed(first) & _find_names_used(second)
+        or _find_targets_changed(second) & _find_names_used(first)
+    )
 
 
-def _targets_changed(statement: ast.stmt) -> set[str]:
+def _find_targets_changed(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         func = statement.value.func
         return {ast.unparse(func.value)} if isinstance(func, ast.Attribute) else set()
@@ -171,20 +174,20 @@ def _targets_changed(statement: ast.stmt) -> set[str]:
     }
 
 
-def _names_used(statement: ast.stmt) -> set[str]:
+def _find_names_used(statement: ast.stmt) -> set[str]:
     return {ast.unparse(each) for each in ast.walk(statement) if isinstance(each, ast.Name | ast.Attribute)}
 
 
-def _names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
+def _find_names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
     return {each.id for each in ast.walk(statement) if isinstance(each, ast.Name) and isinstance(each.ctx, context)}
 
 
-def _names_bound(statement: ast.stmt) -> set[str]:
-    return _names(statement, ast.Store)
+def _find_names_bound(statement: ast.stmt) -> set[str]:
+    return _find_names(statement, ast.Store)
 
 
-def _names_read(statement: ast.stmt) -> set[str]:
-    return _names(statement, ast.Load)
+def _find_names_read(statement: ast.stmt) -> set[str]:
+    return _find_names(statement, ast.Load)
 
 
 def _is_reset(statement: ast.stmt) -> bool:
@@ -201,7 +204,7 @@ def _is_reset(statement: ast.stmt) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in RESETS
 
 
-def _drop(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
+def _drop_statements(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
     lines = source.splitlines(keepends=True)
     if first is last and not hasattr(first, "body"):  # its names remain, so variables of closures exist
         lines[first.lineno - 1] = f"{' ' * first.col_offset}if 0: {lines[first.lineno - 1].lstrip()}"
@@ -246,12 +249,14 @@ class RunLines:
         return json.dumps((tests_by_line, sum(self.seconds.values())))
 
 
-def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
+def find_lines_of_tests(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
     """Return the fast tests that run each line of this module, the quickest first, and the time that all of them take.
 
     Exits if one of the tests fails.
     """
-    digest = sha256("\n".join([(ROOT / module).read_text(encoding="utf-8"), *map(_text, tests)]).encode()).hexdigest()
+    digest = sha256(
+        "\n".join([(ROOT / module).read_text(encoding="utf-8"), *map(_read_test_text, tests)]).encode()
+    ).hexdigest()
     cache_file, plugin = BUILD / f"{digest}.json", RunLines(ROOT / module)
 
     def run(arguments: list[str]) -> int:
@@ -260,10 +265,10 @@ def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float
             cache_file.write_text(plugin.as_json(), encoding="utf-8")
         return status
 
-    fast = [each for each in tests if not each.startswith(THOROUGH)]
+    fast_tests = [each for each in tests if not each.startswith(THOROUGH)]
     if not cache_file.exists():
         forked_run = ForkedRun(
-            partial(run, [*ARGUMENTS, "-o", f"timeout={SLOWER * SECONDS}", "-m", FAST, *fast]), SLOWER * SECONDS
+            partial(run, [*ARGUMENTS, "-o", f"timeout={SLOWER * SECONDS}", "-m", FAST, *fast_tests]), SLOWER * SECONDS
         )
         while forked_run.result() is None:
             time.sleep(0.05)
@@ -306,17 +311,17 @@ class ForkedRun:
 
 def run_with_fault(module: str, fault: Fault, tests: list[str], fast_tests: list[str]) -> int:
     """Plant the fault, run the fast tests of its line and then the slow ones, and return the exit status of pytest."""
-    plant(module, fault)
+    plant_fault(module, fault)
     slow_tests = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
     status = int(pytest.main([*ARGUMENTS, "-m", FAST, *fast_tests])) if fast_tests else 0
     return int(pytest.main([*ARGUMENTS, "-m", SLOW, *slow_tests])) if status in FINE and slow_tests else status
 
 
-def plant(module: str, fault: Fault) -> None:
+def plant_fault(module: str, fault: Fault) -> None:
     """Replace the code of the function that contains the fault, in every function object of the process."""
     path, source_before = str(ROOT / module), (ROOT / module).read_text(encoding="utf-8")
     old_code, new_code = (
-        _function_code(compile(source, path, "exec"), fault.line) for source in (source_before, fault.source)
+        _find_function_code(compile(source, path, "exec"), fault.line) for source in (source_before, fault.source)
     )
     functions = [
         each
@@ -331,11 +336,11 @@ def plant(module: str, fault: Fault) -> None:
         each.__code__ = new_code
 
 
-def _function_code(within: CodeType, line: int) -> CodeType:
+def _find_function_code(within: CodeType, line: int) -> CodeType:
     """Return the outermost function around this line."""
-    candidates = [each for each in within.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
-    innermost = max(candidates, key=attrgetter("co_firstlineno"))
-    return innermost if innermost.co_flags & CO_OPTIMIZED else _function_code(innermost, line)
+    code_candidates = [each for each in within.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
+    innermost_code = max(code_candidates, key=attrgetter("co_firstlineno"))
+    return innermost_code if innermost_code.co_flags & CO_OPTIMIZED else _find_function_code(innermost_code, line)
 
 
 class Verdicts:
@@ -354,23 +359,23 @@ class Verdicts:
 
         A fault must be tried if it never was, or if it was missed and its tests have changed since.
         """
-        if _digest(module, fault) in self._results_by_key:
+        if _compute_digest(module, fault) in self._results_by_key:
             return True
-        return False if _digest(module, fault, *map(_text, tests)) in self._results_by_key else None
+        return False if _compute_digest(module, fault, *map(_read_test_text, tests)) in self._results_by_key else None
 
     def add(self, module: str, fault: Fault, tests: list[str], *, seen: bool) -> None:
         """Add a result. It is valid until the function changes or, if the fault was missed, until a test changes."""
-        key = _digest(module, fault) if seen else _digest(module, fault, *map(_text, tests))
+        key = _compute_digest(module, fault) if seen else _compute_digest(module, fault, *map(_read_test_text, tests))
         with self._file.open("a", encoding="utf-8") as file:
             file.write(f"{key} {'seen' if seen else 'missed'}\n")
 
 
-def _digest(module: str, fault: Fault, *tests: str) -> str:
-    text = "\n".join((module, fault.kind, _function_source(fault), *tests))
+def _compute_digest(module: str, fault: Fault, *tests: str) -> str:
+    text = "\n".join((module, fault.kind, _find_function_source(fault), *tests))
     return sha256(text.encode()).hexdigest()
 
 
-def _function_source(fault: Fault) -> str:
+def _find_function_source(fault: Fault) -> str:
     """Return the source of the innermost function around the fault, with the fault."""
     functions = [
         node
@@ -382,17 +387,17 @@ def _function_source(fault: Fault) -> str:
 
 
 @cache
-def _text(test: str) -> str:
+def _read_test_text(test: str) -> str:
     return (ROOT / test.removeprefix(THOROUGH)).read_text(encoding="utf-8")
 
 
 def plant_in_room(name: str, modules: dict[str, list[str]], verdicts: Verdicts) -> float:
     """Plant each new fault into each of these modules, print the survivors, and return the fraction noticed."""
     kinds, survivors, excused, untried = Counter[str](), Counter[str](), 0, 0
-    excuses = {(each["module"], each["kind"], each["line"]) for each in unseen()}
+    excuses = {(each["module"], each["kind"], each["line"]) for each in read_unseen_faults()}
     for module, tests in modules.items():
         source = (ROOT / module).read_text(encoding="utf-8")
-        lines_by_fault = {fault: source.splitlines()[fault.line - 1].strip() for fault in faults(source)}
+        lines_by_fault = {fault: source.splitlines()[fault.line - 1].strip() for fault in list_faults(source)}
         counted_faults = [fault for fault, text in lines_by_fault.items() if (module, fault.kind, text) not in excuses]
         excused += len(lines_by_fault) - len(counted_faults)
         untested_faults = [fault for fault in counted_faults if verdicts.get(module, fault, tests) is None]
@@ -408,10 +413,10 @@ def plant_in_room(name: str, modules: dict[str, list[str]], verdicts: Verdicts) 
             if not noticed:
                 survivors[fault.kind] += 1
                 print(f"  {module}:{fault.line}: {fault.kind}: {lines_by_fault[fault]}", flush=True)
-    counts = ", ".join(f"{kind} {kinds[kind] - survivors[kind]} of {kinds[kind]}" for kind in sorted(kinds))
+    counts_text = ", ".join(f"{kind} {kinds[kind] - survivors[kind]} of {kinds[kind]}" for kind in sorted(kinds))
     fraction_noticed = 1 - survivors.total() / kinds.total() if kinds.total() else math.nan
-    seen = f"{fraction_noticed:.0%} of {kinds.total()} seen ({counts})"
-    print(f"{name}: {seen}; {excused} excused, {untried} not tried", flush=True)
+    fraction_text = f"{fraction_noticed:.0%} of {kinds.total()} seen ({counts_text})"
+    print(f"{name}: {fraction_text}; {excused} excused, {untried} not tried", flush=True)
     return fraction_noticed
 
 
@@ -423,7 +428,7 @@ def _test_faults(
         return
     with redirect_stdout(StringIO()):  # this imports the tests
         pytest.main([*ARGUMENTS, "--collect-only", *{each.removeprefix(THOROUGH) for each in tests}])
-    lines, total_seconds = lines_of(module, tests)
+    lines, total_seconds = find_lines_of_tests(module, tests)
     waiting, running, until = (
         [*reversed(untested_faults)],
         dict[Fault, ForkedRun](),
@@ -443,12 +448,12 @@ def _test_faults(
         time.sleep(0.05)
 
 
-def rooms() -> dict[str, dict[str, list[str]]]:
+def read_rooms() -> dict[str, dict[str, list[str]]]:
     """Return the modules of each room of statements.toml, each with its tests, the fastest first."""
     return tomllib.loads((HERE / "statements.toml").read_text(encoding="utf-8"))
 
 
-def unseen() -> list[dict[str, str]]:
+def read_unseen_faults() -> list[dict[str, str]]:
     """Return the faults that behave like the original, each with its module, kind, first line and reason."""
     entries = tomllib.loads((HERE / "unseen.toml").read_text(encoding="utf-8"))
     return [
@@ -465,21 +470,21 @@ def main() -> int:
     parser.add_argument("--anew", action="store_true", help="try again what was tried before")
     parser.add_argument("--seconds", type=float, default=math.inf, help="plant nothing more after so long")
     arguments = parser.parse_args()
-    chosen = {
+    chosen_rooms = {
         name: {
             module: tests
             for module, tests in room.items()
             if arguments.where == name or module.endswith(arguments.where)
         }
-        for name, room in rooms().items()
+        for name, room in read_rooms().items()
     }
-    if not any(chosen.values()):
+    if not any(chosen_rooms.values()):
         parser.error(f"where: no room and no module of statements.toml is named {arguments.where}")
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
     # One failing example is enough. A search for a smaller one could take up to the time limit.
     settings.register_profile("faults", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
     verdicts = Verdicts(arguments.seconds, anew=arguments.anew)
-    fractions_noticed = [plant_in_room(name, modules, verdicts) for name, modules in chosen.items() if modules]
+    fractions_noticed = [plant_in_room(name, modules, verdicts) for name, modules in chosen_rooms.items() if modules]
     return int(min(fractions_noticed) < 0.9)
 
 

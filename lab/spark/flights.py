@@ -31,8 +31,8 @@ from standins.flight_rows import ROWS, flight_rows
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
-from leasehold_lab.demo.stage import Stage, client, put, services, staged
-from leasehold_lab.judge.events import Sent
+from leasehold_lab.demo.stage import Stage, create_kinesis_client, open_stage, put_records, run_services
+from leasehold_lab.judge.events import SentRecord
 from leasehold_lab.judge.explanations import RunVerdict
 
 SHARDS = 8
@@ -50,18 +50,18 @@ ARRIVE_SECONDS = 240.0
 class Row:
     """A flight to send."""
 
-    sent: Sent
+    sent: SentRecord
     data: bytes
 
 
-def flights(count: int = ROWS) -> Iterator[Row]:
+def read_flights(count: int = ROWS) -> Iterator[Row]:
     """Return the first `count` flights of the year, each with its number among the rows of its key."""
     numbers = Counter[str]()
     for row in flight_rows(count):
         key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
         numbers[key] += 1
         data = json.dumps([numbers[key], *row.values()]).encode()
-        yield Row(Sent(key, numbers[key], sha1(data, usedforsecurity=False).hexdigest()), data)
+        yield Row(SentRecord(key, numbers[key], sha1(data, usedforsecurity=False).hexdigest()), data)
 
 
 class Feed:
@@ -89,14 +89,14 @@ class Feed:
         """
         pending_writes = []
         with (
-            closing(client(self._endpoint)) as kinesis_client,
+            closing(create_kinesis_client(self._endpoint)) as kinesis_client,
             Producer(kinesis_client, self._stream, Settings(share=16.0, linger_seconds=0.2)) as producer,
         ):
             while self.sent < len(self._rows) and not self._ended.wait(1 / CHUNKS_PER_SECOND):
                 rows = self._rows[self.sent : min(self.sent + self._rate // CHUNKS_PER_SECOND, self.limit)]
                 plain_rows = [(row.sent.key, row.data) for row in rows if self._plain(row)]
                 if plain_rows:
-                    put(kinesis_client, self._stream, plain_rows)
+                    put_records(kinesis_client, self._stream, plain_rows)
                 pending_writes += [producer.put(row.data, row.sent.key) for row in rows if not self._plain(row)]
                 self.sent += len(rows)
             for writing in pending_writes:
@@ -119,7 +119,7 @@ def run(
     """Send the rows through a stream and a table of their own, and return the verdict."""
     with (
         ThreadPoolExecutor(1) as pool,
-        staged(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
+        open_stage(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
     ):
         stage.stream.url += "&misplaced=drop"  # our producer sends the whole aggregate again
         feed = Feed(kinesis, stage.stream.name, rows, rate, plain)
@@ -148,7 +148,7 @@ def _cause_faults(stage: Stage, feed: Feed, feeding: Future[None], count: int) -
         # Wait for a little more than the share, so that rows are being sent when the fault happens.
         assert stage.until(partial(feed.has_sent, int((share + 0.04) * count)), ARRIVE_SECONDS), "rows are not taken"
         action()
-        assert stage.until(stage.balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"
+        assert stage.until(stage.is_balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"
     assert stage.until(feeding.done, ARRIVE_SECONDS), "the stream did not take all rows"
     feeding.result()
     stage.until(lambda: len(stage.distinct) >= count, ARRIVE_SECONDS)
@@ -163,11 +163,11 @@ class Progress:
 
     def __call__(self, stage: Stage) -> None:
         """Print the progress, unless that was done recently."""
-        seconds = time.monotonic() - self._began
-        if seconds >= self._next_report:
-            self._next_report = seconds + 5
-            counts = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct):7,}"
-            self._report(f"{seconds:5.0f} s  {counts}  {dict(stage.held())}")
+        elapsed_seconds = time.monotonic() - self._began
+        if elapsed_seconds >= self._next_report:
+            self._next_report = elapsed_seconds + 5
+            counts_text = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct):7,}"
+            self._report(f"{elapsed_seconds:5.0f} s  {counts_text}  {dict(stage.count_leases_of_workers())}")
 
 
 def main() -> int:
@@ -179,20 +179,20 @@ def main() -> int:
     options.add_argument("--changes", action="store_true", help="also print every change of owner")
     arguments = options.parse_args()
     with ExitStack() as stack:
-        kinesis, dynamodb = stack.enter_context(services())
+        kinesis, dynamodb = stack.enter_context(run_services())
         if arguments.table == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
-        rows = list(flights(arguments.rows))
-        verdict = run(kinesis, dynamodb, rows, rate=arguments.rate, plain=arguments.plain, report=to_stderr)
-    sys.stdout.write(printed(verdict, changes=arguments.changes))
+        rows = list(read_flights(arguments.rows))
+        verdict = run(kinesis, dynamodb, rows, rate=arguments.rate, plain=arguments.plain, report=print_to_stderr)
+    sys.stdout.write(format_verdict(verdict, changes=arguments.changes))
     return 0 if verdict.ok else 1
 
 
-def to_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-def printed(verdict: RunVerdict, *, changes: bool = False) -> str:
+def format_verdict(verdict: RunVerdict, *, changes: bool = False) -> str:
     report = verdict.as_json()
     if not changes:
         del report["owner_changes"]

@@ -35,16 +35,16 @@ class Application(Child):
 
     def progress(self) -> list[dict[str, Any]]:
         """Return the progress that the pipeline has printed since the last call."""
-        return self._progress_lines.more()
+        return self._progress_lines.read_new_items()
 
     def kill_java(self) -> dict[str, float]:
         """Kill the Java process with SIGKILL, and return how many seconds its descendants lived on, by program.
 
         The descendants are not notified of the kill, so each has to notice by itself.
         """
-        descendants_by_id = descendants(self._process.pid)
+        descendants_by_id = list_descendants(self._process.pid)
         java = next(pid for pid, words in descendants_by_id.items() if "org.apache.spark.deploy.SparkSubmit" in words)
-        programs = {pid: _program(words) for pid, words in descendants(java).items()}
+        programs = {pid: _find_program_name(words) for pid, words in list_descendants(java).items()}
         os.kill(java, signal.SIGKILL)
         killed_at = time.monotonic()
         seconds_lived: dict[str, float] = {}
@@ -57,19 +57,19 @@ class Application(Child):
         return seconds_lived
 
     @property
-    def starved(self) -> bool:
+    def is_starved(self) -> bool:
         """Whether the pipeline ended because the machine was too busy to start Python in time."""
-        return not self.running and LATE in self._log.read_text(errors="replace")
+        return not self.is_running and LATE in self._log.read_text(errors="replace")
 
     def stop(self) -> int:
         """Send SIGINT, as Ctrl-C does, so that the pipeline stops its query and ends. Return its exit status."""
-        for pid, words in descendants(self._process.pid).items():
+        for pid, words in list_descendants(self._process.pid).items():
             if "leasehold.adapters.cli.main" in words and "pipeline" in words:
                 os.kill(pid, signal.SIGINT)
         return self._process.wait(END_SECONDS)
 
 
-def descendants(pid: int) -> Mapping[int, str]:
+def list_descendants(pid: int) -> Mapping[int, str]:
     """Return the command lines of all descendants of a process, by process id."""
     process_list = subprocess.run(["ps", "-Aww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in process_list.stdout.splitlines()]
@@ -82,13 +82,13 @@ def descendants(pid: int) -> Mapping[int, str]:
     return commands
 
 
-def resident_mib(pid: int) -> int:
+def measure_resident_mib(pid: int) -> int:
     """Return the resident memory of a process."""
     process_list = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True)
     return int(process_list.stdout) // 1024
 
 
-def _program(command: str) -> str:
+def _find_program_name(command: str) -> str:
     for name in ("python_streaming_source_runner", "pyspark.daemon", "pyspark"):
         if name in command:
             return name

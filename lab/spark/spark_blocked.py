@@ -21,9 +21,9 @@ from typing import Any, cast
 from attrs import asdict, define, field, frozen
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_application import descendants, resident_mib
-from spark_flights import rows
-from spark_ground import SHARDS, Ground, open_ground, options
+from spark_application import list_descendants, measure_resident_mib
+from spark_flights import read_rows
+from spark_ground import SHARDS, Ground, create_parser, open_ground
 from standins.spark import spark_session
 
 from leasehold.adapters.consumer.runner import Runner
@@ -86,14 +86,14 @@ class Observer:
 
     seen: dict[str, list[tuple[float, str]]] = field(factory=dict)
 
-    def look(self, leases: tuple[Lease, ...], keys: frozenset[str]) -> None:
+    def observe(self, leases: tuple[Lease, ...], keys: frozenset[str]) -> None:
         for lease in leases:
             if lease.key in keys:
                 times = self.seen.setdefault(lease.key, [])
                 if not times or times[-1][1] != lease.version:
                     times.append((time.monotonic(), str(lease.version)))
 
-    def gap(self) -> float:
+    def longest_gap_seconds(self) -> float:
         """Return the longest time between two changes of a row."""
         return max(later[0] - earlier[0] for times in self.seen.values() for earlier, later in pairwise(times))
 
@@ -118,12 +118,12 @@ def block_sink(ground: Ground, folder: Path, seconds: float) -> BlockedResult:
     )
     thread = Thread(target=rival.run)
     with spark_session(1) as spark:
-        query = start_query(lambda: _start(spark, ground, sink, folder))
+        query = start_query(lambda: _start_query(spark, ground, sink, folder))
         thread.start()
         try:
-            _until(lambda: query.isActive and _lease_counts(ground) == EVEN, "an even split")
+            _wait_until(lambda: query.isActive and _count_leases(ground) == EVEN, "an even split")
             blocking.set()
-            sent = list(rows(SENT))
+            sent = list(read_rows(SENT))
             for first_row in range(0, SENT, 500):
                 ground.send(sent[first_row : first_row + 500])
             return _measure_block(ground, spark, rival_store, seconds)
@@ -134,13 +134,13 @@ def block_sink(ground: Ground, folder: Path, seconds: float) -> BlockedResult:
             thread.join()
 
 
-def _start(spark: SparkSession, ground: Ground, sink: Sink, folder: Path) -> StreamingQuery:
-    stream = spark.readStream.format(ground.format).options(**_options(ground)).load()
+def _start_query(spark: SparkSession, ground: Ground, sink: Sink, folder: Path) -> StreamingQuery:
+    stream = spark.readStream.format(ground.format).options(**_build_options(ground)).load()
     writer = stream.writeStream.option("checkpointLocation", str(folder / "progress"))
     return writer.foreachBatch(sink).start()
 
 
-def _options(ground: Ground) -> dict[str, str]:
+def _build_options(ground: Ground) -> dict[str, str]:
     lease_options = {"lease.store": ground.store, "lease.workerId": "spark", "lease.bufferRows": str(AHEAD)}
     lease_options["lease.durationMs"] = f"{LEASE_SECONDS * 1000:g}"
     return lease_options | {name: value for name, _, value in (each.partition("=") for each in ground.options)}
@@ -151,27 +151,29 @@ def _measure_block(
 ) -> BlockedResult:
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
     java = gateway.proc.pid
-    runner = next(pid for pid, words in descendants(java).items() if "python_streaming_source_runner" in words)
-    query_leases, taken_before = _query_leases(ground), rival_store.taken
-    observer, began, memory_before = Observer(), time.monotonic(), resident_mib(runner)
+    runner = next(pid for pid, words in list_descendants(java).items() if "python_streaming_source_runner" in words)
+    query_leases, taken_before = _list_query_leases(ground), rival_store.taken
+    observer, began, memory_before = Observer(), time.monotonic(), measure_resident_mib(runner)
     while (elapsed := time.monotonic() - began) < seconds:
-        observer.look(ground.table.list().leases, query_leases)
+        observer.observe(ground.table.list().leases, query_leases)
         time.sleep(0.5)
-    memory = memory_before, resident_mib(runner)
-    leases_left, lost = len(_query_leases(ground)), rival_store.taken - taken_before
-    return BlockedResult(round(elapsed, 1), len(query_leases), leases_left, lost, round(observer.gap(), 2), memory)
+    memory = memory_before, measure_resident_mib(runner)
+    leases_left, lost = len(_list_query_leases(ground)), rival_store.taken - taken_before
+    return BlockedResult(
+        round(elapsed, 1), len(query_leases), leases_left, lost, round(observer.longest_gap_seconds(), 2), memory
+    )
 
 
-def _query_leases(ground: Ground) -> frozenset[str]:
+def _list_query_leases(ground: Ground) -> frozenset[str]:
     return frozenset(lease.key for lease in ground.table.list().leases if (lease.owner or "").startswith("spark"))
 
 
-def _lease_counts(ground: Ground) -> Mapping[str, int]:
+def _count_leases(ground: Ground) -> Mapping[str, int]:
     owners = [(lease.owner or "").partition("-")[0] for lease in ground.table.list().leases]
     return {owner: owners.count(owner) for owner in owners}
 
 
-def _until(holds: Callable[[], bool], what: str) -> None:
+def _wait_until(holds: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not holds():
         assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:g} s: {what}"
@@ -179,7 +181,7 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def main() -> int:
-    parser = options("Block a query's sink, and count the leases that it loses.")
+    parser = create_parser("Block a query's sink, and count the leases that it loses.")
     parser.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
     arguments = parser.parse_args()
     with ExitStack() as stack:

@@ -29,8 +29,8 @@ from standins.spark import SOON, spark_session
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.pipeline import start_query
 from leasehold.balancer.model import TRIM_HORIZON, Lease
-from leasehold_lab.demo.child import ENVIRONMENT, Child, isolate
-from leasehold_lab.demo.stage import Stream, services
+from leasehold_lab.demo.child import ENVIRONMENT, Child, replace_aws_environment
+from leasehold_lab.demo.stage import Stream, run_services
 
 CASES = ("options", "session", "restored")
 FIRST, MORE, LINES, SHARDS = 8, 16, 100, 2
@@ -38,7 +38,7 @@ WAIT_SECONDS = 900.0
 IN_SESSION = "spark.sql.streaming.checkpointLocation"
 
 
-def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None:
+def run_query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None:
     """Write the lines of all files to the stream, and end.
 
     `how` consists of the query's name and the number of files per batch.
@@ -55,11 +55,11 @@ def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None
         start_query(writer.start).awaitTermination()
 
 
-def wait(*queries: Child) -> None:
+def wait_for_queries(*queries: Child) -> None:
     """Wait until these queries have ended without an error."""
     deadline = time.monotonic() + WAIT_SECONDS
     for child in queries:
-        while child.running:
+        while child.is_running:
             assert time.monotonic() < deadline, child.last_output
             time.sleep(0.2)
         assert child.wait() == 0, child.last_output
@@ -86,28 +86,28 @@ def run_case(case: str, kinesis: str) -> dict[str, int | str]:
         stream = stack.enter_context(closing(Stream(kinesis, f"copies-{case}", SHARDS)))
         (folder / "files").mkdir()
 
-        def put(first: int, count: int) -> None:
+        def put_rows(first: int, count: int) -> None:
             for number in range(first, first + count):
                 lines = "".join(f"row {number * LINES + line}\n" for line in range(LINES))
                 (folder / "files" / f"{number:03}.txt").write_text(lines)
 
-        def begin(name: str, files: int) -> Child:
+        def start_query(name: str, files: int) -> Child:
             arguments = (__file__, "--query", case, stream.name, kinesis, str(folder), name, str(files))
             child = Child(f"{name}-{files}", arguments, folder)
             stack.callback(child.kill)
             return child
 
-        put(0, FIRST)
-        wait(begin("one", 1))
+        put_rows(0, FIRST)
+        wait_for_queries(start_query("one", 1))
         shutil.copytree(folder / "one", folder / "two")
-        put(FIRST, MORE)
+        put_rows(FIRST, MORE)
         if case == "restored":
-            wait(begin("one", 1))
+            wait_for_queries(start_query("one", 1))
             shutil.rmtree(folder / "one")
             (folder / "two").rename(folder / "one")
-            wait(begin("one", 2))
+            wait_for_queries(start_query("one", 2))
         else:
-            wait(begin("one", 1), begin("two", 2))
+            wait_for_queries(start_query("one", 1), start_query("two", 2))
         rows, undecided = count_deliveries(stream.url)
     sent = {f"row {number}" for number in range((FIRST + MORE) * LINES)}
     return {
@@ -122,10 +122,10 @@ def run_case(case: str, kinesis: str) -> dict[str, int | str]:
 
 def main() -> int:
     """Run the cases, print their results, and return 1 if one of them failed."""
-    isolate()
+    replace_aws_environment()
     failed = False
     with ExitStack() as stack:
-        kinesis, _ = stack.enter_context(services())
+        kinesis, _ = stack.enter_context(run_services())
         for case in sys.argv[1:] or CASES:
             result = run_case(case, kinesis)
             sys.stdout.write(json.dumps(result) + "\n")
@@ -136,6 +136,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--query"]:
-        query(*sys.argv[2:])
+        run_query(*sys.argv[2:])
     else:
         sys.exit(main())

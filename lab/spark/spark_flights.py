@@ -21,9 +21,9 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
 from attrs import asdict, define, evolve, field, frozen
-from flights import Row, flights, to_stderr
+from flights import Row, print_to_stderr, read_flights
 from spark_application import Application
-from spark_ground import MARK, SHARDS, Feed, Ground, open_ground, options
+from spark_ground import MARK, SHARDS, Feed, Ground, create_parser, open_ground
 from standins.flight_rows import ROWS
 
 from leasehold_lab.demo.child import Child
@@ -34,9 +34,9 @@ SETTLE_SECONDS, ARRIVE_SECONDS, LOOK_SECONDS = 600.0, 900.0, 0.25
 LANDING = str(Path(__file__).with_name("landing.py"))
 
 
-def rows(count: int) -> Iterator[Row]:
+def read_rows(count: int) -> Iterator[Row]:
     """Return the first flights, each as one line of CSV."""
-    for number, row in enumerate(flights(count)):
+    for number, row in enumerate(read_flights(count)):
         _, *values = json.loads(row.data)
         line = f"{number},{values[9]},{values[11]},{values[15]},{values[18]}"
         yield evolve(row, data=line.encode())
@@ -88,7 +88,7 @@ class Run:
     outlived: Mapping[str, float] = field(factory=dict)
     released: float = 0.0
 
-    def application(self, name: str) -> None:
+    def start_application(self, name: str) -> None:
         """Start an application. If an application with this name ran before, it continues where that one stopped."""
         lease_options = (*self.ground.options, f"lease.store={self.ground.store}", f"lease.workerId={name}")
         set_options = [f"--set={each}" for each in (*lease_options, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
@@ -102,23 +102,25 @@ class Run:
         """Start the application again, as its operator would."""
         self.report(f"{name} could not start Python in time, starting it again")
         starved.kill()
-        self.application(name)
+        self.start_application(name)
 
-    def plain(self, name: str) -> None:
+    def start_plain_worker(self, name: str) -> None:
         arguments = (LANDING, self.ground.url, self.ground.store, str(self.folder / "rows" / name), name)
         self.members[name] = Child(name, (*arguments, str(LEASE_SECONDS)), self.folder)
 
-    def kill(self, name: str) -> None:
+    def kill_application(self, name: str) -> None:
         """Kill an application's Java with SIGKILL."""
         application = self.members.pop(name)
         assert isinstance(application, Application)
         self._record_held(name)
         began = time.monotonic()
         self.outlived = application.kill_java()
-        self.until(lambda: name not in self.counts(), "the killed application's leases are free", LEASE_SECONDS * 3)
+        self.wait_until(
+            lambda: name not in self.count_leases(), "the killed application's leases are free", LEASE_SECONDS * 3
+        )
         self.released = round(time.monotonic() - began, 1)
 
-    def stop(self, name: str) -> None:
+    def stop_application(self, name: str) -> None:
         application = self.members.pop(name)
         assert isinstance(application, Application)
         self._record_held(name)
@@ -130,83 +132,83 @@ class Run:
 
         If the last batch is in the sink but not committed, other members repeat the rows of these shards.
         """
-        self.held |= {lease.shard for lease in self.leases() if _group(lease.owner) == name}
+        self.held |= {lease.shard for lease in self.read_leases() if _find_group(lease.owner) == name}
 
     # Observations
 
-    def leases(self) -> list[Any]:
+    def read_leases(self) -> list[Any]:
         return [lease for lease in self.ground.table.list().leases if not lease.ended]
 
-    def counts(self) -> Counter[str]:
+    def count_leases(self) -> Counter[str]:
         """Return how many leases each member holds."""
-        return Counter(_group(lease.owner) for lease in self.leases())
+        return Counter(_find_group(lease.owner) for lease in self.read_leases())
 
-    def balanced(self) -> bool:
+    def is_balanced(self) -> bool:
         """Return whether the members hold all leases, each under a single owner name, with balanced loads.
 
         A load is the sum of the weights of the member's leases, because the rules balance measured throughputs. Loads
             may
         differ by the weight of one lease.
         """
-        leases = self.leases()
+        leases = self.read_leases()
         known_weights = [lease.weight for lease in leases if lease.weight]
         mean_weight = sum(known_weights) / len(known_weights) if known_weights else 1.0
         loads = dict.fromkeys(self.members, 0.0)
         for lease in leases:
-            loads[_group(lease.owner)] = loads.get(_group(lease.owner), 0.0) + (lease.weight or mean_weight)
+            loads[_find_group(lease.owner)] = loads.get(_find_group(lease.owner), 0.0) + (lease.weight or mean_weight)
         complete = len(leases) >= SHARDS and len({lease.owner for lease in leases}) == len(self.members) == len(loads)
         return complete and max(loads.values()) - min(loads.values()) <= max(known_weights, default=1.0)
 
-    def settle(self, after: str) -> None:
+    def wait_until_balanced(self, after: str) -> None:
         """Wait until the members are balanced, and record their lease counts."""
-        self.until(self.balanced, f"balance after {after}", SETTLE_SECONDS)
-        self.shares[after] = dict(self.counts())
+        self.wait_until(self.is_balanced, f"balance after {after}", SETTLE_SECONDS)
+        self.shares[after] = dict(self.count_leases())
 
-    def until(self, holds: Callable[[], object], what: str, seconds: float) -> None:
+    def wait_until(self, holds: Callable[[], object], what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         next_report = 0.0
         while not holds():
             now = time.monotonic()
             for name, member in list(self.members.items()):
-                if isinstance(member, Application) and member.starved:
+                if isinstance(member, Application) and member.is_starved:
                     self._restart(name, member)
                     continue
-                assert member.running, f"{name} ended by itself; its last words:\n{member.last_output}"
-            assert now < deadline, f"not within {seconds:g} s: {what}; {dict(self.counts())}"
+                assert member.is_running, f"{name} ended by itself; its last words:\n{member.last_output}"
+            assert now < deadline, f"not within {seconds:g} s: {what}; {dict(self.count_leases())}"
             if now > next_report:
                 next_report = now + 10
-                self.report(f"sent {self.feed.sent:7,}  {dict(self.counts())}  waiting: {what}")
+                self.report(f"sent {self.feed.sent:7,}  {dict(self.count_leases())}  waiting: {what}")
             time.sleep(LOOK_SECONDS)
 
-    def end(self) -> None:
+    def end_members(self) -> None:
         for member in self.members.values():
             member.kill()
 
 
-def _group(owner: str | None) -> str:
+def _find_group(owner: str | None) -> str:
     return "" if owner is None else owner.rpartition("-")[0]
 
 
-def play(run: Run, count: int, feeding: Future[None]) -> tuple[int, int]:
+def play_scenario(run: Run, count: int, feeding: Future[None]) -> tuple[int, int]:
     """Run the scenario. Return the number of leases at the last record of their shard, and the number of all leases."""
     actions: tuple[tuple[float, str, Callable[[], object]], ...] = (
-        (0.0, "one joined", partial(run.application, "one")),
-        (0.05, "two joined", partial(run.application, "two")),
-        (0.1, "plain joined", partial(run.plain, "plain")),
-        (0.3, "one killed", partial(run.kill, "one")),
-        (0.5, "one again", partial(run.application, "one")),
+        (0.0, "one joined", partial(run.start_application, "one")),
+        (0.05, "two joined", partial(run.start_application, "two")),
+        (0.1, "plain joined", partial(run.start_plain_worker, "plain")),
+        (0.3, "one killed", partial(run.kill_application, "one")),
+        (0.5, "one again", partial(run.start_application, "one")),
         (0.6, "split", run.ground.split),
-        (0.8, "two stopped", partial(run.stop, "two")),
+        (0.8, "two stopped", partial(run.stop_application, "two")),
     )
     for index, (share, what, action) in enumerate(actions):
         following = actions[index + 1][0] if index + 1 < len(actions) else 1.0
         run.feed.limit = int(following * count)
         # Wait for a little more than the share, so that rows are being sent when the fault happens.
-        run.until(lambda: run.feed.sent >= int((share + 0.02) * count), "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
+        run.wait_until(lambda: run.feed.sent >= int((share + 0.02) * count), "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
         run.report(what)
         action()
-        run.settle(what)
-    run.until(feeding.done, "the stream to have all rows", ARRIVE_SECONDS)
+        run.wait_until_balanced(what)
+    run.wait_until(feeding.done, "the stream to have all rows", ARRIVE_SECONDS)
     feeding.result()
     return _wait_until_read(run)
 
@@ -214,16 +216,22 @@ def play(run: Run, count: int, feeding: Future[None]) -> tuple[int, int]:
 def _wait_until_read(run: Run) -> tuple[int, int]:
     mark_numbers = run.ground.put(MARK)
 
-    def at_tip() -> int:
+    def count_leases_at_tip() -> int:
         # A shard that was split and is not read to its end has no mark, so its lease never counts as being at the tip.
-        leases_with_mark = [lease for lease in run.leases() if lease.key in mark_numbers and lease.checkpoint.numbered]
+        leases_with_mark = [
+            lease for lease in run.read_leases() if lease.key in mark_numbers and lease.checkpoint.numbered
+        ]
         return sum(int(lease.checkpoint.sequence) >= mark_numbers[lease.key] for lease in leases_with_mark)
 
-    run.until(lambda: at_tip() == len(run.leases()), "every lease to stand at the last record", ARRIVE_SECONDS)
-    return at_tip(), len(run.leases())
+    run.wait_until(
+        lambda: count_leases_at_tip() == len(run.read_leases()),
+        "every lease to stand at the last record",
+        ARRIVE_SECONDS,
+    )
+    return count_leases_at_tip(), len(run.read_leases())
 
 
-def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> FlightsResult:
+def judge_run(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> FlightsResult:
     landed_rows = pd.concat([_read_landed(run.folder / "rows" / name, name) for name in ("one", "two", "plain")])
     flight_rows = landed_rows[landed_rows["data"] != MARK]
     distinct_rows = flight_rows.drop_duplicates(IDENTITY)
@@ -244,7 +252,7 @@ def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> FlightsRe
     )
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     """Return the files that the log of Spark's file sink lists, or all files if there is no log."""
     logs = list((folder / "_spark_metadata").glob("[0-9]*"))
     if not logs:
@@ -255,7 +263,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _read_landed(folder: Path, member: str) -> pd.DataFrame:
     """Return the rows of this member, with the columns of Kinesis."""
-    landed_rows = pd.concat([pq.ParquetFile(path).read().to_pandas() for path in _files(folder)])
+    landed_rows = pd.concat([pq.ParquetFile(path).read().to_pandas() for path in _list_files(folder)])
     landed_rows = landed_rows.rename(columns={"partition": "shardId", "body": "data"})
     if "subSequenceNumber" not in landed_rows:  # events of a hub have no sub-sequence numbers
         landed_rows["subSequenceNumber"] = 0
@@ -273,17 +281,17 @@ def run_flights(
         run = Run(ground, folder, ground.feed(sent, rate), report)
         pool = stack.enter_context(ThreadPoolExecutor(1))
         stack.callback(run.feed.end)
-        stack.callback(run.end)
+        stack.callback(run.end_members)
         feeding = pool.submit(run.feed)
-        return verdict(run, sent, play(run, len(sent), feeding))
+        return judge_run(run, sent, play_scenario(run, len(sent), feeding))
 
 
-def printed(result: FlightsResult) -> str:
+def format_result(result: FlightsResult) -> str:
     return json.dumps(asdict(result), indent=2) + "\n"
 
 
 def main() -> int:
-    parser = options("Share flights between Spark and plain Python; print what came of it.")
+    parser = create_parser("Share flights between Spark and plain Python; print what came of it.")
     parser.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
     parser.add_argument("--rate", type=int, default=3_000, help="rows a second at most (%(default)s)")
     parser.add_argument("--folder", type=Path, help="where to write, and to leave it (a folder that goes again)")
@@ -291,8 +299,10 @@ def main() -> int:
     with ExitStack() as stack:
         ground = stack.enter_context(open_ground(arguments))
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-spark-")))
-        result = run_flights(ground, list(rows(arguments.rows)), folder, rate=arguments.rate, report=to_stderr)
-    sys.stdout.write(printed(result))
+        result = run_flights(
+            ground, list(read_rows(arguments.rows)), folder, rate=arguments.rate, report=print_to_stderr
+        )
+    sys.stdout.write(format_result(result))
     return 0 if (result.lost, result.strangers) == (0, 0) else 1
 
 

@@ -20,9 +20,9 @@ from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import ENVIRONMENT
-from leasehold_lab.demo.stage import Stream, client, put, services
+from leasehold_lab.demo.stage import Stream, create_kinesis_client, put_records, run_services
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
-from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite, azurite_connection_string
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string, run_azurite
 
 SHARDS = 8
 MARK = b"no flight: all that was sent lies before this"
@@ -65,8 +65,8 @@ class Kinesis:
         return KinesisFeed(self.endpoint, self.stream.name, rows, rate, plain=min(len(rows), 4000) // 4)
 
     def send(self, rows: Sequence[Row]) -> None:
-        with closing(client(self.endpoint)) as to:
-            put(to, self.stream.name, [(row.sent.key, row.data) for row in rows])
+        with closing(create_kinesis_client(self.endpoint)) as to:
+            put_records(to, self.stream.name, [(row.sent.key, row.data) for row in rows])
 
     def split(self) -> bool:
         self.stream.split()
@@ -75,7 +75,7 @@ class Kinesis:
     def put(self, data: bytes) -> Mapping[str, int]:
         """Put the data into each open shard, and return its sequence numbers by shard."""
         sequence_numbers = {}
-        with closing(client(self.endpoint)) as kinesis_client:
+        with closing(create_kinesis_client(self.endpoint)) as kinesis_client:
             for shard in self.stream.shards():
                 if shard.open and shard.hash_range:
                     hash_key = str(shard.hash_range[0])
@@ -87,7 +87,7 @@ class Kinesis:
 
 
 @contextmanager
-def kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
+def open_kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
     """Create a stream and a lease table in two running services."""
     name = f"flights-{uuid4().hex[:8]}"
     store = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
@@ -151,14 +151,14 @@ class Hub:
         """Put the data into each partition, and return its sequence numbers by partition."""
         for partition in range(SHARDS):
             self.hubs.put(self.hub, str(partition), [data.decode()])
-        return {lease.key: self._last(lease.shard) for lease in self.table.list().leases}
+        return {lease.key: self._find_last_number(lease.shard) for lease in self.table.list().leases}
 
-    def _last(self, partition: str) -> int:
-        return int(self.hubs.look(self.hub)[int(partition)]["events"]) - 1
+    def _find_last_number(self, partition: str) -> int:
+        return int(self.hubs.list_partitions(self.hub)[int(partition)]["events"]) - 1
 
 
 @contextmanager
-def hub_ground(blobs: str) -> Iterator[Hub]:
+def open_hub_ground(blobs: str) -> Iterator[Hub]:
     """Create a hub and a blob container. Their connection strings are put into the environment, for child processes.
 
     Args:
@@ -181,16 +181,16 @@ def open_ground(arguments: argparse.Namespace) -> Iterator[Ground]:
     """Start the services that the options of a command select, and create the stream and the lease table."""
     with ExitStack() as stack:
         if arguments.source == "event-hubs":
-            blobs = azurite_connection_string(stack.enter_context(azurite()))
-            yield stack.enter_context(hub_ground(blobs))
+            blobs = azurite_connection_string(stack.enter_context(run_azurite()))
+            yield stack.enter_context(open_hub_ground(blobs))
             return
-        kinesis, dynamodb = stack.enter_context(services())
+        kinesis, dynamodb = stack.enter_context(run_services())
         if arguments.source == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
-        yield stack.enter_context(kinesis_ground(kinesis, dynamodb))
+        yield stack.enter_context(open_kinesis_ground(kinesis, dynamodb))
 
 
-def options(description: str) -> argparse.ArgumentParser:
+def create_parser(description: str) -> argparse.ArgumentParser:
     """Return an argument parser that has the option to select the services."""
     parser = argparse.ArgumentParser(description=description)
     source_help = (

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from attrs import define
-from spark_application import descendants
+from spark_application import list_descendants
 from standins import executors
 from standins.spark import SOON, spark_cluster
 
@@ -57,9 +57,9 @@ class Killer:
         if moment == "before":
             self.lifetime += 1
             if self.drawn:
-                self.next = self._choose()
+                self.next = self._choose_process()
         target, when = self.next
-        if when != moment or not (pids := self._processes_of(target)):
+        if when != moment or not (pids := self._list_processes_of(target)):
             return
         with (self.folder / "kills.jsonl").open("a") as kills:
             kills.write(json.dumps([target, when, number]) + "\n")
@@ -67,25 +67,25 @@ class Killer:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
-    def _choose(self) -> tuple[str, str]:
-        random = Random(f"{self.drawn} {len(killed(self.folder))}")  # noqa: S311  a seed is the point
+    def _choose_process(self) -> tuple[str, str]:
+        random = Random(f"{self.drawn} {len(read_kills(self.folder))}")  # noqa: S311  a seed is the point
         target = random.choice(self.among)
         return target if self.lifetime < LIFETIME else "application", random.choice(("before", "behind"))
 
-    def _processes_of(self, target: str) -> list[int]:
+    def _list_processes_of(self, target: str) -> list[int]:
         if target == "application":
             return [self.java, os.getpid()]
         on_executor = target == "executor"
-        processes = executors.marked(f"{MARK}={self.folder}") if on_executor else descendants(self.java)
+        processes = executors.marked(f"{MARK}={self.folder}") if on_executor else list_descendants(self.java)
         return [pid for pid, words in processes.items() if (EXECUTES if on_executor else PLANS) in words][:1]
 
 
-def killed(folder: Path) -> list[list[Any]]:
+def read_kills(folder: Path) -> list[list[Any]]:
     """Return each kill with the kind of process, the moment and the batch."""
     return read_json_lines(folder / "kills.jsonl")
 
 
-def left(folder: Path) -> list[str]:
+def read_leftovers(folder: Path) -> list[str]:
     """Return the command lines of the processes that `record_leftovers` found."""
     return [words for _, words in read_json_lines(folder / "left.jsonl")]
 
@@ -111,7 +111,7 @@ def record_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def cluster() -> Iterator[str]:
+def run_cluster() -> Iterator[str]:
     """Start a master and two workers with the environment that an application's tasks need, and yield the address."""
     java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
     python = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

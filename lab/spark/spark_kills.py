@@ -28,13 +28,23 @@ from typing import Any
 from unittest.mock import patch
 
 from attrs import asdict, define, frozen
-from flights import Row, to_stderr
+from flights import Row, print_to_stderr
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_flights import rows
-from spark_ground import Ground, open_ground, options
-from spark_killer import HERE, MARK, ON_CLUSTER, Killer, cluster, killed, left, read_json_lines, record_leftovers
+from spark_flights import read_rows
+from spark_ground import Ground, create_parser, open_ground
+from spark_killer import (
+    HERE,
+    MARK,
+    ON_CLUSTER,
+    Killer,
+    read_json_lines,
+    read_kills,
+    read_leftovers,
+    record_leftovers,
+    run_cluster,
+)
 from standins.spark import LATE, SOON, spark_session
 from standins.spark import ON_CLUSTER as CLUSTER_SETTINGS
 
@@ -84,7 +94,7 @@ class Sink:
             self.kill(number, "behind")
 
 
-def victim(folder: Path, source: str, option_words: Sequence[str], how: str, master: str) -> int:
+def run_as_victim(folder: Path, source: str, option_words: Sequence[str], how: str, master: str) -> int:
     """Run an application until it is killed in a new batch, or until it has read everything."""
     on_cluster = CLUSTER_SETTINGS | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     with spark_session(1, SOON if master else "", master=master, settings=on_cluster if master else {}) as spark:
@@ -139,7 +149,7 @@ class KillsResult:
 class Victim(Child):
     """An application whose reader process outlives it for a moment."""
 
-    def leave(self) -> None:
+    def wait_for_remaining(self) -> None:
         """Wait for the remaining processes to end by themselves, because an interrupted request crashes dynalite."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline:
@@ -170,12 +180,12 @@ def run_kills(
         master: The address of the cluster's master, or "" if there is no cluster.
     """
     sent = list[Row]()
-    flights = rows(200 * (kills + 1))
+    flights = read_rows(200 * (kills + 1))
     arguments = (*ground.options, f"lease.store={ground.store}", f"lease.durationMs={LEASE_SECONDS * 1000:g}")
     if seed is not None:
         arguments += (f"maxRowsPerTrigger={DRAWN_ROWS}",)
     while True:
-        dies = len(killed(folder)) < kills
+        dies = len(read_kills(folder)) < kills
         how = f"dies{'' if seed is None else seed}" if dies else "lives"
         new_rows = list(islice(flights, 200))
         ground.send(new_rows)
@@ -183,9 +193,9 @@ def run_kills(
         began = time.monotonic()
         while not _run_victim(folder, ground.format, arguments, how=how, master=master):
             report("the machine is too busy to start Python in time, trying again")
-        report(f"{len(killed(folder))} kills: over after {time.monotonic() - began:.0f} s")
+        report(f"{len(read_kills(folder))} kills: over after {time.monotonic() - began:.0f} s")
         if not dies:
-            return _result(ground, folder, sent)
+            return _build_result(ground, folder, sent)
 
 
 def _run_victim(folder: Path, source: str, query_options: Sequence[str], *, how: str, master: str) -> bool:
@@ -195,7 +205,7 @@ def _run_victim(folder: Path, source: str, query_options: Sequence[str], *, how:
         child = Victim("victim", arguments, folder)
     deadline = time.monotonic() + ROUND_SECONDS
     try:
-        while child.running:
+        while child.is_running:
             assert time.monotonic() < deadline, child.last_output
             time.sleep(0.2)
         status = child.wait()
@@ -205,16 +215,16 @@ def _run_victim(folder: Path, source: str, query_options: Sequence[str], *, how:
     finally:
         if master:
             record_leftovers(folder)
-        child.leave()
+        child.wait_for_remaining()
         child.kill()
 
 
-def _result(ground: Ground, folder: Path, sent: Sequence[Row]) -> KillsResult:
+def _build_result(ground: Ground, folder: Path, sent: Sequence[Row]) -> KillsResult:
     batches = [json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")]
     places = Counter(tuple(row[:-1]) for batch in batches for row in batch)
     data = {row[-1] for batch in batches for row in batch}
     repeated = read_json_lines(folder / "repeated.jsonl")
-    kills = killed(folder)
+    kills = read_kills(folder)
     return KillsResult(
         kills=len(kills),
         died=dict(Counter(who for who, _, _ in kills)),
@@ -224,7 +234,7 @@ def _result(ground: Ground, folder: Path, sent: Sequence[Row]) -> KillsResult:
         lost=len({row.data.decode() for row in sent} - data),
         doubled=sum(count - 1 for count in places.values()),
         owned=sum(lease.owner is not None for lease in ground.table.list().leases),
-        left=len(left(folder)),
+        left=len(read_leftovers(folder)),
     )
 
 
@@ -232,8 +242,8 @@ def main() -> int:
     """Run the program by hand, or as one of the killed applications."""
     if sys.argv[1:2] == ["--victim"]:
         how, place, source, master, *words = sys.argv[2:]
-        return victim(Path(place), source, words, how, master)
-    parser = options("Kill a query between its sink and Spark's commit, again and again.")
+        return run_as_victim(Path(place), source, words, how, master)
+    parser = create_parser("Kill a query between its sink and Spark's commit, again and again.")
     parser.add_argument("--kills", type=int, default=20, help="how often (%(default)s)")
     parser.add_argument("--drawn", action="store_true", help="draw what is killed, and when; see above")
     parser.add_argument("--seed", type=int, default=0, help="what is killed when, where that is drawn (%(default)s)")
@@ -243,12 +253,12 @@ def main() -> int:
     with ExitStack() as stack:
         ground = stack.enter_context(open_ground(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-kills-")))
-        master = stack.enter_context(cluster()) if arguments.cluster else ""
+        master = stack.enter_context(run_cluster()) if arguments.cluster else ""
         result = run_kills(
             ground,
             folder,
             kills=arguments.kills,
-            report=to_stderr,
+            report=print_to_stderr,
             seed=arguments.seed if drawn else None,
             master=master,
         )

@@ -38,11 +38,11 @@ from typing import Any
 from unittest.mock import patch
 
 from attrs import asdict, define, field, frozen
-from flights import to_stderr
+from flights import print_to_stderr
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_application import descendants
-from spark_killer import cluster, record_leftovers
+from spark_application import list_descendants
+from spark_killer import record_leftovers, run_cluster
 from spark_kills import Victim
 from standins import executors
 from standins.spark import ON_CLUSTER, SOON, pyspark_path, spark_session
@@ -54,8 +54,8 @@ from faulty_line import Line, Refused, Reset, line
 from leasehold.adapters.spark.pipeline import start_query
 from leasehold.adapters.spark.supervision import supervise
 from leasehold.balancer.model import HASH_KEYS
-from leasehold_lab.demo.child import Child, isolate
-from leasehold_lab.demo.stage import Stream, client, put, services
+from leasehold_lab.demo.child import Child, replace_aws_environment
+from leasehold_lab.demo.stage import Stream, create_kinesis_client, put_records, run_services
 
 ROUND = 150
 """The number of rows that are sent between two kills."""
@@ -83,7 +83,7 @@ Row = tuple[str, bytes]
 """The row's key, and its number among all rows that are sent."""
 
 
-def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
+def run_application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
     """Run the pipeline until it is killed or, if the file `last` exists, until it has written all rows.
 
     Print a line when a query starts, and when a batch has ended.
@@ -100,13 +100,13 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
         2, SOON, master=master or "local[2,4]", settings=full_traces | (on_cluster if master else {})
     ) as spark:
 
-        def start() -> StreamingQuery:
+        def start_query() -> StreamingQuery:
             rows = spark.readStream.format("kinesis-leased").options(**source).load()
             writer = rows.select("data", "partitionKey").writeStream.format("kinesis-leased").options(**sink)
             writer = writer.option("checkpointLocation", str(folder / "progress")).queryName("pipeline")
             return (writer.trigger(availableNow=True) if (folder / "last").exists() else writer).start()
 
-        def ending() -> bool:
+        def is_ending() -> bool:
             nonlocal last_status
             for query in spark.streams.active:
                 progress = query.lastProgress
@@ -117,7 +117,7 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
                     sys.stdout.flush()
             return False
 
-        supervise(start, should_stop=ending)
+        supervise(start_query, should_stop=is_ending)
     return 0
 
 
@@ -138,7 +138,7 @@ class Received:
     order: int
 
 
-def compare(sent: Sequence[Row], received: Sequence[Row]) -> Received:
+def compare_rows(sent: Sequence[Row], received: Sequence[Row]) -> Received:
     """Compare the rows that a reader received, in this order, with the rows that were sent."""
     deliveries = Counter(data for _, data in received)
     numbers = defaultdict[str, list[int]](list)
@@ -192,35 +192,35 @@ class Pipeline:
             Stream(self.kinesis, f"{self.name}-in", 3),
             Stream(self.kinesis, f"{self.name}-out", 2),
         )
-        with line(self.kinesis) as faulty, closing(client(self.kinesis)) as kinesis_client:
+        with line(self.kinesis) as faulty, closing(create_kinesis_client(self.kinesis)) as kinesis_client:
             while self._may_kill(count):
-                app = self.begin(faulty.url)
+                app = self.start_application(faulty.url)
                 try:
-                    while app.running and self._may_kill(count):
+                    while app.is_running and self._may_kill(count):
                         new_rows = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
-                        put(kinesis_client, input_stream.name, new_rows)
+                        put_records(kinesis_client, input_stream.name, new_rows)
                         sent += new_rows
                         self._reshard(count, input_stream, output_stream)
                         faulty.fail("PutRecords", *random.choices(FAULTS, k=random.randrange(4)))
-                        self._kill(app, faulty, random)
+                        self._kill_random_process(app, faulty, random)
                         report(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
-                    assert app.running or self.kills[-1:] == ["application"], app.last_output
+                    assert app.is_running or self.kills[-1:] == ["application"], app.last_output
                 finally:
-                    self.end(app)
+                    self.kill_application(app)
             (self.folder / "last").touch()
             self.versions = ()
-            app = self.begin(faulty.url)
+            app = self.start_application(faulty.url)
             try:
-                _until(lambda: not app.running, app, 2 * self.wait_seconds)
+                _wait_until(lambda: not app.is_running, app, 2 * self.wait_seconds)
                 assert app.wait() == 0, app.last_output
             finally:
-                self.end(app)
+                self.kill_application(app)
             return sent, output_stream
 
     def _may_kill(self, count: int) -> bool:
         return len(self.kills) < count and time.monotonic() < self.until
 
-    def begin(self, writes_to: str) -> Victim:
+    def start_application(self, writes_to: str) -> Victim:
         """Start an application, which writes to the service at this URL."""
         self.lives += 1
         region = {"kinesis.region": "eu-west-1"}
@@ -239,12 +239,12 @@ class Pipeline:
         with patch.dict(os.environ, {MARK: str(self.folder), "PYTHONPATH": os.pathsep.join(paths)}):
             return Victim(f"life-{self.lives}", arguments, self.folder)
 
-    def end(self, app: Victim) -> None:
+    def kill_application(self, app: Victim) -> None:
         """Kill the application and all processes that it started."""
         app.kill()
         if self.master:
             record_leftovers(self.folder)
-        app.leave()
+        app.wait_for_remaining()
         self.again.update(AGAIN.findall((self.folder / f"life-{self.lives}.log").read_text(errors="replace")))
 
     def _reshard(self, count: int, input_stream: Stream, output_stream: Stream) -> None:
@@ -256,7 +256,7 @@ class Pipeline:
         if kills_done == count // 2:
             output_stream.merge()
 
-    def _kill(self, app: Victim, faulty: Line, random: Random) -> None:
+    def _kill_random_process(self, app: Victim, faulty: Line, random: Random) -> None:
         """Kill a random process.
 
         A task is killed while it writes, a committer when it begins, and any other process after a batch has ended.
@@ -267,23 +267,23 @@ class Pipeline:
         port = int(faulty.url.rpartition(":")[2])
         if target == "committer":  # kill an idle one first, so that the next one has a batch to commit
             _kill_all(self._processes_of(app, target, port))
-        written, done = faulty.requests["PutRecords"], _batches(app)
+        written, done = faulty.requests["PutRecords"], _count_batches(app)
         moments: dict[str, Callable[[], object]] = {
             "task": lambda: faulty.requests["PutRecords"] > written,
             "committer": lambda: self._processes_of(app, target, port),
         }
-        has_come = moments.get(target, lambda: _batches(app) > done)
-        _until(lambda: not app.running or has_come(), app, self.wait_seconds)
+        has_come = moments.get(target, lambda: _count_batches(app) > done)
+        _wait_until(lambda: not app.is_running or has_come(), app, self.wait_seconds)
         time.sleep(random.random() * {"task": 0.3, "committer": 0.0}.get(target, 1.0))
         pids = self._processes_of(app, target, port)
         if not pids:  # no such process has started yet
             return
         self.kills += [target] * bool(_kill_all(pids if target == "application" else [random.choice(pids)]))
         if target == "application":
-            _until(lambda: not app.running, app, self.wait_seconds)
+            _wait_until(lambda: not app.is_running, app, self.wait_seconds)
 
     def _processes_of(self, app: Victim, target: str, port: int) -> list[int]:
-        processes = executors.marked(f"{MARK}={self.folder}") if target == "executor" else descendants(app.pid)
+        processes = executors.marked(f"{MARK}={self.folder}") if target == "executor" else list_descendants(app.pid)
         if target == "application":
             return [*processes]
         if target == "task":
@@ -301,16 +301,16 @@ def _kill_all(pids: Sequence[int]) -> int:
     return killed
 
 
-def _batches(app: Child) -> int:
+def _count_batches(app: Child) -> int:
     """Return the number of batches that the application has reported as finished."""
     return sum(b"null" not in line for line in app.out.read_bytes().splitlines())
 
 
-def _lines(app: Child) -> int:
+def _count_lines(app: Child) -> int:
     return len(app.out.read_bytes().splitlines())
 
 
-def _until(seen: Callable[[], object], app: Victim, seconds: float) -> None:
+def _wait_until(seen: Callable[[], object], app: Victim, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not seen():
         assert time.monotonic() < deadline, app.last_output
@@ -332,7 +332,7 @@ def read_with_worker(folder: Path, stream: Stream, count: int, seconds: float) -
     with patch.dict(os.environ, {"PYTHONPATH": str(folder)}):
         worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *arguments), folder)
     try:
-        lines = _output_of(worker, count, seconds)
+        lines = _wait_for_output(worker, count, seconds)
     finally:
         worker.kill()
     return [(key, data.encode()) for key, data in map(json.loads, lines)]
@@ -341,7 +341,7 @@ def read_with_worker(folder: Path, stream: Stream, count: int, seconds: float) -
 def read_with_kcl(kinesis: str, stream: Stream) -> set[bytes]:
     """Return the data of the user records that the Java KCL's own code extracts from the records of each shard."""
     records_with_ranges = list[tuple[bytes, int, int]]()
-    with closing(client(kinesis)) as kinesis_client:
+    with closing(create_kinesis_client(kinesis)) as kinesis_client:
         for shard in stream.shards():
             iterator_request: Any = {
                 "StreamName": stream.name,
@@ -359,11 +359,11 @@ def read_with_kcl(kinesis: str, stream: Stream) -> set[bytes]:
     return {data for shard_records in kcl_jar.kcl_records(records_with_ranges) for _, _, data, _, _ in shard_records}
 
 
-def _output_of(worker: Child, count: int, seconds: float) -> list[bytes]:
+def _wait_for_output(worker: Child, count: int, seconds: float) -> list[bytes]:
     """Wait until the worker has printed this many lines and then no more for a while, and return its output."""
     deadline, seen, since = time.monotonic() + seconds, -1, 0.0
-    while time.monotonic() < deadline and worker.running:
-        now = _lines(worker)
+    while time.monotonic() < deadline and worker.is_running:
+        now = _count_lines(worker)
         if now != seen:
             seen, since = now, time.monotonic()
         elif now >= count and time.monotonic() - since > 15:
@@ -420,13 +420,13 @@ class Outcome:
 
 
 def run_pipeline(
-    pipeline: Pipeline, kills: int, *, java: bool = False, report: Callable[[str], None] = to_stderr
+    pipeline: Pipeline, kills: int, *, java: bool = False, report: Callable[[str], None] = print_to_stderr
 ) -> Outcome:
     """Kill processes of the pipeline this often, let all readers read its output, and return the result."""
     sent, stream = pipeline.run(kills, report)
     readers = {
-        "plain": compare(sent, read_with_worker(pipeline.folder, stream, len(sent), pipeline.wait_seconds)),
-        "spark": compare(sent, read_with_spark(pipeline.folder, pipeline.kinesis, stream)),
+        "plain": compare_rows(sent, read_with_worker(pipeline.folder, stream, len(sent), pipeline.wait_seconds)),
+        "spark": compare_rows(sent, read_with_spark(pipeline.folder, pipeline.kinesis, stream)),
     }
     missing_rows = None
     if java:
@@ -441,7 +441,7 @@ def main() -> int:
     """Run the program by hand, or as the application."""
     if sys.argv[1:2] == ["--application"]:
         place, source, sink, master = sys.argv[2:]
-        return application(Path(place), json.loads(source), json.loads(sink), master)
+        return run_application(Path(place), json.loads(source), json.loads(sink), master)
     options = ArgumentParser(
         description="Kill a pipeline from Kinesis into Kinesis, and judge what readers were given."
     )
@@ -459,11 +459,11 @@ def main() -> int:
     arguments = options.parse_args()
     if arguments.cluster and any(arguments.pyspark):
         options.error("--cluster: its processes have the present version; use --executors with --pyspark")
-    isolate()
+    replace_aws_environment()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-pipeline-")))
-        kinesis, dynamodb = stack.enter_context(services())
-        master = stack.enter_context(cluster()) if arguments.cluster else EXECUTORS if arguments.executors else ""
+        kinesis, dynamodb = stack.enter_context(run_services())
+        master = stack.enter_context(run_cluster()) if arguments.cluster else EXECUTORS if arguments.executors else ""
         until = time.monotonic() + 60 * arguments.minutes
         pipeline = Pipeline(
             folder,

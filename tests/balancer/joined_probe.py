@@ -14,11 +14,11 @@ config.RULE_SETS += (Toy,)  # the only line that a new rule set needs; the code 
 
 from leasehold.adapters.cli.plan import EXAMPLE  # noqa: E402  imported after the line, as in a new process
 from leasehold.adapters.json_form import plan_json  # noqa: E402
-from leasehold_lab.checker.cases import bounded  # noqa: E402
-from leasehold_lab.checker.verdict import judge  # noqa: E402
+from leasehold_lab.checker.cases import build_quick_cases  # noqa: E402
+from leasehold_lab.checker.verdict import judge_case  # noqa: E402
 from leasehold_lab.simulator.chaos import PEERS  # noqa: E402
 from leasehold_lab.simulator.question import SimulationQuestion  # noqa: E402
-from leasehold_lab.simulator.question import answer as simulated  # noqa: E402
+from leasehold_lab.simulator.question import simulate_question as simulated  # noqa: E402
 
 QUESTION = {
     "leases": [{"key": f"s-{place}"} for place in range(4)],
@@ -26,7 +26,7 @@ QUESTION = {
     "config": {"rules": "toy", "most": 3},
 }
 outcome = simulated(SimulationQuestion(6, (2, 1), "toy", kind="scale-out", cycles=8.0))
-verdicts = [judge(case) for case in bounded() if case.name == "two minimal, one toy"]
+verdicts = [judge_case(case) for case in build_quick_cases() if case.name == "two minimal, one toy"]
 json.dump(
     {
         "plan": [action["rule"] for action in plan_json(json.dumps(QUESTION).encode())["actions"]],

@@ -20,9 +20,9 @@ from rich.progress import track
 
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
-from leasehold_lab.judge.breach import Limits
-from leasehold_lab.judge.explanations import judge
-from leasehold_lab.judge.rights import changes
+from leasehold_lab.judge.breach import JudgeLimits
+from leasehold_lab.judge.explanations import judge_history
+from leasehold_lab.judge.rights import find_owner_changes
 from leasehold_lab.simulator.call_faults import DEATHS, READ_CALLS, CallFault
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario
@@ -59,14 +59,14 @@ def breaches(story: MoveScenario) -> tuple[str, ...]:
     """Return the breaches in this scenario. Unless a worker dies, a record handled twice is a breach too."""
     history = story.told()
     died = any(incident.what == "crash" for incident in history.incidents)
-    limits = Limits(dict.fromkeys((GIVER, TAKER), Config().lease_seconds), SETTLED, duplicates=died)
-    return tuple(str(breach) for breach in judge(history, limits))
+    limits = JudgeLimits(dict.fromkeys((GIVER, TAKER), Config().lease_seconds), SETTLED, duplicates=died)
+    return tuple(str(breach) for breach in judge_history(history, limits))
 
 
 def writes_of(history: SimulatedHistory) -> list[int]:
     """Return the numbers of the write calls, from the request for the hand-off to shortly after it."""
     asked_at = min((write.sent for write in history.writes if write.verb == "request"), default=math.inf)
-    moved = max((change.t for change in changes(history.writes)), default=0.0)
+    moved = max((change.t for change in find_owner_changes(history.writes)), default=0.0)
     return [
         number
         for number, call in enumerate(history.calls)

@@ -38,7 +38,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import seconds_until_joined
 from leasehold.balancer.watch import Watch
-from leasehold_lab.properties.strategies import WORKERS, configs, hearings, rule_sets, workers
+from leasehold_lab.properties.strategies import WORKERS, bulletin_states, configs, rule_sets, workers
 
 
 def test_ranks_contain_only_our_living_workers() -> None:
@@ -199,7 +199,7 @@ def test_applied_claim_causes_no_listing() -> None:
     st.lists(st.tuples(st.sampled_from((None, None, *WORKERS)), st.sampled_from((3.0, 12.0, 90.0))), min_size=2),
     workers(),
     configs(rule_sets(Minimal)),
-    hearings(),
+    bulletin_states(),
 )
 @settings(max_examples=300)
 def test_worker_that_may_take_more_reads_the_table_soon(

@@ -17,10 +17,10 @@ from leasehold.balancer.contradictions import (
 )
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
 from leasehold_lab.properties.strategies import scenes
-from leasehold_lab.simulator.world.world import shard
+from leasehold_lab.simulator.world.world import create_shard
 
 OLD, NEW = "1:orders:7", "1:orders:9"
-SPLIT = (shard("0", 0, 99, open=False), shard("1", 0, 49, "0"), shard("2", 50, 99, "0"))
+SPLIT = (create_shard("0", 0, 99, open=False), create_shard("1", 0, 49, "0"), create_shard("2", 50, 99, "0"))
 
 
 def _kept(shards: tuple[Shard, ...], incarnation: str) -> dict[str, Lease]:
@@ -39,15 +39,15 @@ def _kept(shards: tuple[Shard, ...], incarnation: str) -> dict[str, Lease]:
 
 
 def _grown(counts: int, places: list[int]) -> tuple[Shard, ...]:
-    shards = [shard(str(number), 100 * number, 100 * number + 99) for number in range(counts)]
+    shards = [create_shard(str(number), 100 * number, 100 * number + 99) for number in range(counts)]
     for place in places:
         still = [each for each in shards if each.open]
         parent = still[place % len(still)]
         first, last = parent.hash_range or (0, 0)
         shards[shards.index(parent)] = evolve(parent, open=False)
         middle = (first + last) // 2
-        shards.append(shard(str(len(shards)), first, middle, parent.id))
-        shards.append(shard(str(len(shards)), middle + 1, last, parent.id))
+        shards.append(create_shard(str(len(shards)), first, middle, parent.id))
+        shards.append(create_shard(str(len(shards)), middle + 1, last, parent.id))
     return tuple(shards)
 
 
@@ -99,7 +99,7 @@ def test_each_contradiction_is_named(shards: tuple[Shard, ...], data: st.DataObj
 def test_messages_contain_a_remedy() -> None:
     """The message about a contradiction describes what is wrong and how to fix it."""
     do = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
-    again = (shard("0", 0, 99),)
+    again = (create_shard("0", 0, 99),)
     kept = _kept(SPLIT, OLD)
     assert contradictions(again, kept.values(), NEW) == (
         Contradiction(

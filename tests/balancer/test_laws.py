@@ -21,7 +21,7 @@ from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.testing import configs, laws, leases, rule_sets
 from leasehold_lab.properties.laws import Law
-from leasehold_lab.properties.strategies import hearings
+from leasehold_lab.properties.strategies import bulletin_states
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +78,7 @@ def test_invalid_lease_is_rejected(field: str, value: object) -> None:
         Lease(**{"key": "s-0", field: value})  # type: ignore[arg-type]
 
 
-@given(leases(), configs(), hearings())
+@given(leases(), configs(), bulletin_states())
 def test_expired_leases_are_freed_in_key_order(
     table: tuple[Lease, ...], config: Config, hearing: BulletinState
 ) -> None:

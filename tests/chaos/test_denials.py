@@ -15,7 +15,7 @@ from disk import Disk
 from libc import STEP_SECONDS, UnkindLibc, has_compiler
 from processes import ResourceLimit, ThreadLimit, can_limit_threads
 from services import open_table
-from written import RecordingStore, answer_of
+from written import RecordingStore, parse_answer
 
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown
@@ -30,22 +30,22 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_full_disk_recovers(tmp_path: Path) -> None:
-    with Disk(tmp_path / "disk").mounted() as disk:
+    with Disk(tmp_path / "disk").mount_folder() as disk:
         if not disk.small:
             pytest.skip("A FULL DISK IS NOT TRIED: this user may mount none")
-        disk.fill()
+        disk.fill_up()
         with pytest.raises(OSError, match="No space left"):
             (disk.folder / "more").write_bytes(b"\0" * 2**20)
-        disk.clear()
+        disk.free_space()
         (disk.folder / "more").write_bytes(b"\0" * 2**20)
 
 
 def test_a_file_is_locked_until_it_is_released(tmp_path: Path) -> None:
-    with Disk(tmp_path / "disk").mounted() as disk, closing(sqlite3.connect(disk.file, timeout=0.1)) as other:
-        disk.hold()
+    with Disk(tmp_path / "disk").mount_folder() as disk, closing(sqlite3.connect(disk.file, timeout=0.1)) as other:
+        disk.hold_transaction()
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("CREATE TABLE t (x)")
-        disk.let_go()
+        disk.end_transaction()
         other.execute("CREATE TABLE t (x)")
 
 
@@ -109,7 +109,7 @@ def test_a_stepped_clock_leaves_monotonic_time_alone(tmp_path: Path) -> None:
     with talking(program, libc.environment("a"), []) as ask:
         times = [[float(word) for word in ask().split()]]
         for ahead in (STEP_SECONDS, -STEP_SECONDS, 0):
-            libc.step("a", ahead)
+            libc.set_clock_ahead("a", ahead)
             times.append([float(word) for word in ask().split()])
     wall, monotonic = zip(*times, strict=True)
     assert [round((later - wall[0]) / STEP_SECONDS) for later in wall] == [0, 1, -1, 0]
@@ -149,7 +149,7 @@ def a_libc(folder: Path) -> UnkindLibc:
     """Return a libc that gives wrong results to the process of worker a on request."""
     if not has_compiler():
         pytest.skip("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
-    return UnkindLibc.made(folder, ("a",), folder / "disk")
+    return UnkindLibc.compile(folder, ("a",), folder / "disk")
 
 
 @contextmanager
@@ -225,7 +225,7 @@ def test_each_write_is_recorded_with_its_outcome(tmp_path: Path) -> None:
     with pytest.raises(OutcomeUnknown):
         store.write(CheckpointLease(store.list().leases[0], Position("7")))
     store.close()
-    noted = [answer_of(line, "a#1") for line in (tmp_path / "writes").read_bytes().splitlines()]
+    noted = [parse_answer(line, "a#1") for line in (tmp_path / "writes").read_bytes().splitlines()]
     assert noted == [
         WriteAnswer(1.0, 0.0, "a#1", "create", "s-0", "done", None, "0", 0, TRIM_HORIZON.order),
         WriteAnswer(3.0, 2.0, "a#1", "create", "s-0", "lost", None, "0", 0, TRIM_HORIZON.order),

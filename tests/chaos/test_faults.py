@@ -18,9 +18,9 @@ from attrs import fields_dict
 from faulty_line import Refused
 from fleet import NO_THREADS, OF_HANDLERS, OF_WORKERS
 from grounds import HubGround, KinesisGround
-from processes import client_at
+from processes import find_client_at_port
 from raising_log import ORDER, RAISED, RaisingLog
-from schedule import Fault, FaultKind, schedule
+from schedule import Fault, FaultKind, draw_schedule
 from unsteady_line import HTTP_FAULTS, ONE_WAY, SLOW_SERVICE, Lines
 from waiters import until
 from wire import Wire
@@ -37,16 +37,16 @@ KINDS = (*OF_WORKERS, *OF_HANDLERS, NO_THREADS, FaultKind("pause", "store", comm
 
 def test_a_schedule_depends_only_on_its_seed() -> None:
     """A run that broke a rule can be repeated."""
-    assert schedule(7, 300.0, KINDS, WORKERS) == schedule(7, 300.0, KINDS, WORKERS)
-    assert schedule(7, 300.0, KINDS, WORKERS) != schedule(8, 300.0, KINDS, WORKERS)
-    first = schedule(7, 300.0, KINDS, WORKERS)[0]
+    assert draw_schedule(7, 300.0, KINDS, WORKERS) == draw_schedule(7, 300.0, KINDS, WORKERS)
+    assert draw_schedule(7, 300.0, KINDS, WORKERS) != draw_schedule(8, 300.0, KINDS, WORKERS)
+    first = draw_schedule(7, 300.0, KINDS, WORKERS)[0]
     assert str(first).startswith(first.kind.what)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_kind_of_fault_occurs_and_most_workers_are_spared(seed: int) -> None:
     """No fault is missing from a run, and there are always workers left to take over."""
-    faults = schedule(seed, 600.0, KINDS, WORKERS)
+    faults = draw_schedule(seed, 600.0, KINDS, WORKERS)
     counts = Counter(fault.kind for fault in faults)
     assert set(counts) == set(KINDS)
     assert max(counts.values()) - min(counts.values()) <= 2
@@ -211,7 +211,7 @@ def test_a_connection_is_attributed_to_its_worker_by_port() -> None:
         command = (sys.executable, "-c", talk, str(server.getsockname()[1]))
         with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
             near, (_, port) = server.accept()
-            assert client_at(port, {"other": 1, "it": process.pid}) == "it"
-            assert client_at(port, {"other": 1}) == ""
+            assert find_client_at_port(port, {"other": 1, "it": process.pid}) == "it"
+            assert find_client_at_port(port, {"other": 1}) == ""
             near.close()
             process.communicate()

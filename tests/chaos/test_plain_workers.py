@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from plain_workers import RunRequest, run
+from plain_workers import RunRequest, run_chaos
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("runs")]
 
@@ -23,7 +23,7 @@ def test_faults_lose_no_record(wanted: RunRequest, tmp_path: Path, request: pyte
     """The faults are those that only real processes and services have."""
     if wanted.source == "event-hubs":
         request.getfixturevalue("amqp_engine")
-    outcome = run(wanted, tmp_path, print)
+    outcome = run_chaos(wanted, tmp_path, print)
     print(outcome)  # noqa: T201  shown if it fails, or with -s
     assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
     assert outcome.swap.startswith("over; ") or not wanted.to

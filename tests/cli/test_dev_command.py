@@ -19,7 +19,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.urls import open_store
 from leasehold_lab.commands import dev as dev_command
 from leasehold_lab.commands.dev import app
-from leasehold_lab.contract.actors import owned
+from leasehold_lab.contract.actors import create_owned_lease
 from leasehold_lab.demo.dev import RequestedStream, parse_stream
 from leasehold_lab.standins.hubs import event_hubs
 
@@ -58,14 +58,14 @@ def test_a_stream_argument_sets_its_number_of_shards(text: str, stream: Requeste
 def test_an_invalid_stream_is_reported_before_anything_starts(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dev_command, "isolate", lambda: None)
+    monkeypatch.setattr(dev_command, "replace_aws_environment", lambda: None)
     ran = CliRunner().invoke(app, arguments)
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert says in ran.stderr
 
 
 def test_a_missing_engine_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dev_command, "isolate", lambda: None)
+    monkeypatch.setattr(dev_command, "replace_aws_environment", lambda: None)
     monkeypatch.setattr(event_hubs, "has_engine", lambda: False)
     ran = CliRunner().invoke(app, ["eventhubs:flights=2"])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
@@ -224,7 +224,7 @@ def test_leases_are_stored_in_postgresql_on_request() -> None:
         assert ready["environment"]["STORE"] == table
         assert "AWS_ENDPOINT_URL_DYNAMODB" not in ready["environment"]
         store = open_store(table)
-        owned(store)
+        create_owned_lease(store)
         store.close()
         dev.send_signal(signal.SIGINT)
         assert dev.wait(60) == 0

@@ -47,16 +47,16 @@ from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs, has_engine
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import conninfo_of, postgres, store_url
+from leasehold_lab.standins.postgres import build_conninfo, build_store_url, run_postgres
 from leasehold_lab.standins.services import (
     AZURITE_ACCOUNT,
-    azurite,
     azurite_connection_string,
-    dynalite,
-    kinesis_local,
-    moto,
+    run_azurite,
+    run_dynalite,
+    run_kinesis_local,
+    run_moto,
 )
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 if TYPE_CHECKING:
     import psycopg
@@ -293,7 +293,7 @@ class Trial:
         match case.source:
             case "dynamodb-streams":
                 self.table_streams = TableStreams(name=case.name, lanes=1)
-                to = self.stack.enter_context(serve_table(self.table_streams))
+                to = self.stack.enter_context(run_table_server(self.table_streams))
                 to = self.faulty(to) if case.where == "stream" else to
                 self.source = f"dynamodb-streams://{case.name}?region=eu-west-1&endpoint={to}"
             case "kinesis":
@@ -326,9 +326,11 @@ class Trial:
             case "postgres":
                 assert services.postgres is not None
                 name = f"leases_{case.where}_{case.how}"
-                self.store = self.url = store_url(services.postgres, name)
+                self.store = self.url = build_store_url(services.postgres, name)
                 if faulty and case.how != "locked":
-                    self.url = store_url(evolve(services.postgres, port=self.wire(services.postgres.port).port), name)
+                    self.url = build_store_url(
+                        evolve(services.postgres, port=self.wire(services.postgres.port).port), name
+                    )
 
     def faulty(self, to: str) -> str:
         """Return the address of a line to this service that gets the case's fault."""
@@ -494,7 +496,7 @@ class Trial:
             assert self.services.postgres is not None
             import psycopg  # noqa: PLC0415  from an extra
 
-            self.lock = psycopg.connect(conninfo_of(self.services.postgres))
+            self.lock = psycopg.connect(build_conninfo(self.services.postgres))
             self.lock.execute("LOCK TABLE leases_table_locked IN SHARE MODE")  # reads are allowed, writes wait
         elif self.case.how == "locked":
             self.lock = sqlite3.connect(self.folder / "leases.db", isolation_level=None, check_same_thread=False)
@@ -665,12 +667,12 @@ def services() -> Iterator[Services]:
     with ExitStack() as stack:
         database = None
         with suppress(ServiceError):
-            database = stack.enter_context(postgres())
+            database = stack.enter_context(run_postgres())
         gcs = ""
         with suppress(ServiceError):
             gcs = stack.enter_context(fake_gcs()).url
-        kinesis, dynamodb = stack.enter_context(kinesis_local()), stack.enter_context(dynalite())
-        blobs, objects = stack.enter_context(azurite()), stack.enter_context(moto())
+        kinesis, dynamodb = stack.enter_context(run_kinesis_local()), stack.enter_context(run_dynalite())
+        blobs, objects = stack.enter_context(run_azurite()), stack.enter_context(run_moto())
         stack.enter_context(patch.dict(os.environ, {CONNECTION_STRING: azurite_connection_string(blobs)}))
         yield Services(stack, kinesis.url, dynamodb.url, database, blobs, objects.url, gcs)
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold_lab.demo.child import Child
-from leasehold_lab.demo.screen import Screen, marks
-from leasehold_lab.demo.stage import AT_WORK, Stage, Stream, Tail, shard_names
+from leasehold_lab.demo.screen import Screen, choose_symbols
+from leasehold_lab.demo.stage import AT_WORK, Stage, Stream, Tail, format_shard_names
 from leasehold_lab.demo.story import Story
 from leasehold_lab.judge.events import ReadingEvent
 
@@ -30,20 +30,20 @@ def greeter(folder: Path) -> Child:
     """Return a process that reports when it is ready."""
     child = Child("greeter", ("-c", GREETS), folder)
     while not child.out.read_text().endswith("\n"):
-        assert child.running, child.last_output
+        assert child.is_running, child.last_output
     return child
 
 
 def test_a_child_finishes_on_sigterm(tmp_path: Path) -> None:
     child = greeter(tmp_path)
     child.ask_to_end()
-    assert (child.wait(), child.out.read_text(), child.running) == (0, "up\ndown\n", False)
+    assert (child.wait(), child.out.read_text(), child.is_running) == (0, "up\ndown\n", False)
 
 
 def test_a_killed_child_does_not_finish(tmp_path: Path) -> None:
     child = greeter(tmp_path)
     child.kill()
-    assert (child.out.read_text(), child.running) == ("up\n", False)
+    assert (child.out.read_text(), child.is_running) == ("up\n", False)
 
 
 def test_a_child_does_not_inherit_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,17 +61,17 @@ def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     tail = Tail(path, bytes.decode)
     path.write_text("one\ntw")
-    first = tail.more()
+    first = tail.read_new_items()
     with path.open("a") as file:
         file.write("o\nthree")
-    assert (first, tail.more(), tail.more()) == (["one"], ["two"], [])
+    assert (first, tail.read_new_items(), tail.read_new_items()) == (["one"], ["two"], [])
 
 
 @pytest.mark.parametrize(
     ("shards", "names"), [([], "nothing"), (["s-007"], "shard 7"), (["s-2", "s-0", "x"], "shards 0, 2 and x")]
 )
 def test_shards_get_readable_names(shards: list[str], names: str) -> None:
-    assert shard_names(shards) == names
+    assert format_shard_names(shards) == names
 
 
 def staged() -> Screen:
@@ -85,7 +85,7 @@ def staged() -> Screen:
         Lease("s-3", checkpoint=SHARD_END),
         Lease("s-4", parents=("s-3",), owner="worker-3"),
     )
-    stage.reading.add(ReadingEvent(0, "worker-1", "initialize", "s-0"))
+    stage.reading.add_event(ReadingEvent(0, "worker-1", "initialize", "s-0"))
     stage.workers = {"worker-1": AT_WORK, "worker-2": "killed", "worker-3": AT_WORK}
     story = SimpleNamespace(seconds=12.0, chapter="A chapter", said=[(1.0, "Earlier."), (11.0, "Now.")], sent=[])
     return Screen(stage, cast("Story", story), "utf-8")
@@ -110,5 +110,5 @@ def test_the_screen_shows_every_owner(width: int) -> None:
 
 
 def test_the_screen_works_in_ascii() -> None:
-    assert marks("ascii").legend.isascii()
-    assert not marks("utf-8").legend.isascii()
+    assert choose_symbols("ascii").legend.isascii()
+    assert not choose_symbols("utf-8").legend.isascii()

@@ -11,7 +11,7 @@ from pathlib import Path
 from pages import PAGES, ROOT, blocks
 
 from leasehold.adapters.toolchain import fill_once
-from leasehold_lab.standins.node import find_node, install
+from leasehold_lab.standins.node import find_node, install_packages
 
 TREE = ROOT / "tests" / "javascript" / "pyright"
 OUT = ROOT / "build" / "snippets"
@@ -22,7 +22,7 @@ UNTYPED = ("boto3", "pyarrow")
 
 def _pyright() -> list[str]:
     lock = (TREE / "package-lock.json").read_bytes()
-    folder = fill_once(f"node/pyright-{sha256(lock).hexdigest()[:12]}", partial(install, TREE))
+    folder = fill_once(f"node/pyright-{sha256(lock).hexdigest()[:12]}", partial(install_packages, TREE))
     return [*find_node().node, str(folder / "node_modules" / "pyright" / "index.js")]
 
 

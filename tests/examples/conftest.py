@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import conninfo_of
+from leasehold_lab.standins.postgres import build_conninfo
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
 
@@ -14,4 +14,4 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
 @pytest.fixture(scope="session")
 def conninfo(postgres_service: Service) -> str:
     """Return the address of this run's PostgreSQL."""
-    return conninfo_of(postgres_service)
+    return build_conninfo(postgres_service)

@@ -12,7 +12,7 @@ import web_app
 import leasehold
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,9 @@ async def health() -> tuple[int, Any]:
 def test_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """The route returns 200 while the worker runs, and the end of the application releases the leases."""
     url = f"memory://{uuid4().hex}"
-    monkeypatch.setattr(web_app, "SOURCE", ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))}))
+    monkeypatch.setattr(
+        web_app, "SOURCE", ListSource(create_even_shards(("s-0",)), {"s-0": ShardRecords(create_records(2))})
+    )
     monkeypatch.setattr(web_app, "LEASES", url)
 
     async def main() -> None:

@@ -11,8 +11,8 @@ from uuid import uuid4
 from attrs import define, field
 
 from leasehold.stores.protocol import Store
-from leasehold_lab.demo.stage import Stage, Stream, put
-from leasehold_lab.judge.events import Sent
+from leasehold_lab.demo.stage import Stage, Stream, put_records
+from leasehold_lab.judge.events import SentRecord
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -29,15 +29,15 @@ class Puts:
     rows: int
     a_tick: int
     numbers: "count[int]" = field(factory=count)
-    sent: list[Sent] = field(factory=list)
+    sent: list[SentRecord] = field(factory=list)
 
     def __call__(self, _stage: Stage) -> None:
         """Put the next few records, until all are sent."""
         rows = [(f"k-{number % KEYS}", b"%d" % number) for number in islice(self.numbers, self.a_tick)]
         rows = [(key, data) for key, data in rows if int(data) < self.rows]
         if rows:
-            put(self.client, self.stream, rows)
-        self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows]
+            put_records(self.client, self.stream, rows)
+        self.sent += [SentRecord(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows]
 
     def all_seen(self, stage: Stage) -> bool:
         """Return whether everything was sent and dispatched."""
@@ -83,4 +83,4 @@ def a_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
         try:
             yield FedFleet(stage, puts)
         finally:
-            stage.abandon()
+            stage.kill_all_workers()

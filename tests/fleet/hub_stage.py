@@ -22,9 +22,9 @@ from leasehold.stores.swap import open_both
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import Child
 from leasehold_lab.demo.stage import Stage
-from leasehold_lab.judge.events import ReadingEvent, Sent
-from leasehold_lab.judge.explanations import RunVerdict, verdict_on
-from leasehold_lab.judge.tenures import ENDINGS, by_shard
+from leasehold_lab.judge.events import ReadingEvent, SentRecord
+from leasehold_lab.judge.explanations import RunVerdict, judge_finished_run
+from leasehold_lab.judge.tenures import ENDINGS, group_by_shard
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Feed:
     stream: HubStream
     rows: Iterator[str]
     a_tick: int
-    sent: list[Sent] = field(factory=list)
+    sent: list[SentRecord] = field(factory=list)
 
     def __call__(self, _stage: Stage) -> None:
         self.put(self.a_tick)
@@ -84,7 +84,9 @@ class Feed:
             partition = str(zlib.crc32(row.encode()) % self.stream.partitions)
             shelves[partition].append(row)
             # The judge treats a partition as a key, because its order must be kept.
-            self.sent.append(Sent(partition, len(self.sent), sha1(row.encode(), usedforsecurity=False).hexdigest()))
+            self.sent.append(
+                SentRecord(partition, len(self.sent), sha1(row.encode(), usedforsecurity=False).hexdigest())
+            )
         for partition, rows in shelves.items():
             self.stream.hubs.put(self.stream.hub, partition, rows)
         return bool(shelves)
@@ -107,7 +109,7 @@ class Group:
     ) -> None:
         program, *first = MAKES[make].start()
         words = (worker, self.feed.stream.hub, MAKES[make].group, self.container, str(interval), str(expiry))
-        self.stage.admit(Child(worker, (*first, *words), self.stage.folder, program=program))
+        self.stage.add_process(Child(worker, (*first, *words), self.stage.folder, program=program))
         self.makes[worker] = make
 
     def make(self, worker: str) -> str:
@@ -124,7 +126,7 @@ class Group:
 
     def shares(self) -> list[int]:
         """Return how many partitions each live worker reads alone, highest first."""
-        counts = dict.fromkeys(self.stage.living(), 0)
+        counts = dict.fromkeys(self.stage.list_living_workers(), 0)
         for readers in self.readers().values():
             if len(readers) == 1 and readers[0] in counts:
                 counts[readers[0]] += 1
@@ -163,10 +165,10 @@ class Group:
         A checkpoint counts as known to the next reader half a second after it was seen, because an official worker that
         lost a partition writes its last checkpoint unconditionally, perhaps just after the new owner looked.
         """
-        history = self.stage.recorded(self.feed.sent)
+        history = self.stage.build_history(self.feed.sent)
         events = [evolve(event, key=event.shard) for event in in_order_where_official(history.events, self.makes)]
         rows = [evolve(row, t=row.t + LATE_SECONDS) for row in history.rows]
-        return verdict_on(evolve(history, events=events, rows=rows))
+        return judge_finished_run(evolve(history, events=events, rows=rows))
 
     def passed(self, verdict: RunVerdict) -> set[tuple[str, str]]:
         """Return the makes between which partitions passed, as (from, to)."""
@@ -174,7 +176,7 @@ class Group:
 
     def doubled_seconds(self) -> float:
         """Return the longest time for which two workers both considered themselves a partition's reader."""
-        shelves = by_shard(self.stage.reading.tenures).values()
+        shelves = group_by_shard(self.stage.reading.tenures).values()
         overlaps = [min(one.end, two.end) - two.begin for readers in shelves for one, two in combinations(readers, 2)]
         return max(0.0, *overlaps)
 
@@ -183,7 +185,7 @@ class Group:
         killed = next(deed.t for deed in self.stage.history.incidents if (deed.what, deed.subject) == ("crash", worker))
         waits = [
             after.begin - killed
-            for readers in by_shard(self.stage.reading.tenures).values()
+            for readers in group_by_shard(self.stage.reading.tenures).values()
             for before, after in pairwise(readers)
             if before.worker == worker and before.end == killed
         ]
@@ -227,7 +229,7 @@ def a_group(feed: Feed, folder: Path, store: str, container: str = "", to: str |
         try:
             yield Group(stage, feed, container)
         finally:
-            stage.abandon()
+            stage.kill_all_workers()
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from attrs import define, field
 from java_kcl import java_worker
 
 from leasehold_lab.demo.child import Child
-from leasehold_lab.demo.producer import sent_of
-from leasehold_lab.demo.stage import Stage, Tail, staged
-from leasehold_lab.judge.events import Sent
+from leasehold_lab.demo.producer import parse_sent_record
+from leasehold_lab.demo.stage import Stage, Tail, open_stage
+from leasehold_lab.judge.events import SentRecord
 from leasehold_lab.judge.explanations import RunVerdict
 
 log = logging.getLogger("leasehold.mixed")
@@ -38,9 +38,9 @@ class Mixed:
     version: str
     mode: str
     producer: Child
-    produced: Tail[Sent]
+    produced: Tail[SentRecord]
     lease_seconds: int = LEASE_SECONDS
-    sent: list[Sent] = field(factory=list)
+    sent: list[SentRecord] = field(factory=list)
 
     @property
     def table(self) -> str:
@@ -52,12 +52,12 @@ class Mixed:
 
     def watched(self, _stage: Stage) -> None:
         """Record what the producer has put."""
-        self.sent += self.produced.more()
+        self.sent += self.produced.read_new_items()
 
     def read_by(self, worker: str) -> bool:
         """Return whether a worker owns leases and has started to read all of them."""
         mine = [lease.shard for lease in self.stage.leases if lease.owner == worker and not lease.ended]
-        return bool(mine) and all(self.stage.reading.owner(shard) == worker for shard in mine)
+        return bool(mine) and all(self.stage.reading.find_reader(shard) == worker for shard in mine)
 
     def gifts(self) -> list[tuple[str, str, bool]]:
         """Return the shards that passed from our workers to Java's, with the worker, and whether it started to read."""
@@ -84,18 +84,18 @@ class Mixed:
             mode=self.mode,
             failover_ms=1000 * self.lease_seconds,
         )
-        self.stage.admit(started)
+        self.stage.add_process(started)
 
     def balanced(self) -> None:
         """Wait until every open shard is read, and no live worker has two more than another."""
-        self._wait("balanced", self.stage.balanced)
+        self._wait("balanced", self.stage.is_balanced)
 
     def owned_by(self, worker: str) -> None:
         """Wait until one worker reads everything, even if others are running."""
 
         def alone() -> bool:
             current = {lease.shard for lease in self.stage.leases if not lease.ended}
-            mine = {shard for shard in current if self.stage.reading.owner(shard) == worker}
+            mine = {shard for shard in current if self.stage.reading.find_reader(shard) == worker}
             return mine == current and len(current) == self.stage.open_shards
 
         self._wait(f"all read by {worker}", alone)
@@ -115,7 +115,7 @@ class Mixed:
     def _wait(self, what: str, holds: Callable[[], bool]) -> None:
         deed = self.stage.history.incidents[-1]
         done = self.stage.until(holds, WAIT_SECONDS)
-        seconds, held = time.time() - deed.t, dict(self.stage.held())
+        seconds, held = time.time() - deed.t, dict(self.stage.count_leases_of_workers())
         log.info(
             "KCL %s (%s): %s %s: %s after %.1f s: %s",
             self.version,
@@ -133,10 +133,12 @@ class Mixed:
 def mixed(kinesis: str, dynamodb: str, version: str, mode: str, lease_seconds: int = LEASE_SECONDS) -> Iterator[Mixed]:
     """Run a fleet without workers on a stream of four shards that is written to, and a table."""
     settings = ("--lease-seconds", str(lease_seconds), *SETTINGS[2:])
-    with staged(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
+    with open_stage(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
         command = ("-m", "leasehold_lab.demo.producer", kinesis, stage.stream.name, str(RATE))
         producer = Child("producer", command, stage.folder)
-        fleet = Mixed(stage, kinesis, dynamodb, version, mode, producer, Tail(producer.out, sent_of), lease_seconds)
+        fleet = Mixed(
+            stage, kinesis, dynamodb, version, mode, producer, Tail(producer.out, parse_sent_record), lease_seconds
+        )
         stage.watched = fleet.watched
         try:
             yield fleet

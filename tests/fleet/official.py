@@ -17,7 +17,7 @@ from pathlib import Path
 from attrs import frozen
 
 from leasehold.adapters.toolchain import ServiceError, fill_once
-from leasehold_lab.standins.node import find_node, install
+from leasehold_lab.standins.node import find_node, install_packages
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 BUILD_SECONDS = 540
@@ -46,7 +46,7 @@ def _javascript() -> tuple[str, ...]:
     node, tree = find_node(), TESTS / "javascript" / "event_processor"
 
     def fill(folder: Path) -> None:
-        install(tree, folder)
+        install_packages(tree, folder)
         shutil.copy(tree / "worker.cjs", folder)  # next to the packages, where Node looks for them
 
     return *node.node, str(_built(tree, fill) / "worker.cjs")

@@ -24,7 +24,7 @@ def test_java_reads_at_once_after_the_dead_leaders_row_is_deleted(
         assert fleet.stage.store.list().reports.leader == "java-1"
         fleet.stage.kill("java-1")
         fleet.owned_by("ours-1")
-        assert fleet.stage.leave("ours-1").wait() == 0
+        assert fleet.stage.drain_worker("ours-1").wait() == 0
         assert fleet.stage.store.list().reports.leader == "java-1"
         dynamodb_local_client.delete_item(TableName=fleet.table, Key={"leaseKey": {"S": "Leader"}})
         fleet.join_java("java-2")

@@ -22,7 +22,7 @@ from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.requests import SkewWarning
 from leasehold.stores.writes import CreateLease, RenewLease
-from leasehold_lab.contract.actors import done
+from leasehold_lab.contract.actors import expect_applied
 from leasehold_lab.simulator.world.world import ListSource
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs
 from leasehold_lab.standins.node import Service
@@ -83,7 +83,7 @@ def peer(container: ContainerClient) -> EtagStore:
     """Return the store of an official peer that owns two partitions of four and always reaches the blobs."""
     store = EtagStore(BlobObjects(container), LAYOUT)
     for key in SHARED:
-        done(store.write(CreateLease(Lease(key))))
+        expect_applied(store.write(CreateLease(Lease(key))))
     for key in "01":
         container.upload_blob(f"{PREFIX}/ownership/{key}", b"", metadata={"ownerid": "sdk"})
     return store
@@ -91,7 +91,7 @@ def peer(container: ContainerClient) -> EtagStore:
 
 def renew(peer: EtagStore) -> None:
     for lease in peer.get("01"):
-        done(peer.write(RenewLease(lease)))
+        expect_applied(peer.write(RenewLease(lease)))
 
 
 def test_leases_survive_three_cycles_without_storage(

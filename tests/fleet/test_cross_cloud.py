@@ -54,9 +54,9 @@ def _crash_and_split(fleet: FedFleet) -> None:
     stage = fleet.stage
     stage.join("ours-1")
     stage.join("ours-2")
-    assert stage.until(stage.balanced, SETTLE_SECONDS)
+    assert stage.until(stage.is_balanced, SETTLE_SECONDS)
     stage.kill("ours-1")
     stage.split()
-    assert stage.until(stage.balanced, SETTLE_SECONDS)
+    assert stage.until(stage.is_balanced, SETTLE_SECONDS)
     assert stage.until(lambda: fleet.puts.all_seen(stage), SETTLE_SECONDS)
     stage.end()

@@ -21,7 +21,7 @@ from leasehold.stores.protocol import Done, Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, GiveLease, TakeBackLease, Write
 from leasehold_lab.simulator.world.process import OncePerCycleWorker
-from leasehold_lab.simulator.world.world import ListSource, even_shards
+from leasehold_lab.simulator.world.world import ListSource, create_even_shards
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.xdist_group("fleets")]
 
@@ -70,7 +70,7 @@ def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
         store, stop_requested = Noted(connection, ledger), Event()
         worker = OncePerCycleWorker(
             store=store,
-            source=ListSource(even_shards(LEASES)),
+            source=ListSource(create_even_shards(LEASES)),
             me=name,
             config=CONFIG,
             consumer=Unread(),

@@ -39,7 +39,7 @@ def test_workers_that_join_together_make_the_fewest_moves(hubs: LocalHubs, tmp_p
             for number in range(3, 7):
                 stage.join(f"ours-{number}")
             assert group.settle() == [4] * 6
-            least = least_moves(before, stage.living())
+            least = least_moves(before, stage.list_living_workers())
             # A process that starts after the others' gathering time may cost an additional move.
             assert least == 16 <= moves_since(group, begin) <= 18
             verdict = group.finish()

@@ -20,8 +20,8 @@ from waiters import AT_ONCE
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
-from leasehold_lab.standins.node import HOST, free_port, installed
-from leasehold_lab.standins.services import CERTIFICATE, kinesis_local
+from leasehold_lab.standins.node import HOST, ensure_installed, find_free_port
+from leasehold_lab.standins.services import CERTIFICATE, run_kinesis_local
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -64,7 +64,7 @@ def identities(folder: Path) -> Iterator[int]:
         def log_message(self, *_told: object) -> None:
             """Log nothing."""
 
-    certificate = json.loads((installed("aws") / "kinesis-local" / CERTIFICATE).read_text())["server"]
+    certificate = json.loads((ensure_installed("aws") / "kinesis-local" / CERTIFICATE).read_text())["server"]
     pem = folder / "server.pem"
     pem.write_text(f"{certificate['key']}\n{certificate['cert']}\n")
     server = ThreadingHTTPServer((HOST, 0), Answer)
@@ -150,8 +150,8 @@ def dispatched_records(endpoint: str, misplaced: Misplaced) -> list[Put]:
 def test_every_record_delivered_by_the_kpl_is_dispatched(tmp_path: Path) -> None:
     if absent := java_kcl.missing():
         pytest.skip(f"THE KPL IS NOT RUN: no {absent}")
-    tls_port = free_port()
-    with kinesis_local(tls_port=tls_port) as kinesis, identities(tmp_path) as sts:
+    tls_port = find_free_port()
+    with run_kinesis_local(tls_port=tls_port) as kinesis, identities(tmp_path) as sts:
         client = boto3.client("kinesis", endpoint_url=kinesis.url)
         client.create_stream(StreamName=STREAM, ShardCount=3)
         client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)

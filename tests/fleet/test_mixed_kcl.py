@@ -14,7 +14,7 @@ from types_boto3_dynamodb import DynamoDBClient
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.writes import CreateLease
-from leasehold_lab.demo.stage import client, put, staged
+from leasehold_lab.demo.stage import create_kinesis_client, open_stage, put_records
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
 
@@ -126,7 +126,7 @@ def test_our_worker_releases_a_lease_that_java_2_would_not_take(kinesis_url: str
     """Java counts finished leases as load, so our worker gives it a lease (M11)."""
     built("2.7.2")
     settings = (*SETTINGS, "--set", "release=true")
-    with staged(kinesis_url, dynamodb_local_url, shards=2, settings=settings) as stage:
+    with open_stage(kinesis_url, dynamodb_local_url, shards=2, settings=settings) as stage:
         stage.split()
         stage.split()
         listed = stage.stream.shards()
@@ -137,12 +137,14 @@ def test_our_worker_releases_a_lease_that_java_2_would_not_take(kinesis_url: str
                 CreateLease(Lease(shard.id, parents=shard.parents, checkpoint=ended, hash_range=shard.hash_range))
             )
         stage.join("ours-1")
-        assert stage.until(lambda: stage.held() == {"ours-1": 4}, WAIT_SECONDS)
-        stage.admit(java_kcl.java_worker(stage, "java-1", "2.7.2", kinesis=kinesis_url, dynamodb=dynamodb_local_url))
-        assert stage.until(lambda: stage.held() == {"ours-1": 3, "java-1": 1}, WAIT_SECONDS)
+        assert stage.until(lambda: stage.count_leases_of_workers() == {"ours-1": 4}, WAIT_SECONDS)
+        stage.add_process(
+            java_kcl.java_worker(stage, "java-1", "2.7.2", kinesis=kinesis_url, dynamodb=dynamodb_local_url)
+        )
+        assert stage.until(lambda: stage.count_leases_of_workers() == {"ours-1": 3, "java-1": 1}, WAIT_SECONDS)
         assert sum(lease.ended and lease.owner == "java-1" for lease in stage.leases) == 2
-        assert stage.until(stage.balanced, 2 * WAIT_SECONDS), stage.held()
-        assert stage.held() == {"ours-1": 2, "java-1": 2}
+        assert stage.until(stage.is_balanced, 2 * WAIT_SECONDS), stage.count_leases_of_workers()
+        assert stage.count_leases_of_workers() == {"ours-1": 2, "java-1": 2}
 
 
 def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, dynamodb_local_url: str) -> None:
@@ -151,11 +153,11 @@ def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, d
     Java's rows contain no lag, so the lag of its leases is requested from the stream.
     """
     built("2.7.2")
-    with staged(kinesis_url, dynamodb_local_url, shards=1, settings=SETTINGS) as stage:
+    with open_stage(kinesis_url, dynamodb_local_url, shards=1, settings=SETTINGS) as stage:
         packed = Aggregate(10_000)
         assert all(packed.add(b"%d" % number, "key") for number in range(10))
-        with closing(client(kinesis_url)) as to:
-            put(to, stage.stream.name, [(packed.partition_key, packed.encode())] * 2)
+        with closing(create_kinesis_client(kinesis_url)) as to:
+            put_records(to, stage.stream.name, [(packed.partition_key, packed.encode())] * 2)
             shard = stage.stream.shards()[0]
             first = to.get_shard_iterator(
                 StreamName=stage.stream.name, ShardId=shard.id, ShardIteratorType="TRIM_HORIZON"
@@ -164,7 +166,7 @@ def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, d
         stage.store.write(CreateLease(Lease(shard.id, checkpoint=Position(number, 2), hash_range=shard.hash_range)))
         # It handles four records, checkpoints the fourth, and hangs in the middle of its batch.
         hold = ("-Dhold.after=4",)
-        stage.admit(
+        stage.add_process(
             java_kcl.java_worker(
                 stage, "java-1", "2.7.2", kinesis=kinesis_url, dynamodb=dynamodb_local_url, properties=hold
             )

@@ -68,7 +68,7 @@ def replaced(group: Group, makes: tuple[str, ...]) -> None:
         assert group.stage.until(lambda: sum(group.shares()) == PARTITIONS, SETTLE_SECONDS), group.readers()
         join(group, make, 2)
         assert group.stage.until(group.balanced, SETTLE_SECONDS), group.readers()
-    evenly(group, len(group.stage.living()))
+    evenly(group, len(group.stage.list_living_workers()))
 
 
 def judged(group: Group, makes: tuple[str, ...]) -> None:

@@ -3,8 +3,8 @@
 from attrs import evolve
 from hub_stage import in_order_where_official
 
-from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, Sent
-from leasehold_lab.judge.explanations import verdict_on
+from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, SentRecord
+from leasehold_lab.judge.explanations import judge_finished_run
 
 
 def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:
@@ -20,12 +20,12 @@ def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:
 def faults(*tenures: list[ReadingEvent]) -> set[str]:
     """Return the rules that a run of six records broke, with official-2 as the official worker."""
     events = [event for one in tenures for event in one]
-    sent = [Sent("3", number, f"d{number}", 0.0) for number in range(6)]
+    sent = [SentRecord("3", number, f"d{number}", 0.0) for number in range(6)]
     processes = sorted({event.process for event in events})
     incidents = [Incident(0.0, "start", process) for process in processes]
     history = RunHistory(sent=sent, events=events, incidents=incidents, parents={"3": ()}, end=events[-1].t)
     ordered = in_order_where_official(history.events, ["official-2"])
-    return {breach.what for breach in verdict_on(evolve(history, events=ordered)).faults}
+    return {breach.what for breach in judge_finished_run(evolve(history, events=ordered)).faults}
 
 
 def test_an_official_worker_may_swap_records_within_its_tenure() -> None:

@@ -21,7 +21,7 @@ from waiters import WAIT, until
 from leasehold.adapters.consumer.dead_letters.dead_letter import dead_letter_from
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.stage import Stream
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.services]
 
@@ -272,10 +272,10 @@ def test_a_table_function_loses_no_change_in_rolling_shards_and_a_kill(
         for number in range(RECORDS):
             if number == RECORDS // 2:
                 assert all_read.wait(WAIT)
-                table.roll()
+                table.end_open_shards()
             table.put(f"i-{number % KEYS}", {"text": {"S": texts[number]}})
 
-    with serve_table(table) as endpoint:
+    with run_table_server(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         with functions(tmp_path, powertools, TABLE.format(**FORMS[form]), source) as fleet:
             for worker in ("a-1", "b-1", "c-1"):

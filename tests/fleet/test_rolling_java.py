@@ -32,11 +32,14 @@ def replaced(fleet: Mixed, old: str, new: str, *, given: bool) -> None:
     Ours wait until the old worker is forgotten and the new one has reported once more, and longer if the old one was
     the leader and did not end in time to release its lock.
     """
-    leaving = fleet.stage.leave(old)
+    leaving = fleet.stage.drain_worker(old)
     fleet.stage.pause(DOWN_SECONDS)
     fleet.join_java(new)
     known = SILENT_SECONDS + REPORT_SECONDS
-    assert fleet.stage.until(lambda: fleet.stage.held()[new] == 2, 1.5 * known if given else known) == given
+    assert (
+        fleet.stage.until(lambda: fleet.stage.count_leases_of_workers()[new] == 2, 1.5 * known if given else known)
+        == given
+    )
     fleet.stage.pause(5 * LEASE_SECONDS)
     leaving.wait()
 
@@ -141,7 +144,7 @@ def test_a_rolling_restart_next_to_java_leaves_no_shard_unread(
         fleet.balanced()
         since = time.time()
         for old, new in (("ours-1", "ours-3"), ("ours-2", "ours-4")):
-            leaving = fleet.stage.leave(old)
+            leaving = fleet.stage.drain_worker(old)
             fleet.stage.pause(DOWN_SECONDS)
             fleet.stage.join(new)
             fleet.balanced()

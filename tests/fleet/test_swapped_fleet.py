@@ -79,20 +79,20 @@ def there_and_back(ground: Ground) -> None:
     stage = ground.fleet.stage
     for worker in ("ours-1", "ours-2", "ours-3"):
         stage.join(worker)
-    assert stage.until(stage.balanced, SETTLE_SECONDS)
+    assert stage.until(stage.is_balanced, SETTLE_SECONDS)
     dies = ground.swap()
     assert stage.until(lambda: ground.places()[TO] > 0, SETTLE_SECONDS)
     stage.kill("ours-1")
     dies.kill()
     stage.join("ours-4")
     ground.swap("--back").wait(SETTLE_SECONDS)
-    assert stage.until(lambda: ground.places() == [4, 0] and stage.balanced(), SETTLE_SECONDS)
+    assert stage.until(lambda: ground.places() == [4, 0] and stage.is_balanced(), SETTLE_SECONDS)
     stage.split()
     again = ground.swap()
     assert stage.until(lambda: ground.places()[TO] > 0, SETTLE_SECONDS)
     stage.kill("ours-2")
     ground.ends_well(again)
-    assert stage.until(stage.balanced, SETTLE_SECONDS)
+    assert stage.until(stage.is_balanced, SETTLE_SECONDS)
     assert stage.until(lambda: ground.fleet.puts.all_seen(stage), 2 * SETTLE_SECONDS)
     stage.end()
 

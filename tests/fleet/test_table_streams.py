@@ -17,9 +17,9 @@ from told_fleet import Fleet, a_fleet
 from waiters import until
 
 from leasehold.stores.urls import open_store
-from leasehold_lab.judge.events import Incident, RunHistory, Sent, event_of
-from leasehold_lab.judge.explanations import RunVerdict, verdict_on
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.judge.events import Incident, RunHistory, SentRecord, parse_event
+from leasehold_lab.judge.explanations import RunVerdict, judge_finished_run
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 pytestmark = [pytest.mark.more, pytest.mark.slow]
 
@@ -62,17 +62,17 @@ def verdict(fleet: Fleet, table: TableStreams, changes: set[int]) -> RunVerdict:
     dispatched = {int(each["sequence_number"]): each for each in fleet.records()}
     history = RunHistory(
         sent=[
-            Sent(dispatched[number]["partition_key"], number, dispatched[number]["sha1"])
+            SentRecord(dispatched[number]["partition_key"], number, dispatched[number]["sha1"])
             if number in dispatched
-            else Sent("", number, "")
+            else SentRecord("", number, "")
             for number in sorted(changes)
         ],
-        events=[event_of(json.dumps(each)) for worker in fleet.processes for each in fleet.events(worker)],
+        events=[parse_event(json.dumps(each)) for worker in fleet.processes for each in fleet.events(worker)],
         parents={each.id: (each.parent,) if each.parent else () for each in table.shards.values()},
         incidents=[Incident(time.time(), "end", "")],
         end=time.time(),
     )
-    return verdict_on(history)
+    return judge_finished_run(history)
 
 
 def drained(fleet: Fleet, living: list[str], table: TableStreams, changes: Callable[[], set[int]]) -> None:
@@ -95,7 +95,7 @@ def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
         lanes=LANES, roll_seconds=ROLL_SECONDS, retention=30.0, stale_seconds=0.5, empty_every=5, limit=10, kept=put
     )
     store = f"sqlite:///{tmp_path}/leases.db"
-    with serve_table(table) as endpoint:
+    with run_table_server(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         with a_fleet(command(source, store), tmp_path) as fleet:
             writes = Thread(target=written, args=(table, int(SECONDS * RATE)))
@@ -139,7 +139,7 @@ def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
     put, over, name = set[int](), Event(), f"beside-java-{uuid4().hex[:8]}"
     table = TableStreams(lanes=4, roll_seconds=10.0, stale_seconds=0.5, empty_every=5, kept=put)
     store = f"dynamodb://{name}?region=eu-west-1&endpoint={dynamodb_local_url}"
-    with serve_table(table) as endpoint:
+    with run_table_server(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
         place = (endpoint, dynamodb_local_url, table.arn, name)
         # The adapter's KCL reports in a separate table, so ours must be told for whom to release leases.

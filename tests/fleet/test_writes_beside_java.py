@@ -34,7 +34,7 @@ def test_our_workers_write_a_lease_no_more_often_than_java(kinesis_url: str, dyn
         seconds = time.monotonic() - begun
         ours, java = of_ours.requests["UpdateItem"] - before[0], of_java.requests["UpdateItem"] - before[1]
         print(f"in {seconds:.0f} s, two leases each: ours {ours} writes, Java {java}")  # noqa: T201  shown if it fails
-        assert fleet.stage.held() == {"java-1": 2, "ours-1": 2}
+        assert fleet.stage.count_leases_of_workers() == {"java-1": 2, "ours-1": 2}
         # A checkpoint per second, a renewal per half lease, and the lookout's counts
         assert 2 <= ours <= min(java, 2 * MOST * seconds)
         verdict = fleet.finish()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Condition, Thread
 
-from leasehold_lab.standins.node import HOST, free_port
+from leasehold_lab.standins.node import HOST, find_free_port
 
 PIECE = 65536
 
@@ -16,7 +16,7 @@ class Wire:
     """Forwards connections from `port` to another port of this machine. `name_of` maps a client's port to its name."""
 
     def __init__(self, to: int, name_of: Callable[[int], str] = lambda _port: "") -> None:
-        self.to, self.port, self._name_of = to, free_port(), name_of
+        self.to, self.port, self._name_of = to, find_free_port(), name_of
         self._ends: defaultdict[str, list[socket.socket]] = defaultdict(list)
         self._apart: set[str] = set()
         self._held: set[tuple[str, bool]] = set()

@@ -6,12 +6,12 @@ import pytest
 from attrs import evolve
 
 from leasehold.balancer.model import SHARD_END
-from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, WriteAnswer, WriteVerb
-from leasehold_lab.judge.explanations import judge
+from leasehold_lab.judge.explanations import judge_history
 from leasehold_lab.judge.run import OPERATOR
 
-LIMITS = Limits(lease_seconds={"a": 6.0, "b": 6.0}, notice_seconds=2.0)
+LIMITS = JudgeLimits(lease_seconds={"a": 6.0, "b": 6.0}, notice_seconds=2.0)
 
 
 def done(t: float, process: str, verb: WriteVerb, counter: int, place: int = 0, *, took: float = 0.1) -> WriteAnswer:
@@ -26,10 +26,13 @@ def unknown(t: float, process: str, verb: WriteVerb) -> WriteAnswer:
 
 
 def said(
-    *answers: WriteAnswer, records: Sequence[ReadingEvent] = (), naps: Sequence[Incident] = (), limits: Limits = LIMITS
+    *answers: WriteAnswer,
+    records: Sequence[ReadingEvent] = (),
+    naps: Sequence[Incident] = (),
+    limits: JudgeLimits = LIMITS,
 ) -> list[str]:
     history = RunHistory(events=list(records), incidents=list(naps), end=100.0, answers=list(answers))
-    return [f"{each.what}: {each.why}" for each in judge(history, limits) if each.what != "stranger"]
+    return [f"{each.what}: {each.why}" for each in judge_history(history, limits) if each.what != "stranger"]
 
 
 def test_a_lease_that_passes_on_in_good_order_breaks_nothing() -> None:
@@ -77,7 +80,7 @@ def test_no_checkpoint_is_written_once_another_worker_has_taken_the_lease() -> N
     late = done(5, "a#1", "checkpoint", 3, 5)
     expected = "checkpoint of another: a#1 wrote a checkpoint of s-0, and b#1 had taken it 0.900 s before"
     assert said(*taken, late) == [expected]
-    assert said(*taken, late, limits=Limits(owned_checkpoints=False)) == []
+    assert said(*taken, late, limits=JudgeLimits(owned_checkpoints=False)) == []
     assert said(*taken, done(4.5, "a#1", "take-back", 3), done(5, "a#1", "checkpoint", 4, 5)) == []
     assert said(*taken, unknown(4.5, "a#1", "claim"), late) == []
     assert said(*taken, unknown(3.9, "a#1", "claim"), late) == []

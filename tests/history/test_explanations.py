@@ -6,12 +6,12 @@ import pytest
 from attrs import evolve
 
 from leasehold.balancer.model import TRIM_HORIZON
-from leasehold_lab.judge.breach import Limits
-from leasehold_lab.judge.events import Incident, ObservedRow, ReadingEvent, RunHistory, Sent
-from leasehold_lab.judge.explanations import Explanations, RecordWait, verdict_on
-from leasehold_lab.judge.tenures import by_shard, reading_of
+from leasehold_lab.judge.breach import JudgeLimits
+from leasehold_lab.judge.events import Incident, ObservedRow, ReadingEvent, RunHistory, SentRecord
+from leasehold_lab.judge.explanations import Explanations, RecordWait, judge_finished_run
+from leasehold_lab.judge.tenures import compute_tenures, group_by_shard
 
-LIMITS = Limits(wait_seconds=3.0, reach_seconds=10.0)
+LIMITS = JudgeLimits(wait_seconds=3.0, reach_seconds=10.0)
 GAP = "unread: a record of s-0 waited for {} s from 20.000, of which {} s lie outside {}"
 
 
@@ -29,9 +29,9 @@ def record(t: float, process: str, number: int, shard: str = "s-0") -> ReadingEv
     return ReadingEvent(t, process, "record", shard, (number, 0), "k", f"digest {number}")
 
 
-def sent(*times: float) -> list[Sent]:
+def sent(*times: float) -> list[SentRecord]:
     """Return records that the stream acknowledged at these times."""
-    return [Sent("k", number, f"digest {number}", t) for number, t in enumerate(times, 1)]
+    return [SentRecord("k", number, f"digest {number}", t) for number, t in enumerate(times, 1)]
 
 
 def history(
@@ -54,9 +54,9 @@ def left_unread(*incidents: Incident, until: float = 40.0, rows: Sequence[Observ
     return history(events, (9.0, 20.0), *incidents, rows=rows)
 
 
-def said(run: RunHistory, limits: Limits = LIMITS) -> tuple[str, ...]:
+def said(run: RunHistory, limits: JudgeLimits = LIMITS) -> tuple[str, ...]:
     """Return the faults without their times."""
-    return tuple(f"{fault.what}: {fault.why}" for fault in verdict_on(run, limits).faults)
+    return tuple(f"{fault.what}: {fault.why}" for fault in judge_finished_run(run, limits).faults)
 
 
 def test_a_wait_within_the_limit_wants_no_fault() -> None:
@@ -142,7 +142,7 @@ def test_a_repetition_wants_a_fault() -> None:
     assert said(history(events, (9.0, 10.0))) == (fault,)
     assert said(history(events, (9.0, 10.0), Incident(2, "trouble", "a", 0, "lost replies"))) == ()
     assert said(history(events, (9.0, 10.0), Incident(0, "trouble", "a", 0, "lost replies"))) == (fault,)
-    assert said(history(events, (9.0, 10.0)), Limits()) == ()
+    assert said(history(events, (9.0, 10.0)), JudgeLimits()) == ()
 
 
 def test_a_record_that_never_came_is_lost_and_waits_no_more() -> None:
@@ -155,10 +155,10 @@ def test_a_record_that_never_came_is_lost_and_waits_no_more() -> None:
 def test_the_longest_wait_is_told_with_what_explains_it() -> None:
     """A good run's longest wait shows how close it came to the limit."""
     run = left_unread(Incident(21, "trouble", "a", 9, "the store parted"))
-    wait = Explanations(run, by_shard(reading_of(run).tenures), LIMITS).longest()
+    wait = Explanations(run, group_by_shard(compute_tenures(run).tenures), LIMITS).find_longest_wait()
     assert wait == RecordWait("s-0", 20.0, 40.0, ("the store parted",), 1.0)
-    timeless = RunHistory(sent=[Sent("k", 1, "digest 1")], events=[begins(0, "a"), record(1, "a", 1)])
-    assert Explanations(timeless, {}, LIMITS).longest() is None
+    timeless = RunHistory(sent=[SentRecord("k", 1, "digest 1")], events=[begins(0, "a"), record(1, "a", 1)])
+    assert Explanations(timeless, {}, LIMITS).find_longest_wait() is None
 
 
 def test_the_last_reader_before_the_record_is_concerned() -> None:

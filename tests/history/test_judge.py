@@ -8,19 +8,19 @@ import pytest
 from attrs import evolve
 
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position
-from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.events import (
     Incident,
     ObservedRow,
     ReadingEvent,
     RunHistory,
-    Sent,
+    SentRecord,
     WriteAnswer,
     WriteEvent,
     WriteVerb,
-    event_of,
+    parse_event,
 )
-from leasehold_lab.judge.explanations import UNLIMITED, RunVerdict, judge, verdict_on
+from leasehold_lab.judge.explanations import UNLIMITED, RunVerdict, judge_finished_run, judge_history
 from leasehold_lab.judge.run import OPERATOR, ReaderChange
 
 
@@ -29,9 +29,9 @@ def digest(key: str, number: int) -> str:
     return sha1(f"{key} {number}".encode(), usedforsecurity=False).hexdigest()
 
 
-def sent(*numbers: int, key: str = "k") -> list[Sent]:
+def sent(*numbers: int, key: str = "k") -> list[SentRecord]:
     """Return records of one key as the stream stored them."""
-    return [Sent(key, number, digest(key, number)) for number in numbers]
+    return [SentRecord(key, number, digest(key, number)) for number in numbers]
 
 
 def begins(t: float, worker: str, shard: str = "s-0") -> ReadingEvent:
@@ -66,7 +66,7 @@ def faults(events: list[ReadingEvent], count: int = 5, rows: tuple[ObservedRow, 
 
 
 def verdict(
-    sent: list[Sent],
+    sent: list[SentRecord],
     events: list[ReadingEvent],
     *,
     incidents: Sequence[Incident] = (),
@@ -76,7 +76,7 @@ def verdict(
     """Return the judge's verdict on a history."""
     end = max((event.t for event in events), default=0.0)
     run = RunHistory((), sent, events, [], list(rows), list(incidents), parents or {}, end=end)
-    return verdict_on(run)
+    return judge_finished_run(run)
 
 
 def said(verdict: RunVerdict) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def test_a_lease_that_was_reset_begins_where_it_was_reset_to(verb: WriteVerb) ->
         WriteAnswer(25, 24, OPERATOR, verb, "s-0", "done", None, "6", 6, (0, 0, 0)),
     ]
     run = RunHistory(sent=sent(1, 2, 3, 4, 5), events=crash(2), answers=claims, rows=[stored(12, 2)], end=40.0)
-    assert ("handed over again" in " ".join(said(verdict_on(run)))) is (verb != "reset")
+    assert ("handed over again" in " ".join(said(judge_finished_run(run)))) is (verb != "reset")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_loss_is_excused_only_where_nobody_could_remember(
     ]
     incidents = [Incident(starts, "start", "a#0"), Incident(1, "start", "b#1"), Incident(ends, "crash", "b#1")]
     run = RunHistory(sent=sent(1), writes=writes, incidents=incidents, end=100.0)
-    breaches = {breach.what for breach in judge(run, Limits(lease_seconds={"a": 10.0, "b": 10.0}))}
+    breaches = {breach.what for breach in judge_history(run, JudgeLimits(lease_seconds={"a": 10.0, "b": 10.0}))}
     assert ("lost" not in breaches) is excused
 
 
@@ -202,8 +202,8 @@ def test_a_checkpoint_that_somebody_deleted_accuses_nobody() -> None:
     emptied = [WriteAnswer(20, 19, "operator", "delete", "s-0", "done")]
     common: dict[str, Any] = {"sent": sent(1, 2, 3, 4, 5), "events": crash(2), "answers": emptied, "end": 40.0}
     seen = [stored(12, 2), stored(25, 1)]
-    assert "handed over again" not in " ".join(said(verdict_on(RunHistory(rows=seen, **common))))
-    assert "handed over again" in " ".join(said(verdict_on(RunHistory(rows=[*seen, stored(29, 2)], **common))))
+    assert "handed over again" not in " ".join(said(judge_finished_run(RunHistory(rows=seen, **common))))
+    assert "handed over again" in " ".join(said(judge_finished_run(RunHistory(rows=[*seen, stored(29, 2)], **common))))
 
 
 @pytest.mark.parametrize(("number", "told"), [(1, False), (2, True)])
@@ -211,7 +211,7 @@ def test_a_reader_begins_where_the_answer_to_its_claim_said(number: int, told: b
     """The checkpoint in the claim's response decides, not one that the previous owner stored later."""
     claim = WriteAnswer(29, 28, "b", "claim", "s-0", "done", "b", "7", 7, (1, 100 + number, 0))
     run = RunHistory(sent=sent(1, 2, 3, 4, 5), events=crash(2), answers=[claim], rows=[stored(29.5, 2)], end=40.0)
-    assert ("handed over again" in " ".join(said(verdict_on(run)))) is told
+    assert ("handed over again" in " ".join(said(judge_finished_run(run)))) is told
 
 
 def test_a_checkpoint_seen_after_the_change_excuses_nothing_and_accuses_nobody() -> None:
@@ -281,7 +281,7 @@ def test_a_row_made_anew_begins_its_tokens_again() -> None:
     """A recreated row may issue the tokens of the deleted one again."""
     shared = [evolve(event, token=7) if event.event == "record" else event for event in good()]
     gone = WriteEvent(25.0, 25.0, "a", "a", "delete", "s-0", Lease("s-0"), None, done=True)
-    judged = judge(RunHistory((), sent(1, 2, 3, 4, 5), shared, [gone], end=50.0), UNLIMITED)
+    judged = judge_history(RunHistory((), sent(1, 2, 3, 4, 5), shared, [gone], end=50.0), UNLIMITED)
     assert "token" not in {breach.what for breach in judged}
 
 
@@ -299,7 +299,7 @@ def test_a_row_made_anew_by_a_worker_that_had_never_seen_it_begins_at_its_first_
     events = [begins(5, "a"), begins(22, "b"), *records(23, "a", 1), *records(24, "b", 2)]
     shared = [evolve(each, token=7) if each.event == "record" else each for each in events]
     history = RunHistory((), sent(1, 2), shared, written, end=30.0)
-    assert ("token" in {each.what for each in judge(history, Limits())}) is told
+    assert ("token" in {each.what for each in judge_history(history, JudgeLimits())}) is told
 
 
 def test_an_owner_that_takes_a_row_made_anew_over_reads_on_under_its_own_token() -> None:
@@ -316,7 +316,9 @@ def test_an_owner_that_takes_a_row_made_anew_over_reads_on_under_its_own_token()
     ]
     events = [begins(5, "a"), begins(22, "b"), *records(23, "b", 1), ends(24, "b"), *records(25, "a", 2)]
     shared = [evolve(each, token=1) if each.event == "record" else each for each in events]
-    assert "token" not in {each.what for each in judge(RunHistory((), sent(1, 2), shared, written, end=30.0), Limits())}
+    assert "token" not in {
+        each.what for each in judge_history(RunHistory((), sent(1, 2), shared, written, end=30.0), JudgeLimits())
+    }
 
 
 @pytest.mark.parametrize(("how", "told"), [("lease-lost", False), ("stopped", True)])
@@ -329,10 +331,10 @@ def test_a_row_whose_owner_had_lost_it_was_held_by_nobody(how: str, told: bool) 
     ]
     events = [begins(5, "a"), *records(6, "a", 1), ends(15, "a", how=how)]
     incidents = [Incident(0.0, "start", "a"), Incident(25.0, "start", "b"), Incident(90.0, "end")]
-    taken = [Sent("s-0", number, digest("s-0", number)) for number in (1, 2)]
+    taken = [SentRecord("s-0", number, digest("s-0", number)) for number in (1, 2)]
     events = [evolve(each, key="s-0", digest=digest("s-0", 1)) if each.event == "record" else each for each in events]
     history = RunHistory((), taken, events, written, incidents=incidents, end=90.0)
-    assert ("lost" in {each.what for each in judge(history, Limits())}) is told
+    assert ("lost" in {each.what for each in judge_history(history, JudgeLimits())}) is told
 
 
 def test_a_record_superseded_by_a_later_token_is_counted() -> None:
@@ -358,7 +360,7 @@ def test_a_worker_that_joins_after_a_row_was_deleted_takes_its_lease_for_finishe
     family: dict[str, tuple[str, ...]] = {"s-0": (), "s-1": ("s-0",)}
     history = RunHistory((), [*sent(1), *sent(9)], events, [gone], incidents=[joined], parents=family, end=10.0)
     wrong = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
-    assert (wrong in said(verdict_on(history))) is told
+    assert (wrong in said(judge_finished_run(history))) is told
 
 
 @pytest.mark.parametrize("holder", [None, "a"])
@@ -377,7 +379,7 @@ def test_only_what_a_new_group_could_not_know_of_may_stay_unfinished(holder: str
     events += [evolve(event, t=30.5, event="finished") for event in records(30, "b", 2)]
     born = [Incident(0.0, "start", "a"), Incident(21.0, "start", "b")]
     history = RunHistory((), sent(1, 2), events, written, incidents=born, end=40.0)
-    breaches = [each.what for each in judge(history, Limits()) if each.what == "unfinished"]
+    breaches = [each.what for each in judge_history(history, JudgeLimits()) if each.what == "unfinished"]
     assert breaches == ([] if holder is None else ["unfinished"])
 
 
@@ -388,7 +390,7 @@ def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: flo
     taken = [evolve(each, t=4.0) for each in sent(9)] + [evolve(each, t=9.0) for each in sent(1, key="l")]
     history = RunHistory(sent=taken, events=events, parents={"s-0": (), "s-1": ("s-0",)}, recreated_at=anew, end=10.0)
     wrong = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
-    assert (wrong in said(verdict_on(history))) is (anew == 0.0)
+    assert (wrong in said(judge_finished_run(history))) is (anew == 0.0)
 
 
 def test_a_record_that_a_handler_failed_with_may_come_again() -> None:
@@ -406,8 +408,8 @@ def test_a_line_is_read_as_its_worker_wrote_it() -> None:
         b'{"t": 17, "worker": "a", "event": "record", "shard": "s-0", "sequence_number": "101", '
         b'"sub_sequence_number": 2, "partition_key": null, "sha1": "f00", "epoch": 7}'
     )
-    assert event_of(line) == ReadingEvent(0.017, "a", "record", "s-0", (101, 2), "", "f00", 7)
-    assert event_of('{"t": 18, "worker": "a", "event": "lease-lost", "shard": "s-0"}') == ends(
+    assert parse_event(line) == ReadingEvent(0.017, "a", "record", "s-0", (101, 2), "", "f00", 7)
+    assert parse_event('{"t": 18, "worker": "a", "event": "lease-lost", "shard": "s-0"}') == ends(
         0.018, "a", how="lease-lost"
     )
 
@@ -422,5 +424,5 @@ def test_finished_leases_count_where_a_rule_set_counts_them() -> None:
     incidents = [Incident(0.0, "start", "a"), Incident(0.0, "start", "b")]
     for counted in (True, False):
         run = RunHistory(writes=written, incidents=incidents, end=50.0)
-        breaches = {each.what for each in judge(run, Limits(settled=40.0, counts_ended=counted))}
+        breaches = {each.what for each in judge_history(run, JudgeLimits(settled=40.0, counts_ended=counted))}
         assert ("uneven" in breaches) is not counted

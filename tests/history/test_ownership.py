@@ -8,10 +8,16 @@ from hypothesis import strategies as st
 
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.shares import least_moves
-from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, WriteEvent
-from leasehold_lab.judge.explanations import judge
-from leasehold_lab.judge.rights import UNREAD_SECONDS, OwnerChange, count_rejected, unowned, without_taken_back
+from leasehold_lab.judge.explanations import judge_history
+from leasehold_lab.judge.rights import (
+    UNREAD_SECONDS,
+    OwnerChange,
+    count_rejected_writes,
+    drop_taken_back_handoffs,
+    measure_unowned_seconds,
+)
 
 
 def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:
@@ -62,9 +68,9 @@ def test_a_lease_is_unowned_while_its_owner_is_dead_or_there_is_none() -> None:
         ],
         end=50.0,
     )
-    assert unowned(history, 29.0) == {"s-0": 15.0}
-    assert unowned(history, 50.0) == {"s-0": 20.0}
-    assert unowned(history, 50.0, since=40.0) == {"s-0": 10.0}
+    assert measure_unowned_seconds(history, 29.0) == {"s-0": 15.0}
+    assert measure_unowned_seconds(history, 50.0) == {"s-0": 20.0}
+    assert measure_unowned_seconds(history, 50.0, since=40.0) == {"s-0": 10.0}
 
 
 def test_a_gift_that_was_taken_back_is_no_move() -> None:
@@ -73,7 +79,7 @@ def test_a_gift_that_was_taken_back_is_no_move() -> None:
     back = OwnerChange(3.0, "s-0", "b", "a", "take-back")
     again = OwnerChange(5.0, "s-0", "a", "b", "give")
     other = OwnerChange(2.0, "s-1", "a", "b", "give")
-    assert without_taken_back([first, other, back, again]) == (other, again)
+    assert drop_taken_back_handoffs([first, other, back, again]) == (other, again)
 
 
 def test_only_what_somebody_else_had_done_before_is_refused() -> None:
@@ -83,7 +89,7 @@ def test_only_what_somebody_else_had_done_before_is_refused() -> None:
         row = Lease("s-0", owner=owner)
         return WriteEvent(1.0, 0.9, "a", "a#0", "claim", "s-0", row, row, done=False)
 
-    assert (count_rejected([claim("a")]), count_rejected([claim("b")])) == (0, 1)
+    assert (count_rejected_writes([claim("a")]), count_rejected_writes([claim("b")])) == (0, 1)
 
 
 @pytest.mark.parametrize(("late", "told"), [(0.0, []), (0.5, ["held unread"])])
@@ -112,7 +118,7 @@ def test_a_lease_that_is_held_and_not_read_is_told_after_its_time_and_not_before
         events=[ReadingEvent(t, "a-0#0", "read", "s-0") for t in reads],
         end=reads[-1] + 1.0,
     )
-    assert [breach.what for breach in judge(history, Limits())] == told
+    assert [breach.what for breach in judge_history(history, JudgeLimits())] == told
     assert UNREAD_SECONDS == 75.0
 
 
@@ -132,5 +138,5 @@ def test_a_lease_that_expired_by_its_own_clock_was_not_held_meanwhile(lease: flo
         events=[ReadingEvent(t, "a-0#0", "read", "s-0") for t in (1.0, 3.0 + UNREAD_SECONDS)],
         end=4.0 + UNREAD_SECONDS,
     )
-    breaches = judge(history, Limits(lease_seconds={"a-0": lease}))
+    breaches = judge_history(history, JudgeLimits(lease_seconds={"a-0": lease}))
     assert [breach.what for breach in breaches if breach.what == "held unread"] == told

@@ -1,16 +1,16 @@
 """Real flights through three worker processes that are killed, added, and resharded."""
 
 import pytest
-from flights import flights, printed, run
+from flights import format_verdict, read_flights, run
 from standins.dynamodb_local import opted_in
 from standins.flight_rows import ROWS
 
 
 def verdict_of(kinesis: str, dynamodb: str, count: int, *, rate: int, plain: int) -> None:
     """Send this many rows, print the verdict, and check that it is good."""
-    rows = list(flights(count))
+    rows = list(read_flights(count))
     verdict = run(kinesis, dynamodb, rows, rate=rate, plain=plain, report=print)
-    print(printed(verdict, changes=True))  # noqa: T201  shown if it fails, or with -s
+    print(format_verdict(verdict, changes=True))  # noqa: T201  shown if it fails, or with -s
     assert (verdict.faults, verdict.produced, verdict.delivered) == ((), count, count)
     assert [change.duplicates for change in verdict.owner_changes if change.duplicates > change.since] == []
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from spark_flights import rows, run_flights
-from spark_ground import hub_ground, kinesis_ground
+from spark_flights import read_rows, run_flights
+from spark_ground import open_hub_ground, open_kinesis_ground
 from spark_kills import run_kills
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.mark.timeout(900)]
@@ -16,8 +16,8 @@ def test_two_applications_and_a_plain_worker_share_a_stream(
 ) -> None:
     """No row is lost or counted twice when shards move between them."""
     count = 6000
-    with kinesis_ground(kinesis_url, dynalite_url) as ground:
-        result = run_flights(ground, list(rows(count)), tmp_path, rate=2000, report=print)
+    with open_kinesis_ground(kinesis_url, dynalite_url) as ground:
+        result = run_flights(ground, list(read_rows(count)), tmp_path, rate=2000, report=print)
     print(result)  # noqa: T201  shown if it fails, or with -s
     assert (result.sent, result.landed, result.lost, result.strangers) == (count, count, 0, 0)
     assert result.duplicates == result.explained
@@ -30,7 +30,7 @@ def test_a_kill_between_sink_and_commit_loses_no_event(azurite_connection: str, 
 
     For Kinesis, tests/spark/test_kills.py holds this without a JVM.
     """
-    with hub_ground(azurite_connection) as ground:
+    with open_hub_ground(azurite_connection) as ground:
         result = run_kills(ground, tmp_path, kills=1, report=print)
     print(result)  # noqa: T201  shown if it fails, or with -s
     assert (result.kills, result.repeated, result.same, result.lost, result.owned) == (1, 1, 1, 0, 0)

@@ -7,8 +7,15 @@ pytest.importorskip("proton", reason="python-qpid-proton was not built: no C com
 
 from proton import Message
 
-from leasehold_lab.standins.hubs.partitions import Hub, HubRejection, Partition, annotated, events, partition_key
-from leasehold_lab.standins.hubs.server import Padding, padded
+from leasehold_lab.standins.hubs.partitions import (
+    Hub,
+    HubRejection,
+    Partition,
+    annotate_event,
+    read_partition_key,
+    split_batch,
+)
+from leasehold_lab.standins.hubs.server import Padding, pad_frame
 
 DETACH = bytes.fromhex("00000010 02000001 005316 c0 03 01 5200".replace(" ", ""))
 TRANSFER = bytes.fromhex("00000017 02000000 005314 c0 06 03 43 52 05 a0 00".replace(" ", "")) + b"body"
@@ -21,12 +28,12 @@ def _message(body: bytes | str, **parts: object) -> bytes:
 
 def test_a_performative_gets_its_omitted_nulls() -> None:
     """The Python SDK fails on the first frame that lacks trailing nulls."""
-    assert padded(DETACH).hex(" ", 1) == "00 00 00 18 02 00 00 01 00 53 16 d0 00 00 00 08 00 00 00 03 52 00 40 40"
+    assert pad_frame(DETACH).hex(" ", 1) == "00 00 00 18 02 00 00 01 00 53 16 d0 00 00 00 08 00 00 00 03 52 00 40 40"
 
 
 def test_the_payload_of_a_completed_transfer_is_unchanged() -> None:
     """Nulls are added only to the performative, so none becomes part of the event."""
-    result = padded(TRANSFER)
+    result = pad_frame(TRANSFER)
     assert result.endswith(bytes.fromhex("435205a000") + b"\x40" * 8 + b"body")
     assert int.from_bytes(result[:4]) == len(result)
 
@@ -36,33 +43,35 @@ def test_frames_can_arrive_in_any_pieces(piece: int) -> None:
     """The engine's buffer may end within a frame, so half a frame waits for the rest."""
     stream = b"AMQP\x00\x01\x00\x00" + HEARTBEAT + DETACH + TRANSFER
     padding = Padding()
-    sent = b"".join(padding.pad(stream[offset : offset + piece]) for offset in range(0, len(stream), piece))
-    assert sent == stream[:16] + padded(DETACH) + padded(TRANSFER)
+    sent = b"".join(
+        padding.add_missing_fields(stream[offset : offset + piece]) for offset in range(0, len(stream), piece)
+    )
+    assert sent == stream[:16] + pad_frame(DETACH) + pad_frame(TRANSFER)
 
 
 def test_a_batch_is_split_into_its_events() -> None:
     one, two = _message(b"one"), _message(b"two")
     envelope = b"".join(b"\x00\x53\x75\xa0" + bytes((len(each),)) + each for each in (one, two))
-    assert events(envelope) == (one, two)
+    assert split_batch(envelope) == (one, two)
 
 
 @pytest.mark.parametrize("body", [b"", b"plain", b"\x00\x53", b"\x00\x53\x00\x00"])
 def test_a_single_event_is_not_split(body: bytes) -> None:
     message = _message(body, properties={"kind": "single"})
-    assert events(message) == (message,)
+    assert split_batch(message) == (message,)
 
 
 def test_an_event_keeps_its_annotations_and_properties() -> None:
     sent = _message(b"body", annotations={"x-opt-partition-key": "key"}, properties={"kind": "flight"}, subject="s")
     got = Message()
-    got.decode(annotated(sent, 7, "4096", 1_700_000_000_000))
+    got.decode(annotate_event(sent, 7, "4096", 1_700_000_000_000))
     assert got.annotations == {
         "x-opt-partition-key": "key",
         "x-opt-sequence-number": 7,
         "x-opt-offset": "4096",
         "x-opt-enqueued-time": 1_700_000_000_000,
     }
-    received: tuple[object, ...] = (got.body, got.properties, got.subject, partition_key(sent))
+    received: tuple[object, ...] = (got.body, got.properties, got.subject, read_partition_key(sent))
     assert received == (b"body", {"kind": "flight"}, "s", "key")
 
 
@@ -90,14 +99,14 @@ def test_a_filter_sets_the_first_event_of_a_reader(selector: str | None, first: 
     assert partition.offsets[1] != 1, "an offset that equals a sequence number hides confusions"
     partition.offsets[1] = 10
     partition.offsets[2] = 20
-    assert partition.start(selector) == first
+    assert partition.find_start(selector) == first
 
 
 @pytest.mark.parametrize("selector", ["x-opt-offset > '1'", "amqp.annotation.x-opt-offset > 'no offset'"])
 def test_an_unknown_filter_is_rejected(selector: str) -> None:
     """Ignoring an unknown filter would send the partition from its start."""
     with pytest.raises(HubRejection, match="filter"):
-        Partition().start(selector)
+        Partition().find_start(selector)
 
 
 def test_events_with_a_key_share_a_partition_and_others_rotate() -> None:

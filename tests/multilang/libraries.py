@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from leasehold.adapters.toolchain import ServiceError, fill_once
-from leasehold_lab.standins.node import find_node, install
+from leasehold_lab.standins.node import find_node, install_packages
 
 KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f2944c24db202add5e2a875259c9"
 """The sources, because installing the package would download Java's jars, which its Python part does not need."""
@@ -60,7 +60,7 @@ def node_processor() -> str:
     node = find_node()
 
     def fill(folder: Path) -> None:
-        install(NODE_TREE, folder)
+        install_packages(NODE_TREE, folder)
         shutil.copy(NODE_TREE / "processor.cjs", folder)  # next to the packages, where Node looks for them
 
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
@@ -88,7 +88,7 @@ def node_sample() -> tuple[Path, str]:
     node = find_node()
 
     def fill(folder: Path) -> None:
-        install(NODE_TREE, folder)  # the sample's logging library, where the sample looks for it
+        install_packages(NODE_TREE, folder)  # the sample's logging library, where the sample looks for it
         _cloned(folder / "repository", NODES)
 
     folder = fill_once(f"javascript/aws-kcl-{COMMITS[NODES][:12]}", fill)

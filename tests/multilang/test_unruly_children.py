@@ -20,7 +20,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records, shard
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records, create_shard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -65,12 +65,12 @@ def test_misbehaving_children_lose_no_record(
     monkeypatch.setattr(module, "LEASE_MOVING_SECONDS", 3.0)
     caplog.set_level(logging.INFO, "leasehold.child")
     source, store = ListSource(), MemoryStore()
-    parents = [shard(f"p-{number}", 10 * number, 10 * number + 9, open=False) for number in range(3)]
-    children = [shard(f"c-{number}", 10 * number, 10 * number + 9, f"p-{number}") for number in range(3)]
+    parents = [create_shard(f"p-{number}", 10 * number, 10 * number + 9, open=False) for number in range(3)]
+    children = [create_shard(f"c-{number}", 10 * number, 10 * number + 9, f"p-{number}") for number in range(3)]
     source.listed = [*parents, *children]
     for parent, child in zip(parents, children, strict=True):
-        source.shard_logs[parent.id] = ShardRecords(records(COUNT), ended=True, children=(child,))
-        source.shard_logs[child.id] = ShardRecords(records(COUNT))
+        source.shard_logs[parent.id] = ShardRecords(create_records(COUNT), ended=True, children=(child,))
+        source.shard_logs[child.id] = ShardRecords(create_records(COUNT))
 
     def begun(me: str) -> Daemon:
         argv = [sys.executable, str(UNRULY), str(tmp_path), str(seed), me]
@@ -79,7 +79,7 @@ def test_misbehaving_children_lose_no_record(
     def done(name: str) -> list[list[int]]:
         return [[int(each) for each in file.read_text().split()] for file in sorted(tmp_path.glob(f"{name}.*"))]
 
-    numbers = {int(record.sequence_number) for record in records(COUNT)}
+    numbers = {int(record.sequence_number) for record in create_records(COUNT)}
     first = begun("a-1")
     until(lambda: any(done(parent.id) for parent in parents), "the first records", 300)
     second = begun("b-1")
@@ -128,12 +128,15 @@ def test_shard_ends_although_no_child_confirms_it(
     monkeypatch.setenv("CHILD_NOTES", str(tmp_path))
     caplog.set_level(logging.INFO, "leasehold.child")
     source, store = ListSource(), MemoryStore()
-    parent, halves = shard("p", 0, 9, open=False), (shard("c-0", 0, 4, "p"), shard("c-1", 5, 9, "p"))
+    parent, halves = (
+        create_shard("p", 0, 9, open=False),
+        (create_shard("c-0", 0, 4, "p"), create_shard("c-1", 5, 9, "p")),
+    )
     source.listed = [parent, *halves]
-    source.shard_logs[parent.id] = ShardRecords(records(COUNT), ended=True, children=halves)
-    source.shard_logs.update({half.id: ShardRecords(records(COUNT)) for half in halves})
+    source.shard_logs[parent.id] = ShardRecords(create_records(COUNT), ended=True, children=halves)
+    source.shard_logs.update({half.id: ShardRecords(create_records(COUNT)) for half in halves})
     children = Children([sys.executable, str(CHILD), "late", "shardEnded"], shard_end_seconds=1.0)
-    numbers = [record.sequence_number for record in records(COUNT)]
+    numbers = [record.sequence_number for record in create_records(COUNT)]
 
     def given(name: str) -> list[list[str]]:
         return [

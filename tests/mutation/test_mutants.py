@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from mutants import ROOT, Excuse, Group, Mutant, Tally, excuses, groups, page, planted_again
-from statements import THOROUGH, Fault, Verdicts, faults, plant, rooms, unseen
+from mutants import ROOT, Excuse, Group, Mutant, Tally, format_page, read_excuses, read_groups, retest_survivors
+from statements import THOROUGH, Fault, Verdicts, list_faults, plant_fault, read_rooms, read_unseen_faults
 
 
 def test_every_listed_module_and_test_exists() -> None:
-    listed = groups()
+    listed = read_groups()
     paths = [path for each in listed for path in (*each.modules, *each.tests)]
     assert len(listed) > 1
     assert [path for path in paths if not (ROOT / path.removeprefix("slow:")).exists()] == []
@@ -19,45 +19,45 @@ def test_every_listed_module_and_test_exists() -> None:
 
 def test_every_excuse_has_a_listed_module_and_a_reason() -> None:
     """An excuse for a module that is no longer mutated would never be found unused."""
-    listed = {module for each in groups() for module in each.modules}
-    all_excuses = [each for module in listed for each in excuses(module)]
+    listed = {module for each in read_groups() for module in each.modules}
+    all_excuses = [each for module in listed for each in read_excuses(module)]
     assert [each for each in all_excuses if not each.why.strip()] == []
-    assert len(all_excuses) == len(excuses(None))
+    assert len(all_excuses) == len(read_excuses(None))
 
 
 def test_an_excuse_covers_only_its_own_change() -> None:
     """An equivalent mutant does not hide another one of the same function that no test notices."""
     excuse = Excuse("m.py", "f", was="a = 1\n", now="a = 2\n", why="a is never read")
-    assert excuse.fits(Mutant("m.x_f__mutmut_1", "f", was="a = 1", now="a = 2"))
-    assert not excuse.fits(Mutant("m.x_f__mutmut_2", "f", was="a = 1", now="a = None"))
-    assert not excuse.fits(Mutant("m.x_g__mutmut_1", "g", was="a = 1", now="a = 2"))
+    assert excuse.is_about(Mutant("m.x_f__mutmut_1", "f", was="a = 1", now="a = 2"))
+    assert not excuse.is_about(Mutant("m.x_f__mutmut_2", "f", was="a = 1", now="a = None"))
+    assert not excuse.is_about(Mutant("m.x_g__mutmut_1", "g", was="a = 1", now="a = 2"))
 
 
 def test_equivalent_mutants_are_not_counted_and_unused_excuses_fail() -> None:
     survivor, excuse = Mutant("m.x_f__mutmut_1", "f", "a", "b"), Excuse("m.py", "f", "a", "c", "why")
     good = Tally("m.py", "", planted=102, survivors=(survivor,) * 5, excused=2, late=0, idle=())
-    assert (good.killed, good.share, good.good) == (95, 0.95, True)
-    assert not evolve(good, survivors=(survivor,) * 6).good
-    assert not evolve(good, idle=(excuse,)).good
+    assert (good.killed_count, good.killed_share, good.is_good) == (95, 0.95, True)
+    assert not evolve(good, survivors=(survivor,) * 6).is_good
+    assert not evolve(good, idle=(excuse,)).is_good
 
 
 def test_a_part_of_the_page_can_be_rewritten() -> None:
-    first, second = (each.modules[0] for each in groups()[:2])
+    first, second = (each.modules[0] for each in read_groups()[:2])
     alive = Mutant("x", "f", "a", "b")
     both = [Tally(module, "", 10, (alive,), 0, 0, ()) for module in (first, second)]
-    whole = page(both)
-    assert page([], whole) == whole
+    whole = format_page(both)
+    assert format_page([], whole) == whole
     renewed = evolve(both[1], planted=20, survivors=())
-    assert page([renewed], whole) == page([both[0], renewed])
-    assert page([renewed], whole) != whole
+    assert format_page([renewed], whole) == format_page([both[0], renewed])
+    assert format_page([renewed], whole) != whole
 
 
 def test_a_module_of_two_groups_appears_once_on_the_page() -> None:
-    (module, _), *_ = Counter(module for each in groups() for module in each.modules).most_common(1)
-    lines = page([Tally(module, "", 10, (Mutant("x", "f", "a", "b"),), 0, 0, ())]).splitlines()
+    (module, _), *_ = Counter(module for each in read_groups() for module in each.modules).most_common(1)
+    lines = format_page([Tally(module, "", 10, (Mutant("x", "f", "a", "b"),), 0, 0, ())]).splitlines()
     assert [len([line for line in lines if line.startswith(f"{mark} `{module}`")]) for mark in ("|", "-")] == [
         1,
-        1 + len({(each.function, each.why) for each in excuses(module)}),
+        1 + len({(each.function, each.why) for each in read_excuses(module)}),
     ]
 
 
@@ -65,9 +65,9 @@ def test_only_the_survivors_of_a_part_are_retried(monkeypatch: pytest.MonkeyPatc
     runs = list[tuple[str, ...]]()
     monkeypatch.setattr("mutants._copy", lambda _place: None)
     monkeypatch.setattr("mutants._run", lambda _place, *names: runs.append(names))
-    monkeypatch.setattr("mutants._results", lambda _place: {"a": "survived", "b": "not checked", "c": "killed"})
+    monkeypatch.setattr("mutants._read_results", lambda _place: {"a": "survived", "b": "not checked", "c": "killed"})
     for parts in ("5", ""):
-        planted_again(Group("g", (), (), parts))
+        retest_survivors(Group("g", (), (), parts))
     assert runs == [("a",), (), ("a",)]
 
 
@@ -90,7 +90,7 @@ def f(self):
 
 def test_each_kind_of_fault_is_planted() -> None:
     """A kind of fault that is never planted would count as noticed."""
-    sources = {(fault.kind, fault.line): fault.source for fault in faults(PLAIN)}
+    sources = {(fault.kind, fault.line): fault.source for fault in list_faults(PLAIN)}
     assert set(sources) == {("guard", 4), ("reset", 5), ("swap", 5), ("finally", 11), ("reset", 11), ("swap", 11)}
     assert sources["guard", 4] == PLAIN.replace("return None", "if 0: return None")
     assert sources["reset", 5] == PLAIN.replace("self.told = True", "if 0: self.told = True")
@@ -102,14 +102,14 @@ def test_each_kind_of_fault_is_planted() -> None:
 
 def test_faults_do_not_break_assignments_or_constructors() -> None:
     """Faults that end every call at once would make any tests look good."""
-    assert list(faults("def f():\n    a = 1\n    g(a)\n")) == []
-    assert list(faults("class C:\n    def __init__(self):\n        self.a = 0\n        self.g()\n")) == []
-    assert list(faults("def f(self):\n    self.a, self.b = self.g(), 1\n    self.c = self.h()\n")) == []
+    assert list(list_faults("def f():\n    a = 1\n    g(a)\n")) == []
+    assert list(list_faults("class C:\n    def __init__(self):\n        self.a = 0\n        self.g()\n")) == []
+    assert list(list_faults("def f(self):\n    self.a, self.b = self.g(), 1\n    self.c = self.h()\n")) == []
 
 
 def test_every_module_and_test_of_a_group_of_faults_exists() -> None:
-    named = [path for room in rooms().values() for module, tests in room.items() for path in (module, *tests)]
-    paths = [path.removeprefix(THOROUGH) for path in named] + [each["module"] for each in unseen()]
+    named = [path for room in read_rooms().values() for module, tests in room.items() for path in (module, *tests)]
+    paths = [path.removeprefix(THOROUGH) for path in named] + [each["module"] for each in read_unseen_faults()]
     assert paths
     assert [path for path in paths if not (ROOT / path.removeprefix("slow:")).exists()] == []
 
@@ -137,11 +137,13 @@ def test_a_fault_is_planted_into_already_imported_functions(tmp_path: Path, monk
     module = importlib.import_module("planted")
     one = module.Some()
     one.open = True
-    planted = {fault_of_kind.kind: fault_of_kind for fault_of_kind in faults(PLANTED)}  # the later of the two resets
-    plant(str(tmp_path / "planted.py"), planted["reset"])
+    planted = {
+        fault_of_kind.kind: fault_of_kind for fault_of_kind in list_faults(PLANTED)
+    }  # the later of the two resets
+    plant_fault(str(tmp_path / "planted.py"), planted["reset"])
     one.close()
     assert (one.open, one.name) == (True, "open")
-    plant(str(tmp_path / "planted.py"), planted["guard"])
+    plant_fault(str(tmp_path / "planted.py"), planted["guard"])
     assert one.name == "closed"
 
 
@@ -151,10 +153,10 @@ def test_a_mutant_is_retried_only_after_its_function_or_tests_change(
     """A run that was stopped can be continued, and a new test for a fault is tried."""
     monkeypatch.setattr("statements.BUILD", tmp_path)
     texts = {"a": "as it was"}
-    monkeypatch.setattr("statements._text", texts.__getitem__)
-    (guard,) = faults("def f(self):\n    if self.over:\n        return\n    g()\n")
-    (moved,) = faults("x = 1\ndef f(self):\n    if self.over:\n        return\n    g()\n")
-    (other,) = faults("def f(self):\n    if self.over:\n        return\n    h()\n")
+    monkeypatch.setattr("statements._read_test_text", texts.__getitem__)
+    (guard,) = list_faults("def f(self):\n    if self.over:\n        return\n    g()\n")
+    (moved,) = list_faults("x = 1\ndef f(self):\n    if self.over:\n        return\n    g()\n")
+    (other,) = list_faults("def f(self):\n    if self.over:\n        return\n    h()\n")
 
     def verdicts_of(*tried_faults: Fault) -> list[bool | None]:
         return [Verdicts(0.0, anew=False).get("m", fault, ["a"]) for fault in tried_faults]

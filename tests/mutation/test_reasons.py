@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import reasons
-from reasons import ROOT, Reason, seen, status
+from reasons import ROOT, Reason, is_noticed, run_tests
 
 GOOD = Reason("room", "a room has a name", "lab/mutation/reasons.py", "SECONDS = 300.0", "SECONDS = 0.0", untested="x")
 
 
 def test_each_listed_reason_has_its_code_and_its_tests() -> None:
-    assert [fault for reason in reasons.reasons() for fault in reason.faults()] == []
+    assert [fault for reason in reasons.read_reasons() for fault in reason.list_mistakes()] == []
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_each_listed_reason_has_its_code_and_its_tests() -> None:
     ],
 )
 def test_an_entry_without_its_code_or_test_is_reported(entry: Reason, fault: str | None) -> None:
-    faults = list(entry.faults())
+    faults = list(entry.list_mistakes())
     assert (faults == []) if fault is None else any(fault in each for each in faults)
 
 
@@ -40,10 +40,10 @@ def test_a_change_is_detected_only_if_a_test_fails(tmp_path: Path, monkeypatch: 
     (tmp_path / "test_code.py").write_text("import code_\n\n\ndef test_one():\n    assert code_.ONE == 1\n")
     (tmp_path / "code.py").rename(tmp_path / "code_.py")
     tests = (str(tmp_path / "test_code.py"),)
-    assert status(tests) == 0
-    assert seen(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 2", tests))
-    assert not seen(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 0 + 1", tests))
-    assert not seen(Reason("room", "why", "code_.py", "ONE = 1", "ONE = (", tests))
+    assert run_tests(tests) == 0
+    assert is_noticed(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 2", tests))
+    assert not is_noticed(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 0 + 1", tests))
+    assert not is_noticed(Reason("room", "why", "code_.py", "ONE = 1", "ONE = (", tests))
     assert (tmp_path / "code_.py").read_text() == "ONE = 1\n"
 
 

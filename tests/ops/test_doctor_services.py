@@ -23,11 +23,11 @@ from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.urls import open_store
-from leasehold_lab.contract.actors import placed
+from leasehold_lab.contract.actors import create_placed_lease
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import conninfo_of, store_url
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.standins.postgres import build_conninfo, build_store_url
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -75,7 +75,7 @@ def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
     url = f"dynamodb://{table}?endpoint={dynalite_url}"
     store = open_store(url)
     for number in range(2):
-        placed(store, Lease(f"shardId-{number:012}", owner=f"w-{number}"))
+        create_placed_lease(store, Lease(f"shardId-{number:012}", owner=f"w-{number}"))
     store.close()
     before = dynalite_client.scan(TableName=table)["Items"]
     status, findings = run_doctor(source, "--store", url)
@@ -246,7 +246,7 @@ def test_a_hub_is_examined_while_a_worker_reads_it(
         listed, last, received = of_hub(place)
         assert {listed.state, last.state, received.state} == {"ok"}
         assert "a worker reads partition 0 undisturbed" in received.says
-        assert [each["epoch"] for each in hubs.look("orders")[0]["readers"]] == [3]
+        assert [each["epoch"] for each in hubs.list_partitions("orders")[0]["readers"]] == [3]
         worker.close()
         assert [each.state for each in of_hub(place, group="absent")] == ["ok", "ok", "wrong"]
 
@@ -288,7 +288,7 @@ def test_no_credential_is_printed(words: list[str], monkeypatch: pytest.MonkeyPa
 
 def test_each_right_on_the_stream_of_a_table_is_tried(tmp_path: Path) -> None:
     table = TableStreams()
-    with serve_table(table) as endpoint:
+    with run_table_server(table) as endpoint:
         words = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")
         rights = ("DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords")
         status, findings = run_doctor(*words)
@@ -311,7 +311,7 @@ def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalit
     status, findings = run_doctor(source, "--store", url)
     assert (status, findings["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
     with closing(open_store(url)) as store:
-        placed(store, Lease("shardId-000000000000", owner="w-0"))
+        create_placed_lease(store, Lease("shardId-000000000000", owner="w-0"))
     status, findings = run_doctor(source, "--store", url)
     assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
     rights = {"DescribeTable", "Query", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
@@ -322,18 +322,18 @@ def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalit
 
 def test_a_postgresql_table_is_examined_and_unchanged(source: str, postgres_service: Service) -> None:
     table = f"examined_{uuid4().hex[:8]}"
-    url = store_url(postgres_service, table)
+    url = build_store_url(postgres_service, table)
     status, findings = run_doctor(source, "--store", url)
     assert (status, findings["SELECT"]["state"]) == (0, "unknown")
     with closing(open_store(url)) as store:
-        placed(store, Lease("shardId-000000000000", owner="w-0"))
+        create_placed_lease(store, Lease("shardId-000000000000", owner="w-0"))
         before = store.list()
         status, findings = run_doctor(source, "--store", url)
         assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
         assert {"SELECT", "INSERT", "UPDATE", "DELETE", "standbys", "conditional writes"} <= findings.keys()
         assert "no standby follows it" in findings["standbys"]["says"]
         assert store.list() == before
-    with connect(conninfo_of(postgres_service), autocommit=True) as other:
+    with connect(build_conninfo(postgres_service), autocommit=True) as other:
         for statement in ("CREATE ROLE r_{} LOGIN", "GRANT SELECT ON {} TO r_{}"):
             other.execute(statement.replace("{}", table).encode())
     status, findings = run_doctor(source, "--store", url.replace("user=tester", f"user=r_{table}"))

@@ -21,7 +21,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import RenewLease
-from leasehold_lab.contract.actors import done, placed
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 CONFIG = Config()
 OVER = "nothing: it holds more than its share, and takes no leases from others (M3)"
@@ -121,12 +121,12 @@ def test_shares_and_groups_are_even() -> None:
 def test_watching_distinguishes_living_from_dead_workers() -> None:
     """One read of a table without times cannot show which workers are dead, but a second one can."""
     store, now = MemoryStore(), [0.0]
-    quick, dead = (placed(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b")))
+    quick, dead = (create_placed_lease(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b")))
     rows = [quick]
 
     def wait(seconds: float) -> None:
         now[0] += seconds
-        rows.append(done(store.write(RenewLease(rows[-1]))))
+        rows.append(expect_applied(store.write(RenewLease(rows[-1]))))
 
     seen = watch_for(store, 12.0, 10.0, lambda: now[0], wait)
     assert [lease.idle for lease in seen.leases] == [0.0, 12.0]
@@ -136,7 +136,7 @@ def test_watching_distinguishes_living_from_dead_workers() -> None:
 def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     for row in FLEET[:6]:
-        placed(store, row)
+        create_placed_lease(store, row)
     store.close()
     url = f"sqlite://{tmp_path}/l.db"
     shown = CliRunner().invoke(app, [url, "--for", "0", "--worker", "b"])

@@ -51,7 +51,7 @@ from leasehold.stores.swap import (
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
 from leasehold_lab.commands.what_if import app as what_if
-from leasehold_lab.contract.actors import done, owned, stored
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied, read_stored_lease
 from leasehold_lab.simulator.world.world import ListSource
 
 NAMES = ("memory://from", "memory://to")
@@ -63,9 +63,9 @@ def tables() -> tuple[Store, Store]:
     pair = (MemoryStore(), MemoryStore())
     control_row(pair, NAMES)
     store = joined(pair)
-    owned(store, "ann", "s-0", Position("5"))
-    done(store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
-    done(store.write(CreateLease(Lease("s-2", checkpoint=Position("7")))))
+    create_owned_lease(store, "ann", "s-0", Position("5"))
+    expect_applied(store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
+    expect_applied(store.write(CreateLease(Lease("s-2", checkpoint=Position("7")))))
     return pair
 
 
@@ -81,7 +81,7 @@ def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
     def pause(_seconds: float) -> None:
         for lease in store.list().leases:
             if lease.owner:
-                done(store.write(RenewLease(lease)))
+                expect_applied(store.write(RenewLease(lease)))
 
     return pause
 
@@ -99,7 +99,7 @@ def test_a_swap_moves_all_leases_and_ends(tables: tuple[Store, Store]) -> None:
     end_swap(tables, store, NAMES[TO], renewing(tables))
     rows = [(row.key, row.owner, row.checkpoint.sequence) for row in tables[TO].list().leases]
     assert rows == [("s-0", "ann", "5"), ("s-1", None, "SHARD_END"), ("s-2", None, "7")]
-    assert stored(store, "s-0").owner == "ann"
+    assert read_stored_lease(store, "s-0").owner == "ann"
     with pytest.raises(StoreError, match="no swap is under way"):
         progress(tables, store, NAMES[TO])
     assert swap_is_over(tables, NAMES)
@@ -120,8 +120,10 @@ def test_a_worker_restarted_with_both_stores_after_a_swap_uses_to(tables: tuple[
         assert control_row(tables, NAMES) is None
         restarted = SwapStore(tables, NAMES[TO], look_seconds=0.0)
         assert [lease.key for lease in restarted.list().leases if lease.key == CONTROL] == []
-        assert done(restarted.write(RenewLease(stored(restarted, "s-0")))).checkpoint == Position("5")
-    done(restarted.write(CreateLease(Lease("s-9"))))
+        assert expect_applied(restarted.write(RenewLease(read_stored_lease(restarted, "s-0")))).checkpoint == Position(
+            "5"
+        )
+    expect_applied(restarted.write(CreateLease(Lease("s-9"))))
     assert [row.key for row in tables[TO].get(["s-9"])] == ["s-9"]
     assert tables[FROM].get(["s-9"]) == ()
 
@@ -140,7 +142,7 @@ def test_an_ended_swap_shows_both_tables_and_its_end(tmp_path: Path) -> None:
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     tables = open_store(urls[FROM]), open_store(urls[TO])
     with closing(tables[FROM]), closing(tables[TO]):
-        done(tables[FROM].write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
+        expect_applied(tables[FROM].write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
         names = (name_of(urls[FROM]), name_of(urls[TO]))
         control_row(tables, names)
         store = SwapStore(tables, names[TO], look_seconds=0.0)
@@ -168,7 +170,9 @@ def test_an_interrupted_end_of_a_swap_is_completed_by_the_next_run(
     store = joined(tables)
     set_direction(tables, "to")
     list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
-    done(tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, NAMES[TO]),)))))
+    expect_applied(
+        tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, NAMES[TO]),))))
+    )
     assert not swap_is_over(tables, NAMES)
     assert control_row(tables, NAMES) is not None
     end_swap(tables, store, NAMES[TO], renewing(tables))
@@ -191,7 +195,7 @@ def test_a_swap_can_go_back_until_it_ends(tables: tuple[Store, Store]) -> None:
 def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
     """Workers that do not know TO would claim leases that are already in TO, from their last row in FROM."""
     (free,) = tables[FROM].get(["s-2"])
-    done(tables[FROM].write(ClaimLease(free, "bob")))
+    expect_applied(tables[FROM].write(ClaimLease(free, "bob")))
     store = joined(tables)
     with pytest.raises(StoreError, match=r"do not know TO own leases of FROM: bob; start them again with --to TO"):
         wait_until_known(tables, store, NAMES[TO], 0.0)
@@ -199,7 +203,7 @@ def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store
 
     def restarted(seconds: float) -> None:
         pauses.append(seconds)
-        done(store.write(ClaimLease(stored(store, "s-2"), "bob")))
+        expect_applied(store.write(ClaimLease(read_stored_lease(store, "s-2"), "bob")))
 
     wait_until_known(tables, store, NAMES[TO], 60.0, restarted)
     assert pauses == [1.0]
@@ -236,11 +240,11 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
         both: tuple[Store, Store] = (source, target)
         control_row(both, (name_of(urls[FROM]), name_of(urls[TO])))
         store = SwapStore(both, name_of(urls[TO]), look_seconds=0.0)
-        held = [owned(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
+        held = [create_owned_lease(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
         set_direction(both, "to")
-        done(store.write(RenewLease(held[0])))
+        expect_applied(store.write(RenewLease(held[0])))
         (row,) = source.get(["s-1"])
-        done(source.write(ReleaseLease(row, "", f"{MARK}ann")))
+        expect_applied(source.write(ReleaseLease(row, "", f"{MARK}ann")))
         yield urls
 
 
@@ -334,7 +338,7 @@ def test_a_worker_of_an_ended_swap_cannot_list_during_a_later_one(tables: tuple[
         with pytest.raises(StoreError, match="have moved to memory://later by a later"):
             control_row(tables, NAMES)
     else:
-        done(both.write(RenewLease(stored(both, "s-0"))))
+        expect_applied(both.write(RenewLease(read_stored_lease(both, "s-0"))))
         assert control_row(tables, NAMES) is None
     for store in (before, SwapStore(tables, NAMES[TO], look_seconds=0.0)):
         with pytest.raises(StoreError, match="have moved to"):

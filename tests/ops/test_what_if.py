@@ -12,9 +12,9 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import History, Lease
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold_lab.commands.what_if import app
-from leasehold_lab.contract.actors import placed
-from leasehold_lab.simulator.question import Forecast
-from leasehold_lab.what_if import FleetChange, forecast, names_of
+from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.simulator.question import FleetForecast
+from leasehold_lab.what_if import FleetChange, choose_joining_names, forecast_change
 
 CONFIG = Config()
 KEYS = tuple(f"orders:shard-{number:02}" for number in range(12))
@@ -24,9 +24,9 @@ ROWS = tuple(
 )
 
 
-def forecast_of(change: FleetChange, rows: tuple[Lease, ...] = ROWS) -> Forecast:
+def forecast_of(change: FleetChange, rows: tuple[Lease, ...] = ROWS) -> FleetForecast:
     """Return the forecast for a table of three workers with four leases each."""
-    return forecast(WatchedTable(rows, History(), 12.0), CONFIG, evolve(change, cycles=6.0))
+    return forecast_change(WatchedTable(rows, History(), 12.0), CONFIG, evolve(change, cycles=6.0))
 
 
 def test_no_lease_moves_without_a_change() -> None:
@@ -56,17 +56,17 @@ def test_the_same_seed_gives_the_same_forecast() -> None:
 
 
 def test_newcomers_get_unused_names() -> None:
-    assert names_of(["2", "z"], ["added-1"]) == ("added-2", "added-3", "z")
+    assert choose_joining_names(["2", "z"], ["added-1"]) == ("added-2", "added-3", "z")
     with pytest.raises(ValueError, match="--add: there is a worker 'w-1' already"):
-        names_of(["w-1"], ["w-1"])
+        choose_joining_names(["w-1"], ["w-1"])
     with pytest.raises(ValueError, match="at most 10000 workers"):
-        names_of(["9" * 5000], [])
+        choose_joining_names(["9" * 5000], [])
 
 
 def test_the_command_prints_moves_seconds_and_balance(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     for row in ROWS:
-        placed(store, row)
+        create_placed_lease(store, row)
     store.close()
     arguments = [f"sqlite://{tmp_path}/l.db", "--for", "0", "--add", "1", "--cycles", "6"]
     result = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
@@ -99,7 +99,7 @@ def test_a_fleet_without_shards_or_workers_is_not_simulated(rows: tuple[Lease, .
 )
 def test_an_impossible_change_exits_2(tmp_path: Path, arguments: list[str], says: str) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
-    placed(store, ROWS[1])
+    create_placed_lease(store, ROWS[1])
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--for", "0", *arguments])
     assert (ran.exit_code, ran.stdout) == (2, "")

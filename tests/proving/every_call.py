@@ -19,10 +19,10 @@ from rich.progress import track
 
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
-from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.events import RunHistory
-from leasehold_lab.judge.explanations import judge
-from leasehold_lab.judge.rights import unowned
+from leasehold_lab.judge.explanations import judge_history
+from leasehold_lab.judge.rights import measure_unowned_seconds
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator.call_faults import DEATHS, DENIED, READ_CALLS, CallableFault, CallEvent, CallFault
 from leasehold_lab.simulator.question import unlogged
@@ -238,7 +238,7 @@ def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
     These are the breaches that the judge finds, and shards that are read late or never.
     """
     history = told(story, *befalling)
-    limits = Limits(
+    limits = JudgeLimits(
         dict.fromkeys((HERO, PEER), CONFIG.lease_seconds),
         callable_faults=True,
         notice_seconds=0.0,
@@ -250,9 +250,9 @@ def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
     # A rejected read of the table may indicate an outage, which counts against no worker (C17).
     passing = all(fault in PASSING and what.startswith(SERVICES) and what not in READ_CALLS for what, fault in met)
     most = max(unread(plain, CALM, due=True).values()) + (PASSING_SECONDS if passing else math.inf)
-    free = unowned(history, history.end, history.end - AT_REST)
+    free = measure_unowned_seconds(history, history.end, history.end - AT_REST)
     return (
-        *map(str, judge(history, limits)),
+        *map(str, judge_history(history, limits)),
         *(forsaken(history) if brief else ()),
         *(f"held by nobody: {key} for {seconds:.1f} s at the end" for key, seconds in free.items() if seconds),
         *_longer("unread", unread(history, history.end), UNREAD_SECONDS),
@@ -275,7 +275,7 @@ def forsaken(history: RunHistory) -> Iterator[str]:
 
     A process held a lease if the last write of the lease was its own, and had not expired.
     """
-    for event in history.of_kinds("lease-lost"):
+    for event in history.select_events("lease-lost"):
         earlier = [write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t]
         last = earlier[-1]
         own = last.process == event.process and last.after is not None and last.after.owner == event.worker

@@ -19,7 +19,7 @@ from rich.progress import track
 from leasehold_lab.judge.breach import Breach
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator.chaos import trial
-from leasehold_lab.simulator.run import breaches_of, explanation_of
+from leasehold_lab.simulator.run import explain_failure, run_and_find_breaches
 
 app = typer.Typer(add_completion=False)
 
@@ -45,7 +45,7 @@ def main(
     for seed, breaches in track(tried(wanted, jobs), "simulating", total=len(wanted), console=console):
         if breaches:
             faulty.append(seed)
-            console.print(f"seed {seed}:\n{explanation_of(trial(seed))}", markup=False, highlight=False)
+            console.print(f"seed {seed}:\n{explain_failure(trial(seed))}", markup=False, highlight=False)
     taken = time.monotonic() - begun
     hows = Counter(trial(seed).scenario.acknowledges for seed in wanted)
     told = ", ".join(f"{how} {count}" for how, count in sorted(hows.items()))
@@ -66,7 +66,7 @@ def tried(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, 
 
 def breaches_of_seed(seed: int) -> tuple[int, tuple[Breach, ...]]:
     """Return the breaches that the judge finds in this seed's fleet."""
-    return seed, breaches_of(trial(seed))
+    return seed, run_and_find_breaches(trial(seed))
 
 
 if __name__ == "__main__":

@@ -20,17 +20,17 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LookoutRanks, lookout_ranks
 from leasehold.balancer.model import Annotations, BulletinState, Lease, Me
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold_lab.judge.breach import Limits
-from leasehold_lab.judge.explanations import judge
-from leasehold_lab.judge.rights import changes, owners_at, unowned
+from leasehold_lab.judge.breach import JudgeLimits
+from leasehold_lab.judge.explanations import judge_history
+from leasehold_lab.judge.rights import find_owner_changes, find_owners_at, measure_unowned_seconds
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Member, Nap, Network, Scenario, balanced, group_of
+from leasehold_lab.simulator.scenario import Member, Nap, Network, Scenario, assign_owners_evenly, name_group_workers
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 pytestmark = pytest.mark.slow
 
 CONFIG = Config(Minimal())
-WORKERS = group_of(0, 12)
+WORKERS = name_group_workers(0, 12)
 LOOKOUT, *OTHERS = lookout_ranks(
     [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in WORKERS], CONFIG
 ).ranks
@@ -74,17 +74,17 @@ def lived(story: Story) -> SimulatedHistory:
     ]
     if story.joins:
         members.append(Member(story.joins, CONFIG, starts=CRASH - 4.0))
-    return run(Scenario(1, balanced(48, present, draw), tuple(members), END, calm=END, full=True))
+    return run(Scenario(1, assign_owners_evenly(48, present, draw), tuple(members), END, calm=END, full=True))
 
 
 def longest_unowned(history: SimulatedHistory) -> float:
-    return max(unowned(history, END, CRASH).values())
+    return max(measure_unowned_seconds(history, END, CRASH).values())
 
 
 def test_stand_in_replaces_stuck_lookout_until_it_reads_again() -> None:
     """A stand-in keeps the role until the stuck lookout looks again, so the fleet always gets calls."""
     history = lived(Story(ORDINARY, stuck=LOOKOUT))
-    waited = [each for each in unowned(history, END, CRASH).values() if each > CONFIG.lease_seconds / 2]
+    waited = [each for each in measure_unowned_seconds(history, END, CRASH).values() if each > CONFIG.lease_seconds / 2]
     # Leases in the share of the stuck worker wait for the patience of others (M9).
     assert median(waited) <= OWNED_AGAIN_SECONDS
 
@@ -98,7 +98,7 @@ def sound(name: str) -> SimulatedHistory:
 def test_fleet_without_faults_owns_all_leases_in_time(name: str) -> None:
     """After a death, a fleet without planted faults owns all leases again within the documented limit."""
     assert longest_unowned(sound(name)) <= OWNED_AGAIN_SECONDS
-    assert judge(sound(name), Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
+    assert judge_history(sound(name), JudgeLimits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
 def test_lookout_without_stand_in_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_early_freeing_causes_two_holders(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(sys.modules["leasehold.balancer.plan"], "free_expired", early)
     history = lived(STORIES["an ordinary worker dies"])
-    said = judge(history, Limits(dict.fromkeys(WORKERS, 10.0), settled=END))
+    said = judge_history(history, JudgeLimits(dict.fromkeys(WORKERS, 10.0), settled=END))
     assert "two holders" in {breach.what for breach in said}
 
 
@@ -156,7 +156,7 @@ def test_fleet_whose_keys_fit_no_call_owns_all_leases_in_time(story: str, monkey
     monkeypatch.setattr(bulletin, "_fits_in_call", lambda _key: False)
     history = lived(STORIES[story])
     assert longest_unowned(history) <= OWNED_AGAIN_SECONDS
-    assert judge(history, Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
+    assert judge_history(history, JudgeLimits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
 def test_one_event_causes_few_listings() -> None:
@@ -179,9 +179,15 @@ def test_an_outage_of_the_store_moves_no_lease(seconds: float, seed: int) -> Non
     away, end = Nap(CRASH, seconds), CRASH + seconds + 60.0
     network = Network(stall=0.0, unanswered=0.0, outages=(away,))
     history = run(
-        Scenario(seed, balanced(48, WORKERS, draw), tuple(members), end, calm=end, network=network, full=True)
+        Scenario(
+            seed, assign_owners_evenly(48, WORKERS, draw), tuple(members), end, calm=end, network=network, full=True
+        )
     )
-    before = owners_at(history, CRASH)
-    left = [change for change in changes(history.writes) if change.t >= CRASH and change.after != before[change.key]]
+    before = find_owners_at(history, CRASH)
+    left = [
+        change
+        for change in find_owner_changes(history.writes)
+        if change.t >= CRASH and change.after != before[change.key]
+    ]
     assert left == []
-    assert owners_at(history, end) == before
+    assert find_owners_at(history, end) == before

@@ -7,17 +7,17 @@ from attrs import evolve
 
 from leasehold.balancer.rules import shares
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold_lab.checker.cases import OURS, bounded
+from leasehold_lab.checker.cases import OURS, build_quick_cases
 from leasehold_lab.checker.fleet import FleetModel
-from leasehold_lab.checker.verdict import Case, Fault, judge, page_of, surprises
+from leasehold_lab.checker.verdict import Fault, FleetCase, find_surprises, format_page, judge_case
 
 pytestmark = pytest.mark.slow
 
 PROOF = Path(__file__).parents[2] / "specs" / "proof.md"
 
 
-def faults_of(case: Case) -> set[Fault]:
-    return set(judge(case).faults)
+def faults_of(case: FleetCase) -> set[Fault]:
+    return set(judge_case(case).faults)
 
 
 CASES = [
@@ -27,17 +27,17 @@ CASES = [
         # Crashes, and more leases, multiply the interleavings.
         marks=[pytest.mark.more] * (case.fleet.leases == 5 or case.fleet.crashes > 0),
     )
-    for case in bounded()
+    for case in build_quick_cases()
 ]
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
-def test_every_interleaving_has_only_known_faults(case: Case) -> None:
+def test_every_interleaving_has_only_known_faults(case: FleetCase) -> None:
     """The checker finds no faults except the known ones, and the stored page is current."""
-    verdict = judge(case)
-    assert surprises((case,), (verdict,)) == []
-    row = page_of((verdict,), "").splitlines()[-1]
+    verdict = judge_case(case)
+    assert find_surprises((case,), (verdict,)) == []
+    row = format_page((verdict,), "").splitlines()[-1]
     assert verdict.expanded == verdict.discovered
     assert row in PROOF.read_text().splitlines(), "run `make prove`"
 
@@ -50,13 +50,13 @@ def test_shares_that_change_with_moves_are_detected(monkeypatch: pytest.MonkeyPa
         return frozenset(sorted(counts, key=lambda worker: (counts[worker], worker))[:extras])
 
     monkeypatch.setattr(shares, "favoured", fickle)
-    assert "livelock" in faults_of(Case("fickle", FleetModel(4, ("a", "b", "c"), (OURS,) * 3)))
+    assert "livelock" in faults_of(FleetCase("fickle", FleetModel(4, ("a", "b", "c"), (OURS,) * 3)))
 
 
 def test_missing_patience_is_detected() -> None:
     """The planted fault waits forever for a worker that renews but never plans (M9)."""
     patient = evolve(OURS, rules=Minimal(patience=10**9))
-    assert faults_of(Case("patient", FleetModel(5, ("x-0", "y-1", "x-2"), (patient, None, patient)))) == {
+    assert faults_of(FleetCase("patient", FleetModel(5, ("x-0", "y-1", "x-2"), (patient, None, patient)))) == {
         "unowned",
         "uneven",
     }

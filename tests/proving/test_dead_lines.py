@@ -83,7 +83,7 @@ def longest_unread(history: SimulatedHistory, since: float = SINCE, until: float
     """Return the longest time that a shard was not read."""
     longest = 0.0
     for key in {row.key for row in history.first}:
-        read = [since, *(event.t for event in history.of_kinds("read") if event.shard == key and event.t > since)]
+        read = [since, *(event.t for event in history.select_events("read") if event.shard == key and event.t > since)]
         longest = max(longest, *(later - earlier for earlier, later in zip(read, [*read[1:], until], strict=True)))
     return longest
 

@@ -10,7 +10,14 @@ import pytest
 from attrs import evolve
 
 from leasehold_lab.simulator import digests
-from leasehold_lab.simulator.digests import digest, digests_of, first_difference, read_digests, scenario_of, trace
+from leasehold_lab.simulator.digests import (
+    compute_digest,
+    compute_digests_of_seeds,
+    create_scenario,
+    find_first_difference,
+    format_trace,
+    read_digests,
+)
 from leasehold_lab.simulator.question import unlogged
 from leasehold_lab.simulator.run import run
 
@@ -25,12 +32,12 @@ CHUNKS = [range(8), *(pytest.param(range(at, at + CHUNK), marks=pytest.mark.more
 def test_histories_match_the_stored_digests(seeds: range) -> None:
     """All writes, records and incidents of the simulated fleets are those of the stored digests."""
     expected = read_digests(STORED)
-    assert dict(zip(seeds, digests_of(seeds), strict=True)) == {seed: expected[seed] for seed in seeds}
+    assert dict(zip(seeds, compute_digests_of_seeds(seeds), strict=True)) == {seed: expected[seed] for seed in seeds}
 
 
 def test_seeds_cover_all_layouts_and_consumers() -> None:
     """All stores, both kinds of handlers and their paces occur among the stored digests."""
-    scenarios = [scenario_of(seed) for seed in range(digests.SEEDS)]
+    scenarios = [create_scenario(seed) for seed in range(digests.SEEDS)]
     assert {(scenario.sessions, bool(scenario.swaps)) for scenario in scenarios} == {
         (False, False),
         (True, False),
@@ -45,20 +52,20 @@ def test_seeds_cover_all_layouts_and_consumers() -> None:
 def test_missing_event_changes_the_digest_and_is_named() -> None:
     """A difference is reported with the event at which it begins."""
     with unlogged():
-        history = run(scenario_of(0))
-    before, whole = digest(history), list(trace(history))
+        history = run(create_scenario(0))
+    before, whole = compute_digest(history), list(format_trace(history))
     gone = history.writes.pop(3)
-    assert digest(history) != before
-    found = first_difference(whole, trace(history)) or ""
+    assert compute_digest(history) != before
+    found = find_first_difference(whole, format_trace(history)) or ""
     assert f"{gone.t}, {gone.sent}" in found.splitlines()[1]
-    assert first_difference(whole, whole) is None
+    assert find_first_difference(whole, whole) is None
 
 
 @pytest.mark.slow
 def test_every_field_changes_the_digest() -> None:
     """Digests contain every field of every event."""
     with unlogged():
-        history = run(scenario_of(0))
-    before = digest(history)
+        history = run(create_scenario(0))
+    before = compute_digest(history)
     history.events[0] = evolve(history.events[0], token=(history.events[0].token or 0) + 1)
-    assert digest(history) != before
+    assert compute_digest(history) != before

@@ -9,8 +9,8 @@ import pytest
 
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
-from leasehold_lab.judge.breach import Limits
-from leasehold_lab.judge.explanations import judge
+from leasehold_lab.judge.breach import JudgeLimits
+from leasehold_lab.judge.explanations import judge_history
 from leasehold_lab.simulator.question import unlogged
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario
@@ -110,8 +110,8 @@ def test_drain_of_slow_batches_repeats_no_record(seed: int, newcomer: float | No
     """Renewals continue during a drain, so no lease expires while a batch is finished, and no record is repeated."""
     config = Config(lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
     history = drained(seed, newcomer=newcomer, config=config)
-    limits = Limits(dict.fromkeys((LEAVER, PEER, NEWCOMER), lease_seconds), settled=history.end - 20.0)
-    said = [str(breach) for breach in judge(history, limits)]
+    limits = JudgeLimits(dict.fromkeys((LEAVER, PEER, NEWCOMER), lease_seconds), settled=history.end - 20.0)
+    said = [str(breach) for breach in judge_history(history, limits)]
     assert (twice(history), expiries(history), said) == ([], [], [])
     finished = {(each.shard, each.digest) for each in history.events if each.event == "finished"}
     assert finished == {(each.key, each.digest) for each in history.sent}

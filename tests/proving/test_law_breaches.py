@@ -15,7 +15,7 @@ from leasehold.balancer.rules.minimal import Minimal
 from leasehold.testing import LawBroken, Scene, SmallFleet, chaos, laws, simulate
 from leasehold_lab.properties.laws import Law
 from leasehold_lab.properties.simulation import Planner
-from leasehold_lab.properties.strategies import brief
+from leasehold_lab.properties.strategies import format_as_code
 
 pytestmark = pytest.mark.slow
 
@@ -127,7 +127,7 @@ def test_case_is_shown_as_python_code() -> None:
     scene = Scene(
         (lease, Lease("s-1", checkpoint=Position("7", 2), idle=float("inf"))), None, Me("a", 2), Config(Kcl())
     )
-    assert brief(scene) == (
+    assert format_as_code(scene) == (
         "Scene((Lease('s-0', parents=('s-9',), owner='b', checkpoint=Position('SHARD_END')), "
         "Lease('s-1', idle=math.inf, checkpoint=Position('7', sub=2))), None, Me('a', turn=2), Config(rules=Kcl()))"
     )

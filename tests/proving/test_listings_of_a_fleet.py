@@ -6,12 +6,12 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LOOK_SECONDS
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Member, Network, Scenario, group_of, rolling
+from leasehold_lab.simulator.scenario import Member, Network, Scenario, create_rolling_fleet, name_group_workers
 
 
 def test_present_workers_list_nothing_at_the_start() -> None:
     """Workers that were present before the run start without listing the table."""
-    names = group_of(0, 8)
+    names = name_group_workers(0, 8)
     members = tuple(Member(name, Config(), present=True) for name in names)
     ended = Scenario(1, tuple(names) * 5, (evolve(members[0], ends=20.0), *members[1:]), 60.0, network=Network())
     rest = evolve(ended, members=members)
@@ -24,7 +24,7 @@ def test_present_workers_list_nothing_at_the_start() -> None:
 
 def test_rolling_replacement_lists_no_more_than_kcl() -> None:
     """A fleet that is replaced in turn reads no more rows by listings than a fleet of KCL 2.x."""
-    fleet = rolling(200, group_of(0, 10), Config(), gap=10.0, seed=1, cycles=3.0)
+    fleet = create_rolling_fleet(200, name_group_workers(0, 10), Config(), gap=10.0, seed=1, cycles=3.0)
     listings = [began for began, _, _ in run(fleet.scenario).listings if began >= fleet.since]
     seconds = fleet.scenario.seconds - fleet.since
     assert len(listings) <= 10 * seconds / Config(Kcl()).cycle_seconds

@@ -4,9 +4,9 @@ import pytest
 from attrs import evolve
 
 from leasehold.balancer.config import Config
-from leasehold_lab.simulator.question import SimulationQuestion, answer
+from leasehold_lab.simulator.question import SimulationQuestion, simulate_question
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Network, group_of, scale_out
+from leasehold_lab.simulator.scenario import Network, create_scaled_out_fleet, name_group_workers
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,9 @@ SLOW = Network(latency=(0.4, 0.5), stall=0.0, unanswered=0.0)
 
 def test_owner_with_many_requests_renews_its_other_leases() -> None:
     """An owner renews its other leases while it gives many away."""
-    fleet = scale_out(120, ("a-000",), group_of(1, 40), Config(), seed=1, start="together", cycles=2.0)
+    fleet = create_scaled_out_fleet(
+        120, ("a-000",), name_group_workers(1, 40), Config(), seed=1, start="together", cycles=2.0
+    )
     history = run(evolve(fleet.scenario, network=SLOW))
     lost = [
         (write.verb, write.key)
@@ -31,5 +33,5 @@ def test_owner_with_many_requests_renews_its_other_leases() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_joiners_wait_for_each_other_if_annotations_cost_requests(seed: int) -> None:
     """Early joiners do not take leases that later joiners need, which saves a third of the moves."""
-    found = answer(evolve(DATED, seed=seed))
+    found = simulate_question(evolve(DATED, seed=seed))
     assert (found.moves, found.spread) == (found.moves_minimum, 1)

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from leasehold.balancer.config import Config
-from leasehold_lab.judge.rights import changes
+from leasehold_lab.judge.rights import find_owner_changes
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Member, Network, Scenario, group_of
+from leasehold_lab.simulator.scenario import Member, Network, Scenario, name_group_workers
 
 SLOW_SECONDS = 0.5
 """With ten concurrent renewals, twenty leases are renewed per second, and 106 in the interval between renewals."""
@@ -15,10 +15,10 @@ SLOW_SECONDS = 0.5
 
 def changed_hands(leases: int, seconds: float = 40.0) -> int:
     """Return the number of owner changes in a fleet of two workers with this many leases each, without deaths."""
-    names = group_of(0, 2)
+    names = name_group_workers(0, 2)
     members = tuple(Member(name, Config(), present=True) for name in names)
     network = Network(latency=(SLOW_SECONDS, SLOW_SECONDS), stall=0.0, unanswered=0.0)
-    return len([*changes(run(Scenario(1, names * leases, members, seconds, network=network)).writes)])
+    return len([*find_owner_changes(run(Scenario(1, names * leases, members, seconds, network=network)).writes)])
 
 
 def test_concurrent_renewals_grow_with_the_latency_of_the_store(caplog: pytest.LogCaptureFixture) -> None:

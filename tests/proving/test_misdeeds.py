@@ -9,10 +9,10 @@ from attrs import evolve
 
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
-from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.events import ReadingEvent, RunHistory, WriteEvent
-from leasehold_lab.judge.explanations import judge
-from leasehold_lab.simulator.call_faults import HARMLESS, POISON, CallableFault, CallableKind, Deviation, poisonous
+from leasehold_lab.judge.explanations import judge_history
+from leasehold_lab.simulator.call_faults import HARMLESS, POISON, CallableFault, CallableKind, Deviation, is_poisonous
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Scenario
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 WORKERS = ("a-0", "a-1")
 CONFIG = Config(initial_position=TRIM_HORIZON)
 SECONDS, SETTLED = 180.0, 150.0
-LIMITS = Limits(dict.fromkeys(WORKERS, CONFIG.lease_seconds), SETTLED, callable_faults=True)
+LIMITS = JudgeLimits(dict.fromkeys(WORKERS, CONFIG.lease_seconds), SETTLED, callable_faults=True)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def told(whose: CallableKind, what: Deviation, seconds: float = 25.0) -> RunHist
 @pytest.mark.parametrize("what", HARMLESS)
 def test_both_laws_hold_whatever_a_callable_does(whose: CallableKind, what: Deviation) -> None:
     """No record is lost, and no shard is held without being read."""
-    assert judge(told(whose, what), LIMITS) == ()
+    assert judge_history(told(whose, what), LIMITS) == ()
 
 
 def poisoned(*more: CallableFault) -> RunHistory:
@@ -64,14 +64,14 @@ def poisoned(*more: CallableFault) -> RunHistory:
 def test_only_poisonous_records_become_dead_letters() -> None:
     """Records next to a poisoned one are handled as usual, and no poisoned record is skipped."""
     history = poisoned()
-    assert judge(history, LIMITS) == ()
-    dead_lettered = {(event.shard, event.place) for event in history.of_kinds("dead-lettered")}
-    finished = {(event.shard, event.place) for event in history.of_kinds("finished")}
-    taken = {(event.shard, event.place) for event in history.of_kinds("record")}
+    assert judge_history(history, LIMITS) == ()
+    dead_lettered = {(event.shard, event.place) for event in history.select_events("dead-lettered")}
+    finished = {(event.shard, event.place) for event in history.select_events("finished")}
+    taken = {(event.shard, event.place) for event in history.select_events("record")}
     assert dead_lettered
-    assert all(poisonous(str(number)) for _, (number, _) in dead_lettered)
+    assert all(is_poisonous(str(number)) for _, (number, _) in dead_lettered)
     assert dead_lettered | finished == taken
-    together = Counter((event.t, event.shard) for event in history.of_kinds("record"))
+    together = Counter((event.t, event.shard) for event in history.select_events("record"))
     assert max(together.values()) > 3 * POISON, "long batches were searched"
 
 
@@ -80,13 +80,13 @@ def test_only_poisonous_records_become_dead_letters() -> None:
 def test_both_laws_hold_whatever_a_dead_letter_sink_does(what: Deviation) -> None:
     """No checkpoint passes a record that reached neither its handler nor the dead letters."""
     history = poisoned(CallableFault(WORKERS[0], "dead letter", what, 40.0, 30.0))
-    assert judge(history, LIMITS) == ()
-    assert {event.process.partition("#")[0] for event in history.of_kinds("dead-lettered")} == set(WORKERS)
+    assert judge_history(history, LIMITS) == ()
+    assert {event.process.partition("#")[0] for event in history.select_events("dead-lettered")} == set(WORKERS)
 
 
 def test_hanging_handler_is_reported_as_unread() -> None:
     """The judge reports a shard that is not read while its lease is renewed."""
-    said = judge(told("handler", "hang", 100.0), LIMITS)
+    said = judge_history(told("handler", "hang", 100.0), LIMITS)
     assert {each.what for each in said} == {"held unread"}
 
 
@@ -100,6 +100,6 @@ def test_checkpoint_after_unfinished_record_is_reported() -> None:
     for number in (100, 101):
         history.events.append(ReadingEvent(1.0, "a-0#0", "finished", "s-0", (number, 0)))
     history.writes.append(WriteEvent(2.0, 2.0, "a-0", "a-0#0", "checkpoint", "s-0", before, after, done=True))
-    assert [str(breach) for breach in judge(history, Limits()) if breach.what == "unfinished"] == [
+    assert [str(breach) for breach in judge_history(history, JudgeLimits()) if breach.what == "unfinished"] == [
         "unfinished at 2.000 s: a-0#0 checkpointed 102 of s-0, and no handler has finished 102",
     ]

@@ -8,14 +8,14 @@ import sys
 import pytest
 from attrs import evolve
 
-from leasehold_lab.simulator.digests import digest, digest_of
-from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
+from leasehold_lab.simulator.digests import compute_digest, compute_digest_of_seed
+from leasehold_lab.simulator.question import SimulationQuestion, build_fleet
 from leasehold_lab.simulator.run import run
 
 pytestmark = pytest.mark.slow
 
 SEEDS = (3, 5, 18)
-SMALL = fleet_of(SimulationQuestion(leases=4, workers=(3,), cycles=2.0)).scenario
+SMALL = build_fleet(SimulationQuestion(leases=4, workers=(3,), cycles=2.0)).scenario
 CODE = f"""
 from leasehold_lab.simulator.digests import digest_of
 print(*map(digest_of, {SEEDS}))
@@ -31,13 +31,13 @@ def digests(hash_seed: str) -> list[str]:
 
 def test_same_seed_gives_the_same_history_in_every_process() -> None:
     """A failure that was found under a seed can be replayed."""
-    here = [digest_of(seed) for seed in SEEDS]
+    here = [compute_digest_of_seed(seed) for seed in SEEDS]
     assert digests("1") == here
 
 
 def test_another_seed_gives_another_history() -> None:
     """The history of a run depends on its seed."""
-    assert digest(run(SMALL)) != digest(run(evolve(SMALL, seed=12345)))
+    assert compute_digest(run(SMALL)) != compute_digest(run(evolve(SMALL, seed=12345)))
 
 
 @pytest.mark.parametrize("collects", [True, False])

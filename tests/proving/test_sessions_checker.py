@@ -15,16 +15,16 @@ from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, Sessi
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import CheckpointLate
 from leasehold_lab.checker import sessions
-from leasehold_lab.checker.sessions import CheckedCells, SessionModel, settings
+from leasehold_lab.checker.sessions import CheckedCells, SessionModel, build_session_models
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", sorted(settings()))
+@pytest.mark.parametrize("name", sorted(build_session_models()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
     """In every order of requests, no record is skipped, no confirmed write is undone, and no shard has two readers."""
-    explored = settings()[name].explore(4_000)
+    explored = build_session_models()[name].explore(4_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
     assert explored.states >= 4_000 or explored.complete
 
@@ -154,7 +154,7 @@ def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
 def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
     """Replace a lease's row whatever its version, if its owner is the one that was read."""
     contents: dict[str, str] = {}
-    real, really = sessions.version_of, sessions.apply_request
+    real, really = sessions.compute_version, sessions.apply_request
 
     def version_of(content: str) -> str:
         return contents.setdefault(content, real(content))
@@ -169,7 +169,7 @@ def comparing_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
     def owner(content: str) -> object:
         return json.loads(content or "{}").get("session")
 
-    patched.setattr(sessions, "version_of", version_of)
+    patched.setattr(sessions, "compute_version", version_of)
     patched.setattr(sessions, "apply_request", carried_out)
 
 
@@ -263,15 +263,15 @@ AGAIN = ((0, "release", "s0"), (0, "look", ""), (0, "claim", "s0"), *PARTED[3:5]
 TAKEN = ((1, "claim", "s0"), (1, "handle", "s0"), (1, "commit", "s0"), (1, "release", "s0"))
 
 PLANTS: dict[Plant, Callable[[], SessionModel]] = {
-    row_before_the_owner_is_stopped: lambda: settings()["theft, crash"],
+    row_before_the_owner_is_stopped: lambda: build_session_models()["theft, crash"],
     going_on_after_an_unknown_release: lambda: setting((4, 0), HELD, "release handle commit", late=1),
     freezing_by_a_stale_row: lambda: setting((0, 1), (*HELD, (1, "steal", "s0", 1), *AGAIN), "look"),
     dropping_a_frozen_entry: lambda: setting((1, 0), (*TWO, (1, "steal", "s0", 4)), "commit", leases=2),
-    stopping_whatever_version_is_there: lambda: settings()["expiry"],
+    stopping_whatever_version_is_there: lambda: build_session_models()["expiry"],
     counting_a_reading_as_a_renewal: lambda: setting(
         (0, 1, 0), (*HELD, (2, "look", ""), TICK, (0, "commit", "s0", 0), (2, "request", "s0")), "claim"
     ),
-    beginning_because_the_row_names_me: lambda: settings()["hand-over"],
+    beginning_because_the_row_names_me: lambda: build_session_models()["hand-over"],
     one_session_for_each_worker_id: lambda: setting((2, 0), PARTED[:5], "look claim", crash=1, restart=1),
     comparing_the_owner_alone: lambda: setting((0, 0), (HELD[0], HELD[2], (0, "claim", "s0", 1), *TAKEN), "look"),
     positions_without_their_epoch: lambda: setting(
@@ -279,7 +279,7 @@ PLANTS: dict[Plant, Callable[[], SessionModel]] = {
     ),
     late_checkpoints_of_any_epoch: lambda: setting((1, 2), ROBBED, "late look claim"),
     removing_by_a_list_from_before: lambda: setting((0, 1, 0), EARLY, "look"),
-    removing_what_a_row_names: lambda: settings()["removal"],
+    removing_what_a_row_names: lambda: build_session_models()["removal"],
     group_writes_that_may_create_their_row: lambda: setting(
         (1, 0), (*PARTED[:4], TICK, (1, "claim", "s0"), (1, "look", ""), (1, "look", "")), "commit"
     ),

@@ -10,23 +10,23 @@ from attrs import evolve
 from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
-from leasehold_lab.judge.breach import Breach, BreachKind, Limits
+from leasehold_lab.judge.breach import Breach, BreachKind, JudgeLimits
 from leasehold_lab.judge.events import ReadingEvent, RunHistory, WriteAnswer, WriteEvent, WriteVerb
-from leasehold_lab.judge.explanations import LAWS, judge
+from leasehold_lab.judge.explanations import LAWS, judge_history
 from leasehold_lab.judge.run import JudgedRun
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Nap, Network, cold, group_of
+from leasehold_lab.simulator.scenario import Nap, Network, create_cold_fleet, name_group_workers
 
 CONFIG = Config()
-A, B = group_of(0, 2)
+A, B = name_group_workers(0, 2)
 SETTLED = 80.0
-LIMITS = Limits(lease_seconds={A: 10.0, B: 10.0}, settled=SETTLED, moves=(SETTLED, 0))
+LIMITS = JudgeLimits(lease_seconds={A: 10.0, B: 10.0}, settled=SETTLED, moves=(SETTLED, 0))
 
 
 @functools.cache
 def good() -> RunHistory:
     """Run two workers that start together, share four leases, and read."""
-    fleet = cold(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
+    fleet = create_cold_fleet(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
     scenario = evolve(fleet.scenario, reading=True, full=True, calm=60.0, scan_per_cycle=True)
     return run(scenario)
 
@@ -206,7 +206,7 @@ def checkpoint_of_another() -> RunHistory:
 
 def finished_again() -> RunHistory:
     """Handle the records of a shard again after its end was checkpointed."""
-    record = next(event for event in good().of_kinds("record") if event.shard == "s-0")
+    record = next(event for event in good().select_events("record") if event.shard == "s-0")
     late = f"{record.worker}#9"
     again = [ReadingEvent(90.0, late, "initialize", "s-0"), evolve(record, t=91.0, process=late)]
     end = WriteAnswer(80.0, 79.9, record.process, "checkpoint", "s-0", "done", checkpoint=SHARD_END.order)
@@ -239,13 +239,13 @@ PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
 
 def test_good_run_has_no_breach() -> None:
     """A good run breaks no law, so the planted breaches are the only ones."""
-    assert judge(good(), LIMITS) == ()
+    assert judge_history(good(), LIMITS) == ()
 
 
 @pytest.mark.parametrize(("history", "what"), PLANTED.items(), ids=lambda each: getattr(each, "__name__", ""))
 def test_planted_breach_is_named(history: Callable[[], RunHistory], what: BreachKind) -> None:
     """The judge names each planted breach, with its time and its lease or worker."""
-    named = [breach for breach in judge(history(), LIMITS) if breach.what == what]
+    named = [breach for breach in judge_history(history(), LIMITS) if breach.what == what]
     assert named
     for breach in named:  # the breach, its time, and its lease or worker
         assert str(breach).startswith(f"{what} at {breach.t:.3f} s: ")
@@ -261,12 +261,14 @@ def test_each_law_is_broken_only_by_planted_faults(law: Callable[[JudgedRun], It
 
 def test_records_unread_at_the_end_are_lost() -> None:
     """The judge reports records of a shard that had no reader at the end."""
-    assert any(breach.what == "lost" and "never handed over" in breach.why for breach in judge(never_read(), LIMITS))
+    assert any(
+        breach.what == "lost" and "never handed over" in breach.why for breach in judge_history(never_read(), LIMITS)
+    )
 
 
 def test_breach_contains_workers_and_reason() -> None:
     """The description of a breach contains the workers and the reason."""
-    (breach,) = [each for each in judge(two_holders(), LIMITS) if each.what == "two holders"]
+    (breach,) = [each for each in judge_history(two_holders(), LIMITS) if each.what == "two holders"]
     held = last("s-0", 50.0)
     until = held.sent + 0.999 * 10
     right = f"{held.process} held until {until:.3f} by its {held.verb} of {held.sent:.3f}"
@@ -276,8 +278,8 @@ def test_breach_contains_workers_and_reason() -> None:
 @pytest.mark.parametrize(("limits", "unread"), [((5.0,), True), (POLL_TIMEOUTS, False)], ids=["fixed", "growing"])
 def test_a_shard_that_a_slow_stream_leaves_unread_is_seen(limits: tuple[float, ...], unread: bool) -> None:
     """The judge reports a shard as unread if all its reads time out."""
-    fleet = cold(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
+    fleet = create_cold_fleet(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
     slow = Network(slow=(Nap(30.0, 120.0),), patience=limits)
     scenario = evolve(fleet.scenario, reading=True, full=True, seconds=240.0, calm=160.0, network=slow)
-    said = [breach.what for breach in judge(run(scenario), Limits(lease_seconds={A: 10.0, B: 10.0}))]
+    said = [breach.what for breach in judge_history(run(scenario), JudgeLimits(lease_seconds={A: 10.0, B: 10.0}))]
     assert set(said) == ({"held unread"} if unread else set())

@@ -79,7 +79,7 @@ def repeated(history: SimulatedHistory, reset_at: float) -> list[str]:
     ]
     found, furthest, was_reset = list[str](), dict[str, tuple[int, int, int]](), False
     steps.sort(reverse=True)
-    for event in history.of_kinds("record"):
+    for event in history.select_events("record"):
         while steps and steps[-1][0] < event.t:
             at, shard, order = steps.pop()
             if at >= reset_at and not was_reset:
@@ -98,7 +98,7 @@ def _ended(furthest: dict[str, tuple[int, int, int]]) -> dict[str, tuple[int, in
 
 def unhandled(history: SimulatedHistory) -> list[str]:
     """Describe the records that no worker handled."""
-    done = {(event.shard, event.digest) for event in history.of_kinds("finished")}
+    done = {(event.shard, event.digest) for event in history.select_events("finished")}
     return [f"{sent.key} {sent.digest}" for sent in history.sent if (sent.key, sent.digest) not in done]
 
 

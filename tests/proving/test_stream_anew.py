@@ -79,5 +79,5 @@ def test_no_record_of_the_second_stream_is_handed_over_unasked(seed: int, caplog
     assert [row for old, row in late if old and row and row.checkpoint != old.checkpoint] == []
     assert [row for _, row in late if row and row.owner is not None] == [], "nobody holds a lease of it"
     said = [text for text in caplog.messages if "stream listed was made anew at 2 s since 1970" in text]
-    here = sum(member.alive(scenario.seconds) and member.plans > FAULTS_END for member in scenario.members)
+    here = sum(member.is_running_at(scenario.seconds) and member.plans > FAULTS_END for member in scenario.members)
     assert here <= len(said) <= sum(each.what == "start" for each in history.incidents), "each process says it, once"

@@ -12,16 +12,16 @@ from leasehold.stores import swap
 from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, joined
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, ResetLease, Write
-from leasehold_lab.checker.swap import CheckedTable, SwapModel, swap_model, swap_settings
+from leasehold_lab.checker.swap import CheckedTable, SwapModel, build_swap_model, build_swap_models
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", sorted(swap_settings()))
+@pytest.mark.parametrize("name", sorted(build_swap_models()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
     """In every order of requests of a swap, no record is skipped, no write undone, and no shard has two readers."""
-    explored = swap_settings()[name].explore(3_000)
+    explored = build_swap_models()[name].explore(3_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
     assert explored.states >= 3_000 or explored.complete
 
@@ -128,7 +128,7 @@ CARRIED = (*FREE, (0, "look", "", 1), (1, "carry", "s0"), (1, "look", ""), (1, "
 
 def setting(moves: tuple[int, ...], initial_actions: Any, verbs: str, **faults: int) -> SwapModel:  # noqa: ANN401
     """Return a setting as small as this order allows."""
-    return swap_model(moves, initial_actions, *verbs.split(), faults=faults)
+    return build_swap_model(moves, initial_actions, *verbs.split(), faults=faults)
 
 
 PLANTS: dict[Plant, Callable[[], SwapModel]] = {

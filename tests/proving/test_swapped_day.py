@@ -9,8 +9,8 @@ from attrs import evolve
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores import swap
-from leasehold_lab.judge.breach import Breach, Limits
-from leasehold_lab.judge.explanations import judge
+from leasehold_lab.judge.breach import Breach, JudgeLimits
+from leasehold_lab.judge.explanations import judge_history
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, MemberEnding, Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
@@ -54,7 +54,7 @@ def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN
 
 def breaches(history: SimulatedHistory) -> tuple[Breach, ...]:
     """Return the breaches that the judge finds."""
-    return judge(history, Limits(lease_seconds=dict.fromkeys(WORKERS, LEASE_SECONDS)))
+    return judge_history(history, JudgeLimits(lease_seconds=dict.fromkeys(WORKERS, LEASE_SECONDS)))
 
 
 def judged(scenario: Scenario) -> None:
@@ -63,7 +63,7 @@ def judged(scenario: Scenario) -> None:
     assert breaches(history) == ()
     assert [asked for asked, _ in history.swaps] == list(scenario.swaps)
     assert all(arrived - asked < TURN_SECONDS / 2 for asked, arrived in history.swaps)
-    seen = {(event.key, event.digest) for event in history.of_kinds("record")}
+    seen = {(event.key, event.digest) for event in history.select_events("record")}
     assert seen == {(each.key, each.digest) for each in history.sent}
 
 

@@ -2,13 +2,13 @@
 
 import math
 
-from leasehold_lab.simulator.world.tasks import Tasks
+from leasehold_lab.simulator.world.tasks import TaskScheduler
 
 
 def test_task_that_waits_forever_ends_with_the_run() -> None:
     """A task that is still waiting at the end of a run is ended, so it keeps no memory."""
     ended: list[str] = []
-    tasks = Tasks()
+    tasks = TaskScheduler()
 
     def wait(name: str, due: float) -> None:
         try:

@@ -24,10 +24,10 @@ from leasehold.stores.objects import blob
 from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import RenewLease
-from leasehold_lab.contract.actors import owned
+from leasehold_lab.contract.actors import create_owned_lease
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import conninfo_of
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.standins.postgres import build_conninfo
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 PAGE = FOLDER.with_name("rights.md").read_text()
 FILES = sorted(path.name for path in FOLDER.iterdir())
@@ -53,7 +53,7 @@ def test_a_table_stream_reader_uses_exactly_the_rights_of_its_file(monkeypatch: 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     table = TableStreams(lanes=1)
-    with serve_table(table) as endpoint:
+    with run_table_server(table) as endpoint:
         source = open_source(f"dynamodb-streams://orders?region={REGION}&endpoint={endpoint}")
         (shard,) = source.shards()
         assert source.open(Lease(shard.id), TRIM_HORIZON).read().fault == ""
@@ -140,7 +140,7 @@ def test_a_shared_table_worker_uses_exactly_the_rights_of_its_file(dynalite_url:
         open_store(url).close()  # creates it
         line.requests.clear()
         store = open_store(url, create=False)
-        owned(store)
+        create_owned_lease(store)
         store.list()
         store.get(["none"])
         store.close()
@@ -151,13 +151,15 @@ def test_a_shared_table_worker_uses_exactly_the_rights_of_its_file(dynalite_url:
 
 def test_postgresql_users_have_the_documented_rights(postgres_service: Service) -> None:
     """A worker has all rights that it needs, and a reader cannot write."""
-    with connect(conninfo_of(postgres_service), autocommit=True) as connection:
+    with connect(build_conninfo(postgres_service), autocommit=True) as connection:
         connection.execute("CREATE DATABASE rights")
     place = f"postgres://127.0.0.1:{postgres_service.port}/rights"
-    with connect(conninfo_of(postgres_service).replace("dbname=postgres", "dbname=rights"), autocommit=True) as owner:
+    with connect(
+        build_conninfo(postgres_service).replace("dbname=postgres", "dbname=rights"), autocommit=True
+    ) as owner:
         owner.execute((FOLDER / "postgres.sql").read_bytes())
     worker = open_store(f"{place}?user=leases_worker", create=False)
-    seen = owned(worker)
+    seen = create_owned_lease(worker)
     reader = open_store(f"{place}?user=leases_reader", create=False, write=False)
     assert reader.list() == worker.list() == Listing((seen,))
     with pytest.raises(StoreError, match="this user may not do that"):

@@ -14,7 +14,7 @@ from standins.spark import spark_class
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.cli import pipeline
-from leasehold_lab.standins.node import Command, free_port, serving
+from leasehold_lab.standins.node import ServiceCommand, find_free_port, run_service
 
 pytestmark = [
     pytest.mark.spark,
@@ -45,7 +45,7 @@ def test_cluster_tasks_fetch_rows_from_the_driver_and_show_no_secret(
 ) -> None:
     """Tasks on other machines need no files of the driver, and Spark's web pages show no secret."""
     with tempfile.TemporaryDirectory() as own:
-        port = free_port()
+        port = find_free_port()
         settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.executor.memory": "512m",
@@ -86,7 +86,7 @@ def shown(port: int) -> Iterator[str]:
 def test_thin_client_runs_a_pipeline_on_a_connect_server(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
 ) -> None:
-    def server(port: int) -> Command:
+    def server(port: int) -> ServiceCommand:
         settings = {
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": str(port),
@@ -98,7 +98,7 @@ def test_thin_client_runs_a_pipeline_on_a_connect_server(
         submit = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]", *confs, "--class", name]
         return spark_class(*submit, "spark-internal", environment=environment)
 
-    with serving("spark-connect", server, WAIT) as service:
+    with run_service("spark-connect", server, WAIT) as service:
         command = [sys.executable, pipeline.__file__]
         client = {"SPARK_REMOTE": f"sc://127.0.0.1:{service.port}", "JAVA_HOME": "", "PATH": "/nowhere"}
         with started(place, command, environment | client, kinesis_url) as application:

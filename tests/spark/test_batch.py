@@ -26,7 +26,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceUnavailable
 from leasehold.stores.urls import open_store
-from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords, shard
+from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords, create_shard
 
 SINCE, UNTIL, NOW, TOLD_MS = 1_000_000, 1_060_000, 1_120_000, 10_000
 
@@ -51,7 +51,7 @@ class Stream(ListSource):
             Record(f"{name}-{number}".encode(), str(number), arrived=SINCE / 1000 + each)
             for number, each in enumerate(times, 1)
         ]
-        self.listed.append(shard(name, 0, 9, open=not ended))
+        self.listed.append(create_shard(name, 0, 9, open=not ended))
         self.shard_logs[name] = ShardRecords(rows, size=size, ended=ended, wait_seconds=0)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
@@ -307,8 +307,8 @@ def test_queries_and_workers_share_a_slice_across_a_split(tmp_path: Path) -> Non
     ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "q", "c"):
         ground.stream.put(name, [float(each) for each in range(-9, 100)], size=20)
-    ground.stream.listed = [shard("p", 0, 9), shard("q", 10, 19)]
-    ground.stream.end("p", shard("c", 0, 9, "p"))
+    ground.stream.listed = [create_shard("p", 0, 9), create_shard("q", 10, 19)]
+    ground.stream.end("p", create_shard("c", 0, 9, "p"))
     path, handled = tmp_path / "leases.db", list[str]()
     config = Config(initial_position=cut.since, lease_seconds=2.0)
     worker = Worker(
@@ -338,8 +338,8 @@ def test_lone_query_reads_a_slice_whole_and_once(tmp_path: Path) -> None:
     ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "c"):
         ground.stream.put(name, [float(each) for each in range(-9, 100)], size=20)
-    ground.stream.listed = [shard("p", 0, 9)]
-    ground.stream.end("p", shard("c", 0, 9, "p"))
+    ground.stream.listed = [create_shard("p", 0, 9)]
+    ground.stream.end("p", create_shard("c", 0, 9, "p"))
     assert sorted(run_query(query_of(ground, tmp_path / "leases.db", cut))) == in_time(ground.stream, SINCE, UNTIL)
 
 

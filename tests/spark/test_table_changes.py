@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from streaming_jobs import Job, new_job
 from waiters import until
 
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -21,7 +21,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "demo")
     streams = TableStreams(lanes=2)
-    with serve_table(streams) as endpoint:
+    with run_table_server(streams) as endpoint:
         yield streams, endpoint
 
 
@@ -51,7 +51,7 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
     streams, _ = table
     changed(streams, 0, 60)
     job.parquet("out", now=True)
-    streams.roll()
+    streams.end_open_shards()
     changed(streams, 60, 60)
     job.parquet("out", now=True)
     rows = spark.read.parquet(str(job.folder / "out")).collect()

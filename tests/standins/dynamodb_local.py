@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from leasehold.adapters.toolchain import ServiceError, fill_once, java_home
-from leasehold_lab.standins.node import Command, Service, serving
+from leasehold_lab.standins.node import Service, ServiceCommand, run_service
 
 VERSION = "2.6.1"
 OPT_IN = "LEASEHOLD_DYNAMODB_LOCAL"
@@ -39,11 +39,11 @@ def dynamodb_local() -> Iterator[Service]:
     jars = fill_once(f"dynamodb-local-{VERSION}", _fetch) / "lib"
     java = str(java_home() / "bin" / "java")
 
-    def command(port: int) -> Command:
+    def command(port: int) -> ServiceCommand:
         options = ("-inMemory", "-sharedDb", "-disableTelemetry", "-port", str(port))
-        return Command((java, *SHORT_LIVED, "-cp", f"{jars}/*", MAIN, *options))
+        return ServiceCommand((java, *SHORT_LIVED, "-cp", f"{jars}/*", MAIN, *options))
 
-    with serving("dynamodb-local", command) as service:
+    with run_service("dynamodb-local", command) as service:
         yield service
 
 

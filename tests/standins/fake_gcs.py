@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leasehold.adapters.toolchain import fill_once
-from leasehold_lab.standins.node import HOST, Command, Service, serving
+from leasehold_lab.standins.node import HOST, Service, ServiceCommand, run_service
 from standins.go_tool import fetched, run_go
 
 MODULE, VERSION = "github.com/fsouza/fake-gcs-server", "v1.56.1"
@@ -18,11 +18,11 @@ def fake_gcs() -> Iterator[Service]:
     """Run a service with buckets in memory, open to all. Raises ServiceError with go's output, or without go."""
     program = str(fill_once(f"fake-gcs-server-{VERSION}", _build, shared=True) / "fake-gcs-server")
 
-    def command(port: int) -> Command:
+    def command(port: int) -> ServiceCommand:
         place = ("-host", HOST, "-port", str(port), "-public-host", f"{HOST}:{port}")
-        return Command((program, "-backend", "memory", "-scheme", "http", "-log-level", "warn", *place))
+        return ServiceCommand((program, "-backend", "memory", "-scheme", "http", "-log-level", "warn", *place))
 
-    with serving("fake-gcs-server", command) as service:
+    with run_service("fake-gcs-server", command) as service:
         yield service
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leasehold.adapters.toolchain import ServiceError, fill_once
-from leasehold_lab.standins.node import Command, Service, serving
+from leasehold_lab.standins.node import Service, ServiceCommand, run_service
 
 PROGRAM = Path(__file__).parent / "rust"
 BINARY = "ferrokinesis-on-loopback"
@@ -35,10 +35,10 @@ def ferrokinesis(*, subscription_seconds: float = 300.0, event_records: int = 10
     """
     program = str(fill_once(f"ferrokinesis-{_digest()}", _build, shared=True) / BINARY)
 
-    def command(port: int) -> Command:
-        return Command((program, str(port), str(round(1000 * subscription_seconds)), str(event_records)))
+    def command(port: int) -> ServiceCommand:
+        return ServiceCommand((program, str(port), str(round(1000 * subscription_seconds)), str(event_records)))
 
-    with serving("ferrokinesis", command) as service:
+    with run_service("ferrokinesis", command) as service:
         yield service
 
 

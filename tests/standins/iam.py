@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 from attrs import Factory, frozen
 
-from leasehold_lab.standins.node import HOST, Command, Service, serving
+from leasehold_lab.standins.node import HOST, Service, ServiceCommand, run_service
 
 REGION, ACCOUNT = "eu-west-1", "123456789012"
 Document = Mapping[str, Any]
@@ -66,11 +66,13 @@ def account() -> Iterator[Account]:
     """Run an account that judges rights on DynamoDB and Kinesis by action and resource, ignoring conditions and KMS."""
     script = str(Path(__file__).with_name("iam_server.py"))
 
-    def command(port: int) -> Command:
+    def command(port: int) -> ServiceCommand:
         # Three requests create the user with all rights; from then on every request needs a right.
-        return Command((sys.executable, script, "-H", HOST, "-p", str(port)), {"INITIAL_NO_AUTH_ACTION_COUNT": "3"})
+        return ServiceCommand(
+            (sys.executable, script, "-H", HOST, "-p", str(port)), {"INITIAL_NO_AUTH_ACTION_COUNT": "3"}
+        )
 
-    with serving("moto-iam", command) as service:
+    with run_service("moto-iam", command) as service:
         key, secret = _user(boto3.client("iam", endpoint_url=service.url, region_name=REGION), "admin", (ALL,))
         yield Account(service, boto3.Session(key, secret))
 

@@ -24,7 +24,7 @@ import yaml
 from attrs import frozen
 
 from leasehold.adapters.toolchain import ServiceError, fill_once
-from leasehold_lab.standins.node import POLL_SECONDS, Command, serving
+from leasehold_lab.standins.node import POLL_SECONDS, ServiceCommand, run_service
 from standins.go_tool import fetched, run_go
 
 PROGRAM = Path(__file__).parent / "go"
@@ -93,10 +93,10 @@ def kubernetes() -> Iterator[KubernetesApi]:
     """
     folder, token = fill_once(f"kube-api-{_digest()}", _build, shared=True), secrets.token_hex()
 
-    def command(port: int) -> Command:
-        return Command((str(folder / BINARY), str(port)), {"TOKEN": token})
+    def command(port: int) -> ServiceCommand:
+        return ServiceCommand((str(folder / BINARY), str(port)), {"TOKEN": token})
 
-    with serving("kube-api", command, READY_SECONDS) as service:
+    with run_service("kube-api", command, READY_SECONDS) as service:
         api = KubernetesApi(service.port, token, service.log.parent / "certificates" / "apiserver.crt")
         _until("it is ready", lambda: api.ask("GET", "/readyz")[0] == 200)
         definition = yaml.safe_load((folder / "scaledobjects.yaml").read_text())

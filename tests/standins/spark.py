@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leasehold.adapters.toolchain import fill_once, java_home
-from leasehold_lab.standins.node import Command, free_port, serving
+from leasehold_lab.standins.node import ServiceCommand, find_free_port, run_service
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,12 +80,12 @@ def spark_session(
         session.stop()
 
 
-def spark_class(name: str, *arguments: str, environment: Mapping[str, str]) -> Command:
+def spark_class(name: str, *arguments: str, environment: Mapping[str, str]) -> ServiceCommand:
     """Return the command of a program in Spark's own package."""
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
-    return Command((str(Path(spec.origin).parent / "bin/spark-class"), name, *arguments), dict(environment))
+    return ServiceCommand((str(Path(spec.origin).parent / "bin/spark-class"), name, *arguments), dict(environment))
 
 
 @contextmanager
@@ -96,19 +96,19 @@ def spark_cluster(environment: Mapping[str, str], memory: str = "600m", cores: i
         def apart() -> dict[str, str]:
             return {**environment, "TMPDIR": stack.enter_context(tempfile.TemporaryDirectory())}
 
-        def master(port: int) -> Command:
-            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]
+        def master(port: int) -> ServiceCommand:
+            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(find_free_port())]
             return spark_class("org.apache.spark.deploy.master.Master", *place, environment=apart())
 
-        found = stack.enter_context(serving("spark-master", master, START_SECONDS))
+        found = stack.enter_context(run_service("spark-master", master, START_SECONDS))
         url = f"spark://127.0.0.1:{found.port}"
 
-        def worker(port: int) -> Command:
+        def worker(port: int) -> ServiceCommand:
             env = apart()
-            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]
+            place = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(find_free_port())]
             place += ["--cores", str(cores), "--memory", memory, "--work-dir", env["TMPDIR"]]
             return spark_class("org.apache.spark.deploy.worker.Worker", *place, url, environment=env)
 
         for number in range(2):
-            stack.enter_context(serving(f"spark-worker-{number}", worker, START_SECONDS))
+            stack.enter_context(run_service(f"spark-worker-{number}", worker, START_SECONDS))
         yield url

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leasehold.adapters.toolchain import fill_once
-from leasehold_lab.standins.node import HOST, Command, Service, serving
+from leasehold_lab.standins.node import HOST, Service, ServiceCommand, run_service
 from standins.go_tool import fetched, run_go
 
 MODULE, VERSION = "github.com/versity/versitygw", "v1.8.0"
@@ -28,13 +28,13 @@ def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
         for folder in (buckets, facts):
             folder.mkdir(exist_ok=True)
 
-        def command(port: int) -> Command:
+        def command(port: int) -> ServiceCommand:
             # The metadata of objects is stored in separate files, because some folders lack extended attributes.
             options = ("--port", f"{HOST}:{port}", "--region", REGION, "--quiet", "posix", "--sidecar", str(facts))
             keys = {"ROOT_ACCESS_KEY_ID": key, "ROOT_SECRET_ACCESS_KEY": key}
-            return Command((program, *options, str(buckets)), keys)
+            return ServiceCommand((program, *options, str(buckets)), keys)
 
-        with serving("versitygw", command) as service:
+        with run_service("versitygw", command) as service:
             yield service
 
 

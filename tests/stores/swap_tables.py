@@ -14,7 +14,7 @@ from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Store
 from leasehold.stores.sessions.store import KeepsCells, SessionStore
 from leasehold.stores.urls import open_store
-from leasehold_lab.standins.postgres import store_url
+from leasehold_lab.standins.postgres import build_store_url
 
 _numbers = count()
 _AWS = Session()
@@ -33,7 +33,7 @@ def dynamodb(request: pytest.FixtureRequest) -> Store:
 
 def postgres(request: pytest.FixtureRequest) -> Store:
     """Open a table on a real server."""
-    return open_store(store_url(request.getfixturevalue("postgres_service"), f"swapped_{next(_numbers)}"))
+    return open_store(build_store_url(request.getfixturevalue("postgres_service"), f"swapped_{next(_numbers)}"))
 
 
 def blob(request: pytest.FixtureRequest) -> Store:

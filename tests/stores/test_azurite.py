@@ -17,7 +17,7 @@ from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, RenewLease, StealLease
-from leasehold_lab.contract.actors import done, placed
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 pytestmark = pytest.mark.services
 
@@ -71,7 +71,7 @@ def test_a_listing_tolerates_foreign_blobs_in_the_prefix(objects: BlobObjects) -
     rows = [(lease.key, lease.owner, lease.checkpoint) for lease in listing.leases]
     assert rows == [("0", None, TRIM_HORIZON), ("1", None, Position("17")), ("2", "ann", TRIM_HORIZON)]
     assert listing.malformed == (Malformed("3", "sequencenumber", "'x' is not a decimal sequence number"),)
-    done(store.write(ClaimLease(listing.leases[1], "bob")))
+    expect_applied(store.write(ClaimLease(listing.leases[1], "bob")))
     foreign_blobs = objects.get(f"{PREFIX}/ownership/1")
     assert foreign_blobs is not None
     assert foreign_blobs.fields == {"clientidentifier": "them", "ownerid": "bob", "handoffowner": "bob"}
@@ -87,7 +87,7 @@ def test_twenty_writers_keep_their_connections(
     def create(number: int) -> None:
         gate.wait(60)
         for part in range(5):
-            done(store.write(CreateLease(Lease(f"{number}-{part}"))))
+            expect_applied(store.write(CreateLease(Lease(f"{number}-{part}"))))
 
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(create, range(20)))
@@ -104,7 +104,7 @@ def test_a_url_creates_its_container_only_if_allowed(connection: str) -> None:
     url = f"azblob://{ACCOUNT}/made-by-url?eventhub=NS.servicebus.windows.net/Orders&group=%24Default"
     with pytest.raises(StoreError, match="container 'made-by-url': it does not exist"):
         open_store(url, create=False)
-    row = done(open_store(url).write(CreateLease(Lease("0"))))
+    row = expect_applied(open_store(url).write(CreateLease(Lease("0"))))
     again = open_store("azblob://devstoreaccount1/made-by-url?eventhub=ns/orders", create=False)
     assert again.list().leases == (row,)
     blobs = ContainerClient.from_connection_string(connection, "made-by-url")
@@ -146,7 +146,7 @@ DOWN: tuple[Callable[[Store, Lease], object], ...] = (
 
 def test_a_missing_container_raises_a_fault(objects: BlobObjects, blobs: ContainerClient) -> None:
     store = EtagStore(objects, HUB)
-    lease = placed(store, Lease("0", owner="ann"))
+    lease = create_placed_lease(store, Lease("0", owner="ann"))
     blobs.delete_container()
     for ask in DOWN:
         with pytest.raises(StoreError, match="it does not exist"):

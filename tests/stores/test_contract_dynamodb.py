@@ -14,7 +14,7 @@ from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Listing
 from leasehold.stores.writes import CreateLease, RenewLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import done
+from leasehold_lab.contract.actors import expect_applied
 
 _numbers = count()
 
@@ -47,7 +47,7 @@ class TestDynaliteInSegments(StoreContract):
         yield from new_store(dynalite_url, session)
 
     def test_every_lease_is_in_one_of_the_segments(self, store: DynamoStore) -> None:
-        created = [done(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
+        created = [expect_applied(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
         assert [list(store.list().leases) for _ in range(3)] == [created] * 3
 
 
@@ -88,7 +88,7 @@ def test_a_deleted_table_is_recreated_by_a_worker_that_may(dynalite_url: str, se
     worker = DynamoStore(table, endpoint=dynalite_url, session=session)
     tool = DynamoStore(table, endpoint=dynalite_url, session=session, create=False)
     client = session.client("dynamodb", endpoint_url=dynalite_url)
-    seen = done(worker.write(CreateLease(Lease("s-0"))))
+    seen = expect_applied(worker.write(CreateLease(Lease("s-0"))))
     client.delete_table(TableName=table)
     client.get_waiter("table_not_exists").wait(TableName=table, WaiterConfig={"Delay": 1})
     with pytest.raises(StoreError, match="the table does not exist"):

@@ -6,7 +6,7 @@ from leasehold.balancer.model import Lease
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import done
+from leasehold_lab.contract.actors import expect_applied
 
 
 class TestMemory(StoreContract):
@@ -18,6 +18,6 @@ class TestMemory(StoreContract):
 
 
 def test_only_a_named_table_is_shared() -> None:
-    row = done(MemoryStore("shared-by-name").write(CreateLease(Lease("s-0"))))
+    row = expect_applied(MemoryStore("shared-by-name").write(CreateLease(Lease("s-0"))))
     assert MemoryStore("shared-by-name").get(["s-0"]) == (row,)
     assert MemoryStore("another").get(["s-0"]) == MemoryStore().get(["s-0"]) == ()

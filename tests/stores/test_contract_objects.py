@@ -10,10 +10,10 @@ from object_memory import ObjectMemory
 
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
-from leasehold_lab.contract.clauses import Checkpoints, Handoff, Ownership, Resets
+from leasehold_lab.contract.clauses import CheckpointClauses, HandoffClauses, OwnershipClauses, ResetClauses
 
 
-class TestObjects(Ownership, Checkpoints, Handoff, Resets):
+class TestObjects(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses):
     """Every clause except the races."""
 
     @pytest.fixture

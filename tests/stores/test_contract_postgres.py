@@ -24,10 +24,17 @@ from leasehold.stores.protocol import Listing, Lost, Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import KEY, done, facts, lost, owned, stored
+from leasehold_lab.contract.actors import (
+    KEY,
+    clear_layout_fields,
+    create_owned_lease,
+    expect_applied,
+    expect_rejected,
+    read_stored_lease,
+)
 from leasehold_lab.standins import node
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import DATABASE, USER, conninfo_of, postgres, store_url
+from leasehold_lab.standins.postgres import DATABASE, USER, build_conninfo, build_store_url, run_postgres
 
 pytestmark = pytest.mark.services
 
@@ -42,7 +49,7 @@ def table() -> str:
 
 @pytest.fixture
 def url(postgres_service: Service, table: str) -> str:
-    return store_url(postgres_service, table)
+    return build_store_url(postgres_service, table)
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def sql(postgres_service: Service, table: str) -> Sql:
     """Return a function that runs SQL as another program would. TABLE stands for the test's table."""
 
     def done(statement: str) -> list[tuple[Any, ...]]:
-        with psycopg.connect(conninfo_of(postgres_service), autocommit=True) as connection:
+        with psycopg.connect(build_conninfo(postgres_service), autocommit=True) as connection:
             cursor = connection.execute(statement.replace("TABLE_", table).encode())
             return cursor.fetchall() if cursor.description else []
 
@@ -85,10 +92,10 @@ def test_stricter_isolation_has_one_winner_per_lease(sql: Sql, url: str, table: 
 
 def test_every_field_of_a_lease_has_a_readable_column(sql: Sql, store: PostgresStore) -> None:
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
-    created = done(
+    created = expect_applied(
         store.write(CreateLease(evolve(lease, checkpoint=Position("41", 3, "tok é"), hash_range=(0, 2**128 - 1))))
     )
-    now = done(store.write(RequestLease(done(store.write(ClaimLease(created, "ann"))), "bob")))
+    now = expect_applied(store.write(RequestLease(expect_applied(store.write(ClaimLease(created, "ann"))), "bob")))
     assert store.get(["s:0"]) == (now,)
     ((*facts, written),) = sql("SELECT * FROM TABLE_")
     assert facts == [
@@ -99,7 +106,7 @@ def test_every_field_of_a_lease_has_a_readable_column(sql: Sql, store: PostgresS
 
 
 def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, table: str) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     sql(
         "INSERT INTO TABLE_ (key, shard, counter, checkpoint) "
         "SELECT n::text, n::text, 0, 'TRIM_HORIZON' FROM generate_series(1, 5000) AS n"
@@ -116,23 +123,27 @@ def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, tabl
 
 
 def test_foreign_columns_survive_a_renewal(sql: Sql, store: PostgresStore) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     sql("ALTER TABLE TABLE_ ADD COLUMN oncall text")
     sql("UPDATE TABLE_ SET oncall = 'the blue team'")
-    renewed = done(store.write(RenewLease(seen)))
-    done(store.write(ReleaseLease(done(store.write(CheckpointLease(renewed, Position("41")))), "ann")))
+    renewed = expect_applied(store.write(RenewLease(seen)))
+    expect_applied(
+        store.write(ReleaseLease(expect_applied(store.write(CheckpointLease(renewed, Position("41")))), "ann"))
+    )
     assert sql("SELECT oncall FROM TABLE_") == [("the blue team",)]
 
 
 def test_a_row_edited_by_hand_is_read_before_it_is_written(sql: Sql, store: PostgresStore) -> None:
     """An edit by hand does not change the counter, so a write also compares the owner."""
-    seen = owned(store)
+    seen = create_owned_lease(store)
     sql("UPDATE TABLE_ SET owner = 'bob'")
-    assert facts(lost(store.write(RenewLease(seen)))) == facts(evolve(seen, owner="bob", yields=True))
+    assert clear_layout_fields(expect_rejected(store.write(RenewLease(seen)))) == clear_layout_fields(
+        evolve(seen, owner="bob", yields=True)
+    )
     sql("""UPDATE TABLE_ SET owner = 'ann', notes = '{"a":"1"}', weight = 12.34567""")
-    now = done(store.write(RenewLease(seen)))
+    now = expect_applied(store.write(RenewLease(seen)))
     assert (now.owner, now.annotations, now.epoch) == ("ann", (("a", "1"),), seen.epoch + 1)
-    assert stored(store) == now
+    assert read_stored_lease(store) == now
 
 
 @pytest.mark.parametrize(
@@ -145,7 +156,7 @@ def test_a_row_edited_by_hand_is_read_before_it_is_written(sql: Sql, store: Post
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoil: str, field: str, why: str) -> None:
-    seen, good = owned(store), owned(store, key="good")
+    seen, good = create_owned_lease(store), create_owned_lease(store, key="good")
     sql(f"UPDATE TABLE_ SET {spoil} WHERE key <> 'good'")  # noqa: S608  the test's own words
     assert store.list() == Listing((good,), (Malformed(KEY, field, why),))
     with pytest.raises(StoreError, match=rf"lease {KEY}: {field}: .*correct the row"):
@@ -178,7 +189,7 @@ def test_a_table_of_another_shape_is_reported(sql: Sql, url: str, table: str, sh
 @pytest.mark.parametrize("does", ["INSERT", "UPDATE", "DELETE"])
 def test_a_table_whose_rules_discard_writes_is_read_only(sql: Sql, url: str, store: PostgresStore, does: str) -> None:
     """A table whose rules discard writes can be read, but is rejected for writing."""
-    seen = owned(store)
+    seen = create_owned_lease(store)
     sql(f"CREATE RULE swallow AS ON {does} TO TABLE_ DO INSTEAD NOTHING")
     with pytest.raises(StoreError, match=r"two workers could own one lease|cannot"):
         store.prove()
@@ -206,7 +217,7 @@ def test_a_user_without_synchronous_commit_is_rejected(sql: Sql, url: str, table
 def test_a_read_only_user_can_list_and_learns_which_rights_are_missing(
     sql: Sql, url: str, store: PostgresStore, table: str
 ) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     sql("CREATE ROLE reader_TABLE_ LOGIN")
     sql("GRANT SELECT ON TABLE_ TO reader_TABLE_")
     theirs = url.replace(f"user={USER}", f"user=reader_{table}")
@@ -218,7 +229,7 @@ def test_a_read_only_user_can_list_and_learns_which_rights_are_missing(
 
 
 def test_a_dropped_table_is_recreated_by_a_worker_that_may(sql: Sql, url: str, store: PostgresStore) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     tool = open_store(url, create=False, write=False)
     sql("DROP TABLE TABLE_")
     for ask in (tool.list, lambda: store.write(RenewLease(seen))):
@@ -240,7 +251,7 @@ def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> 
 
 
 def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         list(pool.map(lambda _: store.get([KEY]), range(8 * CONNECTIONS)))
     end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'"
@@ -248,14 +259,14 @@ def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresSto
     assert ended >= 1
     with pytest.raises(OutcomeUnknown, match=f"table {table} of "):
         store.write(RenewLease(seen))
-    assert done(store.write(RenewLease(seen))).epoch == seen.epoch + 1
+    assert expect_applied(store.write(RenewLease(seen))).epoch == seen.epoch + 1
     sql(end)
     assert store.get([KEY]) != (seen,)  # a read is repeated transparently
 
 
 def test_a_hanging_server_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
     hasty = open_store(url, request_seconds=1.0)
-    seen = owned(hasty)
+    seen = create_owned_lease(hasty)
     processes = sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'")
     for (process,) in processes:
         os.kill(process, signal.SIGSTOP)
@@ -272,9 +283,9 @@ def test_a_hanging_server_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> N
 def test_a_locked_row_is_an_unknown_outcome(
     postgres_service: Service, url: str, store: PostgresStore, table: str
 ) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     hasty = open_store(url, request_seconds=1.0)
-    with psycopg.connect(conninfo_of(postgres_service)) as other:
+    with psycopg.connect(build_conninfo(postgres_service)) as other:
         other.execute(SQL("SELECT * FROM {} FOR UPDATE").format(Identifier(table)))
         with pytest.raises(OutcomeUnknown):
             hasty.write(RenewLease(seen))
@@ -292,18 +303,18 @@ def folder() -> Iterator[Path]:
 
 
 def test_a_restarted_server_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with postgres(folder) as service:
-        store = open_store(store_url(service))
-        seen = owned(store)
-        monkeypatch.setattr(node, "free_port", lambda: service.port)
+    with run_postgres(folder) as service:
+        store = open_store(build_store_url(service))
+        seen = create_owned_lease(store)
+        monkeypatch.setattr(node, "find_free_port", lambda: service.port)
     with pytest.raises(OutcomeUnknown):
         store.write(RenewLease(seen))
     with pytest.raises(OutcomeUnknown):
         store.list()
-    with postgres(folder):
+    with run_postgres(folder):
         until(lambda: _answers(store), "the store answers")
         assert store.list() == Listing((seen,))
-        assert done(store.write(RenewLease(seen))).owner == "ann"
+        assert expect_applied(store.write(RenewLease(seen))).owner == "ann"
     store.close()
 
 

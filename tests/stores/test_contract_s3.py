@@ -17,7 +17,7 @@ from process_race import assert_one_winner_each
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.clauses import Checkpoints, Handoff, Ownership, Resets
+from leasehold_lab.contract.clauses import CheckpointClauses, HandoffClauses, OwnershipClauses, ResetClauses
 
 pytestmark = pytest.mark.services
 
@@ -31,7 +31,7 @@ def store(objects: AgelessS3) -> EtagStore:
 
 
 @pytest.mark.sampled(3)
-class TestS3(Ownership, Checkpoints, Handoff, Resets):
+class TestS3(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses):
     """Every clause except the races."""
 
     @pytest.fixture(scope="class")

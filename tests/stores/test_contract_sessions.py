@@ -23,10 +23,10 @@ from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import done
-from leasehold_lab.contract.clauses import Checkpoints, Handoff, Ownership, Resets
+from leasehold_lab.contract.actors import expect_applied
+from leasehold_lab.contract.clauses import CheckpointClauses, HandoffClauses, OwnershipClauses, ResetClauses
 from leasehold_lab.standins.node import Service
-from leasehold_lab.standins.postgres import store_url
+from leasehold_lab.standins.postgres import build_store_url
 
 _numbers = count()
 
@@ -52,7 +52,7 @@ class TestSmallPages(StoreContract):
         return SessionStore(cells, gather_seconds=0.0)
 
 
-class TestObjects(Ownership, Checkpoints, Handoff, Resets):
+class TestObjects(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses):
     """Every clause except the races: these objects check and write in two steps."""
 
     @pytest.fixture
@@ -109,8 +109,8 @@ class TestDynaliteUnderAPrefix(StoreContract):
 def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str) -> None:
     url = f"dynamodb://sessions-pair?endpoint={dynalite_url}&prefix="
     usual, ours = open_store(f"{url}orders/"), open_store(f"{url}orders&layout=sessions")
-    done(usual.write(CreateLease(Lease("shard-0"))))
-    done(ours.write(CreateLease(Lease("shard-1"))))
+    expect_applied(usual.write(CreateLease(Lease("shard-0"))))
+    expect_applied(ours.write(CreateLease(Lease("shard-1"))))
     again = open_store(f"{url}orders")
     assert [[row.key for row in one.list().leases] for one in (usual, again)] == [["shard-0"], ["shard-1"]]
     assert isinstance(again, SessionStore)
@@ -134,28 +134,28 @@ class TestPostgres(StoreContract):
     @pytest.fixture
     def store(self, postgres_service: Service) -> Iterator[Store]:
         """Open a new table."""
-        url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
+        url = build_store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
         with closing(open_store(f"{url}&layout=sessions")) as store:
             yield store
 
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_postgres(postgres_service: Service) -> None:
-    url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
+    url = build_store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
     assert_one_winner_each(f"{url}&layout=sessions")
 
 
 @pytest.mark.services
 def test_a_postgres_table_keeps_its_layout(postgres_service: Service) -> None:
     """A worker without the option uses the layout that the table has. The option never changes a layout."""
-    ours, other = (store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2))
+    ours, other = (build_store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2))
     with closing(open_store(f"{ours}&layout=sessions")) as store:
-        done(store.write(CreateLease(Lease("shard-0"))))
+        expect_applied(store.write(CreateLease(Lease("shard-0"))))
     with closing(open_store(ours)) as store:
         assert isinstance(store, SessionStore)
         assert [row.key for row in store.list().leases] == ["shard-0"]
     with closing(open_store(other)) as store:
-        done(store.write(CreateLease(Lease("shard-0"))))
+        expect_applied(store.write(CreateLease(Lease("shard-0"))))
     with pytest.raises(StoreError, match="not in layout sessions; name a new table"):
         open_store(f"{other}&layout=sessions")
 
@@ -175,7 +175,7 @@ class TestBlob(StoreContract):
 
 @pytest.mark.sampled(3)
 @pytest.mark.services
-class TestS3(Ownership, Checkpoints, Handoff, Resets):
+class TestS3(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses):
     """Every clause except the races, which moto cannot judge."""
 
     @pytest.fixture(scope="class")

@@ -15,7 +15,7 @@ from leasehold.stores.embedded.sqlite import BUSY_SECONDS, SqliteStore, open_url
 from leasehold.stores.protocol import Listing, Lost, Malformed
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import FULL, KEY, done, owned
+from leasehold_lab.contract.actors import FULL, KEY, create_owned_lease, expect_applied
 
 
 @pytest.fixture
@@ -49,10 +49,11 @@ def test_one_winner_between_processes(path: str) -> None:
 
 
 def test_a_write_is_stored_after_reopening(path: str, store: SqliteStore) -> None:
-    seen = done(
+    seen = expect_applied(
         store.write(
             CheckpointLease(
-                done(store.write(ClaimLease(done(store.write(CreateLease(FULL))), "ann"))), Position("42", 1, "t")
+                expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(FULL))), "ann"))),
+                Position("42", 1, "t"),
             )
         )
     )
@@ -64,12 +65,17 @@ def test_a_write_is_stored_after_reopening(path: str, store: SqliteStore) -> Non
 
 
 def test_foreign_columns_survive_a_renewal(path: str, store: SqliteStore) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     sql(path, "ALTER TABLE leases ADD COLUMN oncall TEXT")
     sql(path, "UPDATE leases SET oncall = 'the blue team'")
-    done(
+    expect_applied(
         store.write(
-            ReleaseLease(done(store.write(CheckpointLease(done(store.write(RenewLease(seen))), Position("41")))), "ann")
+            ReleaseLease(
+                expect_applied(
+                    store.write(CheckpointLease(expect_applied(store.write(RenewLease(seen))), Position("41")))
+                ),
+                "ann",
+            )
         )
     )
     assert sql(path, "SELECT oncall FROM leases") == [("the blue team",)]
@@ -93,8 +99,8 @@ def test_foreign_columns_survive_a_renewal(path: str, store: SqliteStore) -> Non
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil: str, field: str, why: str) -> None:
-    seen = owned(store)
-    good = owned(store, key="good")
+    seen = create_owned_lease(store)
+    good = create_owned_lease(store, key="good")
     sql(path, f"UPDATE leases SET {spoil} WHERE key = '{KEY}'")  # noqa: S608  the test's own words
     listing = store.list()
     assert (listing.leases, listing.malformed) == ((good,), (Malformed(KEY, field, why),))
@@ -103,14 +109,14 @@ def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil
 
 
 def test_a_row_without_a_key_is_reported(path: str, store: SqliteStore) -> None:
-    owned(store)
+    create_owned_lease(store)
     sql(path, f"UPDATE leases SET key = '' WHERE key = '{KEY}'")  # noqa: S608  the test's own words
     assert store.list() == Listing((), (Malformed("", "key", "is empty"),))
 
 
 def test_every_field_of_a_lease_has_a_readable_column(path: str, store: SqliteStore) -> None:
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
-    created = done(store.write(CreateLease(lease)))
+    created = expect_applied(store.write(CreateLease(lease)))
     assert (created.stream, created.shard, created.weight) == ("s", "0", 1500)
     assert store.get(["s:0"]) == (created,)
     assert sql(path, "SELECT stream, shard, parents, notes FROM leases") == [
@@ -156,19 +162,19 @@ def test_a_lock_held_forever_is_an_unknown_outcome(
 
 
 def test_a_write_on_a_full_disk_is_an_unknown_outcome(store: SqliteStore) -> None:
-    lease = done(store.write(CreateLease(FULL)))
+    lease = expect_applied(store.write(CreateLease(FULL)))
     store._connection.execute("PRAGMA max_page_count = 1")  # noqa: SLF001  no more pages than now
     with pytest.raises(NotWritten, match="full"):
         store.write(ClaimLease(lease, "ann", (("note", "x" * 100_000),)))
     assert store.get([KEY]) == (lease,)
-    assert done(store.write(ClaimLease(lease, "ann"))).owner == "ann"
+    assert expect_applied(store.write(ClaimLease(lease, "ann"))).owner == "ann"
 
 
 def test_a_new_file_is_readable_only_by_its_user(path: str) -> None:
     before = os.umask(0o022)
     try:
         store = SqliteStore(path)
-        owned(store)
+        create_owned_lease(store)
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in Path(path).parent.iterdir()}
         store.close()
     finally:
@@ -273,21 +279,21 @@ def beside(path: str) -> list[str]:
 
 def test_a_removed_file_is_recreated_and_shared_with_newcomers(path: str, store: SqliteStore) -> None:
     """Workers move to the new file; no newcomer could open the old one, and would read everything twice."""
-    seen = done(store.write(ClaimLease(done(store.write(CreateLease(FULL))), "ann")))
+    seen = expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(FULL))), "ann")))
     for name in beside(path):
         Path(name).unlink(missing_ok=True)
     assert store.write(RenewLease(seen)) == Lost(KEY, None)
     newcomer = SqliteStore(path)
-    created = done(newcomer.write(CreateLease(seen)))
+    created = expect_applied(newcomer.write(CreateLease(seen)))
     assert store.get([KEY]) == (created,)
     newcomer.close()
 
 
 def test_a_replaced_file_is_read_by_open_stores(path: str, store: SqliteStore, tmp_path: Path) -> None:
     """Stores that are already open see a restored copy, too."""
-    done(store.write(CreateLease(FULL)))
+    expect_applied(store.write(CreateLease(FULL)))
     other = SqliteStore(str(tmp_path / "other.db"))
-    done(other.write(CreateLease(Lease("other"))))
+    expect_applied(other.write(CreateLease(Lease("other"))))
     other.close()
     for name in beside(path):
         Path(name).unlink(missing_ok=True)
@@ -298,7 +304,7 @@ def test_a_replaced_file_is_read_by_open_stores(path: str, store: SqliteStore, t
 @pytest.mark.parametrize("ends", [["-wal"], ["-shm"], ["-wal", "-shm"]])
 def test_a_removed_write_ahead_log_leaves_one_table_to_all(path: str, store: SqliteStore, ends: list[str]) -> None:
     """Processes that have the old log open do not write where a newcomer does not read."""
-    seen = done(store.write(CreateLease(FULL)))
+    seen = expect_applied(store.write(CreateLease(FULL)))
     for end in ends:
         Path(f"{path}{end}").unlink()
     mine = store.get([KEY])
@@ -311,7 +317,7 @@ def test_a_removed_write_ahead_log_leaves_one_table_to_all(path: str, store: Sql
 
 def test_a_write_during_a_replacement_is_an_unknown_outcome(path: str, store: SqliteStore) -> None:
     """A claim in a file that was replaced must not be trusted."""
-    seen = done(store.write(CreateLease(FULL)))
+    seen = expect_applied(store.write(CreateLease(FULL)))
 
     def write_during_replacement() -> None:
         with store.current_connection() as connection:

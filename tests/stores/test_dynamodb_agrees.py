@@ -29,7 +29,7 @@ from leasehold.stores.writes import (
     WithdrawRequest,
     Write,
 )
-from leasehold_lab.contract.actors import KEY, done
+from leasehold_lab.contract.actors import KEY, expect_applied
 
 WORKERS = ("ann", "bob", "cat")
 NOON = at_timestamp(1_700_000_000_000)
@@ -99,7 +99,7 @@ def test_every_write_decides_as_the_reference_store(
     """Every condition in DynamoDB is that of the reference, so what is proved of the reference holds here, too."""
     key = f"{KEY}-{next(_numbers)}"
     reference = MemoryStore()
-    views = [done(opened.write(CreateLease(Lease(key)))) for opened in (store, reference)]
+    views = [expect_applied(opened.write(CreateLease(Lease(key)))) for opened in (store, reference)]
     for name, me, position, word, age in story:
         seen = views[max(0, len(views) - 1 - age)]
         write = _writes(seen, me, position, word)[name]

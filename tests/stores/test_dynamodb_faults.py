@@ -36,7 +36,7 @@ from leasehold.stores.writes import (
     StealLease,
     Write,
 )
-from leasehold_lab.contract.actors import KEY, done, lost, owned, stored
+from leasehold_lab.contract.actors import KEY, create_owned_lease, expect_applied, expect_rejected, read_stored_lease
 
 pytestmark = pytest.mark.services
 
@@ -174,8 +174,8 @@ def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterat
     """Open a store behind that connection."""
     opened = DynamoStore(table, endpoint=dynalite_url, session=session)
     if isinstance(line, DirectLine):  # boto3 makes the first call of each kind
-        created = done(opened.write(CreateLease(Lease("once"))))
-        opened.write(DeleteLease(done(opened.write(ClaimLease(created, "ann")))))
+        created = expect_applied(opened.write(CreateLease(Lease("once"))))
+        opened.write(DeleteLease(expect_applied(opened.write(ClaimLease(created, "ann")))))
         opened.list()
         opened.get(["once"])
     line.sent.clear()
@@ -193,14 +193,14 @@ def test_an_unanswered_write_is_sent_once(store: DynamoStore, line: Line, answer
 
 
 def test_the_next_read_settles_a_lost_reply(store: DynamoStore, line: Line) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     line.lose_reply = True
     with pytest.raises(OutcomeUnknown):
         store.write(RenewLease(seen))
-    now = stored(store)
+    now = read_stored_lease(store)
     assert (now.owner, now.epoch) == ("ann", seen.epoch + 1)
-    assert lost(store.write(RenewLease(seen))) == now
-    assert done(store.write(RenewLease(now))).owner == "ann"
+    assert expect_rejected(store.write(RenewLease(seen))) == now
+    assert expect_applied(store.write(RenewLease(now))).owner == "ann"
 
 
 @pytest.mark.parametrize("code", ["ProvisionedThroughputExceededException", "ThrottlingException"])
@@ -219,7 +219,7 @@ def test_a_write_throttled_for_long_was_not_applied(store: DynamoStore, line: Li
 
 
 def test_unanswered_reads_are_retried(store: DynamoStore, line: Line) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     line.answers = [reply(500, "InternalServerError"), TIMEOUT]
     assert store.get([KEY]) == (seen,)
 
@@ -227,7 +227,7 @@ def test_unanswered_reads_are_retried(store: DynamoStore, line: Line) -> None:
 def test_a_listing_fails_if_a_page_fails(store: DynamoStore, line: Line) -> None:
     """A listing with a missing page fails, or its leases would look deleted."""
     for number in range(10):
-        owned(store, key=f"s-{number}")
+        create_owned_lease(store, key=f"s-{number}")
     line.answers = [reply(500, "InternalServerError")] * 3
     with pytest.raises(OutcomeUnknown):
         store.list()
@@ -307,19 +307,19 @@ def raw(client: DynamoDBClient, table: str) -> dict[str, Any]:
 def test_foreign_attributes_survive_every_write(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    seen = owned(store)
+    seen = create_owned_lease(store)
     foreign = {"somebodys": {"M": {"x": {"S": "1"}}}, "entityType": {"S": "LEASE"}, "throughputKBps": {"N": "2.5"}}
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | foreign)
-    row = done(store.write(RenewLease(seen)))
-    row = done(store.write(CheckpointLease(row, Position("41"))))
-    row = done(store.write(AnnotateLease(row, "a", "1")))
-    row = done(store.write(RequestLease(row, "bob")))
-    row = done(store.write(GiveLease(row, Position("42"))))
-    row = done(store.write(ClaimLease(row, "bob")))
-    row = done(store.write(StealLease(row, "cat")))
-    row = done(store.write(ReleaseLease(row, "cat")))
-    row = done(store.write(ClaimLease(row, "dan")))
-    done(store.write(CheckpointLease(row, SHARD_END, children=("c-1", "c-2"))))
+    row = expect_applied(store.write(RenewLease(seen)))
+    row = expect_applied(store.write(CheckpointLease(row, Position("41"))))
+    row = expect_applied(store.write(AnnotateLease(row, "a", "1")))
+    row = expect_applied(store.write(RequestLease(row, "bob")))
+    row = expect_applied(store.write(GiveLease(row, Position("42"))))
+    row = expect_applied(store.write(ClaimLease(row, "bob")))
+    row = expect_applied(store.write(StealLease(row, "cat")))
+    row = expect_applied(store.write(ReleaseLease(row, "cat")))
+    row = expect_applied(store.write(ClaimLease(row, "dan")))
+    expect_applied(store.write(CheckpointLease(row, SHARD_END, children=("c-1", "c-2"))))
     assert raw(dynalite_client, table) == foreign | {
         "leaseKey": {"S": KEY},
         "leaseCounter": {"N": "9"},
@@ -335,7 +335,7 @@ def test_a_listing_separates_leases_from_other_rows(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
     """Java 3.5's leader row is not read as a shard, and a broken lease is not created a second time."""
-    good = owned(store)
+    good = create_owned_lease(store)
     dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}})
     dynalite_client.put_item(TableName=table, Item={"leaseKey": {"S": "s-9"}, "leaseCounter": {"N": "1"}})
     listing = store.list()
@@ -349,25 +349,25 @@ def test_a_listing_separates_leases_from_other_rows(
 def test_an_owner_nulled_by_another_client_is_no_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    owned(store)
+    create_owned_lease(store)
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | {"leaseOwner": {"NULL": True}})
-    free = stored(store)
+    free = read_stored_lease(store)
     assert free.owner is None
-    assert done(store.write(AnnotateLease(free, "a", "1"))).annotation("a") == "1"
-    assert done(store.write(ClaimLease(free, "bob"))).owner == "bob"
+    assert expect_applied(store.write(AnnotateLease(free, "a", "1"))).annotation("a") == "1"
+    assert expect_applied(store.write(ClaimLease(free, "bob"))).owner == "bob"
 
 
 def test_a_java_handoff_is_completed_by_its_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
     """The new owner does not wait until its leader gives up, and no records are read twice."""
-    seen = owned(store)
+    seen = create_owned_lease(store)
     started = {"leaseOwner": {"S": "java"}, "checkpointOwner": {"S": "ann"}}
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | started)
-    leaving = done(store.write(RenewLease(seen)))
+    leaving = expect_applied(store.write(RenewLease(seen)))
     assert (leaving.owner, leaving.next_owner, leaving.leaving) == ("ann", "java", True)
-    assert lost(store.write(RequestLease(leaving, "bob"))) == leaving
-    assert done(store.write(GiveLease(leaving, Position("41")))).owner == "java"
+    assert expect_rejected(store.write(RequestLease(leaving, "bob"))) == leaving
+    assert expect_applied(store.write(GiveLease(leaving, Position("41")))).owner == "java"
     assert raw(dynalite_client, table) == {
         "leaseKey": {"S": KEY},
         "leaseOwner": {"S": "java"},
@@ -380,7 +380,7 @@ def test_a_java_handoff_is_completed_by_its_owner(
 
 def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None:
     """The service rejects requests for more than 100 keys."""
-    owned(store, key="s-7")
+    create_owned_lease(store, key="s-7")
     line.sent.clear()
     assert [lease.key for lease in store.get([f"s-{number}" for number in range(250)] + ["s-7"])] == ["s-7", "s-7"]
     assert line.sent == ["BatchGetItem"] * 3
@@ -388,7 +388,7 @@ def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None
 
 def test_only_reads_that_may_be_stale_are_eventually_consistent(store: DynamoStore, line: Line, table: str) -> None:
     """Consistent reads of bulletins cost as much as the listings they save. A rejection returns the current lease."""
-    seen = owned(store)
+    seen = create_owned_lease(store)
     line.bodies.clear()
     assert store.get([KEY], stale_ok=True) == store.get([KEY]) == (seen,)
     assert [json.loads(body)["RequestItems"][table]["ConsistentRead"] for body in line.bodies] == [False, True]

@@ -17,7 +17,7 @@ from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, DeleteLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import done, owned, stored
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied, read_stored_lease
 
 pytestmark = pytest.mark.services
 
@@ -61,10 +61,13 @@ def test_one_winner_between_processes(dynalite_url: str) -> None:
 def test_applications_under_different_prefixes_are_isolated(dynalite_url: str, session: Session) -> None:
     """One application cannot claim the other's shards, reset its checkpoints or delete its leases."""
     ours, theirs = (under(dynalite_url, session, prefix, "pair") for prefix in PAIR)
-    mine, other = owned(ours, "ann", "shard-0"), owned(theirs, "bob", "shard-0", Position("41"))
+    mine, other = (
+        create_owned_lease(ours, "ann", "shard-0"),
+        create_owned_lease(theirs, "bob", "shard-0", Position("41")),
+    )
     assert (ours.list(), theirs.list()) == (Listing((mine,)), Listing((other,)))
-    assert done(ours.write(CheckpointLease(mine, Position("7")))).checkpoint == Position("7")
-    assert done(ours.write(DeleteLease(stored(ours, "shard-0")))).key == "shard-0"
+    assert expect_applied(ours.write(CheckpointLease(mine, Position("7")))).checkpoint == Position("7")
+    assert expect_applied(ours.write(DeleteLease(read_stored_lease(ours, "shard-0")))).key == "shard-0"
     assert (ours.get(["shard-0"]), theirs.get(["shard-0"])) == ((), (other,))
     for store in (ours, theirs):
         store.close()
@@ -75,7 +78,7 @@ def test_a_row_is_javas_row_plus_one_attribute(
 ) -> None:
     """Someone who reads the table with a tool of the service can see whose row it is."""
     store = under(dynalite_url, session, "orders/", "rows")
-    done(store.write(CreateLease(Lease("shard-0", checkpoint=Position("41", 3)))))
+    expect_applied(store.write(CreateLease(Lease("shard-0", checkpoint=Position("41", 3)))))
     assert dynalite_client.scan(TableName="rows")["Items"] == [
         {
             "application": {"S": "orders/"},
@@ -94,7 +97,7 @@ def test_a_listing_requests_only_its_own_rows(dynalite_url: str) -> None:
         url = f"dynamodb://asked?prefix=a/&endpoint={line.url}"
         store = open_store(url)
         line.requests.clear()
-        seen = owned(store, key="shard-0")
+        seen = create_owned_lease(store, key="shard-0")
         assert store.list() == Listing((seen,))
         assert "Scan" not in line.requests
         assert line.requests.count("Query") == 1
@@ -130,11 +133,11 @@ def test_a_java_workers_request_is_rejected_by_the_service(
 ) -> None:
     """The Kinesis Client Library identifies a row by its leaseKey alone, so it cannot use a table with prefixes."""
     store = under(dynalite_url, session, "a/", "for-java")
-    seen = owned(store, key="shard-0")
+    seen = create_owned_lease(store, key="shard-0")
     for ask in (dynalite_client.get_item, dynalite_client.delete_item):
         with pytest.raises(dynalite_client.exceptions.ClientError, match="key element does not match the schema"):
             ask(TableName="for-java", Key={"leaseKey": {"S": "shard-0"}})
-    assert stored(store, "shard-0") == seen
+    assert read_stored_lease(store, "shard-0") == seen
     store.close()
 
 
@@ -142,11 +145,11 @@ def test_a_deleted_table_is_recreated_with_its_key(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
     store = under(dynalite_url, session, "a/", "fleeting")
-    seen = done(store.write(CreateLease(Lease("s-0"))))
+    seen = expect_applied(store.write(CreateLease(Lease("s-0"))))
     dynalite_client.delete_table(TableName="fleeting")
     dynalite_client.get_waiter("table_not_exists").wait(TableName="fleeting", WaiterConfig={"Delay": 1})
     assert store.list() == Listing(())
-    assert done(store.write(ClaimLease(done(store.write(CreateLease(seen))), "ann"))) == evolve(
+    assert expect_applied(store.write(ClaimLease(expect_applied(store.write(CreateLease(seen))), "ann"))) == evolve(
         seen, owner="ann", yields=True, epoch=1, version=Version("1")
     )
     store.close()

@@ -30,7 +30,7 @@ from leasehold.stores.writes import (
     ResetLease,
     StealLease,
 )
-from leasehold_lab.contract.actors import done, facts, lost, placed
+from leasehold_lab.contract.actors import clear_layout_fields, create_placed_lease, expect_applied, expect_rejected
 
 OURS = ObjectLayout()
 HUB = EventHubLayout("ns", "hub", "group")
@@ -46,7 +46,7 @@ def opened(layout: Layout) -> tuple[ObjectMemory, EtagStore]:
 
 def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
     """Return a lease owned by ann. Her claim is not in the log."""
-    lease = placed(store, Lease("0", owner="ann"))
+    lease = create_placed_lease(store, Lease("0", owner="ann"))
     objects.log.clear()
     return lease
 
@@ -66,7 +66,7 @@ def once(line: str, act: Callable[[], object]) -> Callable[[str], None]:
 def test_the_start_is_stored_before_the_ownership(layout: Layout) -> None:
     """The worker that takes the lease from a creator that died starts at the same place."""
     objects, store = opened(layout)
-    placed(store, Lease("0", owner="ann"))
+    create_placed_lease(store, Lease("0", owner="ann"))
     assert [line for line in objects.log if line.startswith("new")] == ["new checkpoint/0", "new ownership/0"]
 
 
@@ -75,19 +75,19 @@ def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> N
     objects, store = opened(layout)
     objects.mute = frozenset({"new"})
     with pytest.raises(OutcomeUnknown):
-        placed(store, Lease("0", owner="ann", checkpoint=AT_9))
+        create_placed_lease(store, Lease("0", owner="ann", checkpoint=AT_9))
     objects.mute = frozenset()
     (lease,) = EtagStore(objects, layout).list().leases
     assert lease == Lease("0", lease.stream, checkpoint=AT_9)
-    assert done(store.write(ClaimLease(lease, "bob"))).owner == "bob"
+    assert expect_applied(store.write(ClaimLease(lease, "bob"))).owner == "bob"
 
 
 @LAYOUTS
 def test_a_renewal_is_one_write_and_no_read(layout: Layout) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
-    lease = done(store.write(RenewLease(done(store.write(RenewLease(lease))))))
-    done(store.write(CheckpointLease(lease, AT_9)))
+    lease = expect_applied(store.write(RenewLease(expect_applied(store.write(RenewLease(lease))))))
+    expect_applied(store.write(CheckpointLease(lease, AT_9)))
     assert objects.log == ["over ownership/0"] * 3 + ["over checkpoint/0"]
 
 
@@ -105,9 +105,9 @@ def test_a_former_owner_cannot_move_the_checkpoint(
 ) -> None:
     """Rule 1: Only one worker may write a lease's checkpoints."""
     objects, store = opened(layout)
-    lease = done(store.write(RequestLease(owned(objects, store), "bob")))
-    robbed = done(EtagStore(objects, layout).write(StealLease(lease, "cat")))
-    assert lost(write(store, lease)) == robbed
+    lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
+    robbed = expect_applied(EtagStore(objects, layout).write(StealLease(lease, "cat")))
+    assert expect_rejected(write(store, lease)) == robbed
     assert robbed.checkpoint == TRIM_HORIZON
     assert "over checkpoint/0" not in objects.log
 
@@ -116,9 +116,9 @@ def test_a_former_owner_cannot_move_the_checkpoint(
 def test_the_last_checkpoint_is_written_before_the_ownership(layout: Layout) -> None:
     """Rule 2: A next owner, or a worker that claims the released lease, starts where the owner stopped."""
     objects, store = opened(layout)
-    lease = done(store.write(RequestLease(owned(objects, store), "bob")))
-    lease = done(store.write(ClaimLease(done(store.write(GiveLease(lease, AT_9))), "bob")))
-    done(store.write(CheckpointLease(lease, SHARD_END)))
+    lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
+    lease = expect_applied(store.write(ClaimLease(expect_applied(store.write(GiveLease(lease, AT_9))), "bob")))
+    expect_applied(store.write(CheckpointLease(lease, SHARD_END)))
     writes = [line for line in objects.log if line.startswith("over")]
     request, accept, closing = "over ownership/0", "over ownership/0", ["over checkpoint/0", "over ownership/0"]
     assert writes == [request, *closing, accept, *closing]
@@ -128,9 +128,9 @@ def test_the_last_checkpoint_is_written_before_the_ownership(layout: Layout) -> 
 def test_a_gift_reads_only_the_ownership(layout: Layout) -> None:
     """The shard is not read between the giver's last record and the next owner's first, so a gift must be quick."""
     objects, store = opened(layout)
-    lease = done(store.write(RequestLease(owned(objects, store), "bob")))
+    lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
     objects.log.clear()
-    done(store.write(GiveLease(lease, AT_9)))
+    expect_applied(store.write(GiveLease(lease, AT_9)))
     assert objects.log == ["get ownership/0", "over checkpoint/0", "over ownership/0"]
 
 
@@ -139,11 +139,11 @@ def test_a_next_owner_polls_with_one_request_until_the_gift(layout: Layout) -> N
     """A poll costs one request instead of three, and the next owner still starts where the giver stopped."""
     objects, store = opened(layout)
     next_owner = EtagStore(objects, layout)
-    lease = done(next_owner.write(RequestLease(owned(objects, store), "bob")))
+    lease = expect_applied(next_owner.write(RequestLease(owned(objects, store), "bob")))
     objects.log.clear()
     assert next_owner.get(["0"], stale_ok=True) == (lease,)
     assert objects.log == ["get ownership/0"]
-    released = done(store.write(GiveLease(store.get(["0"])[0], AT_9)))
+    released = expect_applied(store.write(GiveLease(store.get(["0"])[0], AT_9)))
     assert next_owner.get(["0"], stale_ok=True) == (released,)
     assert released.checkpoint == AT_9
 
@@ -152,7 +152,9 @@ def test_a_next_owner_polls_with_one_request_until_the_gift(layout: Layout) -> N
 def test_a_next_owner_reads_nothing_more_after_a_renewal(layout: Layout) -> None:
     objects, store = opened(layout)
     next_owner = EtagStore(objects, layout)
-    lease = done(store.write(RenewLease(done(next_owner.write(RequestLease(owned(objects, store), "bob"))))))
+    lease = expect_applied(
+        store.write(RenewLease(expect_applied(next_owner.write(RequestLease(owned(objects, store), "bob")))))
+    )
     objects.log.clear()
     assert next_owner.get(["0"], stale_ok=True) == (lease,)
     assert objects.log == ["get ownership/0"]
@@ -161,7 +163,7 @@ def test_a_next_owner_reads_nothing_more_after_a_renewal(layout: Layout) -> None
 @LAYOUTS
 def test_a_next_owner_of_many_leases_lists_them(layout: Layout) -> None:
     objects, store = opened(layout)
-    leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(5))
+    leases = tuple(create_placed_lease(store, Lease(str(number), owner="ann")) for number in range(5))
     objects.log.clear()
     assert store.get([lease.key for lease in leases], stale_ok=True) == leases
     assert objects.log == ["list group/ownership" if layout is HUB else "list ownership"]
@@ -172,9 +174,9 @@ def test_a_checkpoint_overtaken_by_a_request_is_stored(layout: Layout) -> None:
     """The gift that follows the checkpoint renews the lease, so the checkpoint need not."""
     objects, store = opened(layout)
     lease = owned(objects, store)
-    done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
+    expect_applied(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
     objects.log.clear()
-    now = done(store.write(CheckpointLease(lease, AT_9)))
+    now = expect_applied(store.write(CheckpointLease(lease, AT_9)))
     assert now == evolve(lease, next_owner="bob", checkpoint=AT_9, epoch=now.epoch)
     assert objects.log == ["over ownership/0", "get ownership/0", "over checkpoint/0"]
 
@@ -183,7 +185,7 @@ def test_a_checkpoint_overtaken_by_a_request_is_stored(layout: Layout) -> None:
 def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None:
     """No objects are cached of such a lease, and it is not taken for a missing one."""
     objects, store = opened(layout)
-    free = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
+    free = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     assert EtagStore(objects, layout).get(["0"], stale_ok=True) == (free,)
 
 
@@ -194,8 +196,8 @@ def test_a_claim_returns_the_current_checkpoint(layout: Layout) -> None:
     victim = owned(objects, store)
     new_owner = EtagStore(objects, layout)
     (seen,) = new_owner.list().leases
-    done(store.write(CheckpointLease(victim, AT_9)))
-    assert done(new_owner.write(StealLease(seen, "bob"))).checkpoint == AT_9
+    expect_applied(store.write(CheckpointLease(victim, AT_9)))
+    assert expect_applied(new_owner.write(StealLease(seen, "bob"))).checkpoint == AT_9
 
 
 @LAYOUTS
@@ -208,7 +210,7 @@ def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
     outcome = store.write(CheckpointLease(lease, AT_9))
     assert isinstance(outcome, Lost)
     assert store.get(["0"]) == (outcome.lease,)
-    assert facts(outcome.lease) == facts(evolve(lease, checkpoint=AT_10))
+    assert clear_layout_fields(outcome.lease) == clear_layout_fields(evolve(lease, checkpoint=AT_10))
 
 
 @LAYOUTS
@@ -217,7 +219,7 @@ def test_a_checkpoint_overtaken_by_an_earlier_one_is_retried(layout: Layout) -> 
     lease = owned(objects, store)
     drain = EtagStore(objects, layout)
     objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_9)))
-    assert done(store.write(CheckpointLease(lease, AT_10))).checkpoint == AT_10
+    assert expect_applied(store.write(CheckpointLease(lease, AT_10))).checkpoint == AT_10
 
 
 @LAYOUTS
@@ -240,7 +242,7 @@ def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
 def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
     """A claim during a deletion leaves no ownership for the next lease of that key."""
     objects, store = opened(OURS)
-    free = done(store.write(CreateLease(Lease("0"))))
+    free = expect_applied(store.write(CreateLease(Lease("0"))))
     other = EtagStore(objects, OURS)
     objects.before = once("new ownership/0", lambda: other.write(DeleteLease(free)))
     assert store.write(ClaimLease(free, "ann")) == Lost("0", None)
@@ -252,10 +254,10 @@ def test_late_checkpoints_and_annotations_keep_the_ownerships_etag() -> None:
     objects, store = opened(OURS)
     lease = owned(objects, store)
     other = EtagStore(objects, OURS)
-    done(other.write(CheckpointLate(lease, AT_9)))
-    done(other.write(AnnotateLease(lease, "seal", "7")))
+    expect_applied(other.write(CheckpointLate(lease, AT_9)))
+    expect_applied(other.write(AnnotateLease(lease, "seal", "7")))
     objects.log.clear()
-    assert done(store.write(RenewLease(lease))).owner == "ann"
+    assert expect_applied(store.write(RenewLease(lease))).owner == "ann"
     assert objects.log == ["over ownership/0"]
 
 
@@ -263,19 +265,19 @@ def test_late_checkpoints_and_annotations_keep_the_ownerships_etag() -> None:
 def test_no_object_is_rewritten_or_deleted_unnecessarily(layout: Layout) -> None:
     """With soft delete or versioning, each needless write is kept and billed for years."""
     objects, store = opened(layout)
-    lease = done(store.write(AnnotateLease(owned(objects, store), "seal", "7")))
-    lease = done(store.write(RequestLease(lease, "bob")))
+    lease = expect_applied(store.write(AnnotateLease(owned(objects, store), "seal", "7")))
+    lease = expect_applied(store.write(RequestLease(lease, "bob")))
     objects.log.clear()
-    assert done(store.write(AnnotateLease(lease, "seal", "7"))) == lease
-    assert done(store.write(RequestLease(lease, "bob"))) == lease
-    assert lost(store.write(CreateLease(Lease("0")))) == lease
+    assert expect_applied(store.write(AnnotateLease(lease, "seal", "7"))) == lease
+    assert expect_applied(store.write(RequestLease(lease, "bob"))) == lease
+    assert expect_rejected(store.write(CreateLease(Lease("0")))) == lease
     assert not [line for line in objects.log if line.startswith(("over", "delete"))]
 
 
 @LAYOUTS
 def test_an_unreadable_row_is_malformed_and_not_missing(layout: Layout) -> None:
     objects, store = opened(layout)
-    done(store.write(CreateLease(Lease("1"))))
+    expect_applied(store.write(CreateLease(Lease("1"))))
     objects.put_new(layout.name("0", "checkpoint"), {"sequence": "soon", "sequencenumber": "soon"})
     listing = store.list()
     assert [lease.key for lease in listing.leases] == ["1"]
@@ -291,7 +293,7 @@ def test_a_position_the_layout_cannot_store_is_rejected_before_any_write() -> No
     with pytest.raises(StoreError, match="needs an offset"):
         store.write(CheckpointLease(lease, Position("9")))
     assert objects.log == []
-    assert done(store.write(RenewLease(lease))).owner == "ann"
+    assert expect_applied(store.write(RenewLease(lease))).owner == "ann"
 
 
 def test_an_ownership_without_a_checkpoint_is_no_lease_for_us() -> None:
@@ -303,7 +305,7 @@ def test_an_ownership_without_a_checkpoint_is_no_lease_for_us() -> None:
     objects.put_new(HUB.name("0", "ownership"), {"ownerid": "sdk"})
     (lease,) = store.list().leases
     assert (lease.owner, lease.checkpoint) == ("sdk", TRIM_HORIZON)
-    assert lost(store.write(CreateLease(Lease("0")))) == lease
+    assert expect_rejected(store.write(CreateLease(Lease("0")))) == lease
     assert set(objects.stored) == {"ns/hub/group/ownership/0"}
 
 
@@ -318,25 +320,27 @@ def test_a_service_that_rejects_everything_is_a_fault(monkeypatch: pytest.Monkey
 @LAYOUTS
 def test_an_interrupted_reset_leaves_a_free_lease_at_its_old_position(layout: Layout) -> None:
     objects, store = opened(layout)
-    seen = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
+    seen = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     objects.mute = frozenset({"new"})
     with pytest.raises(OutcomeUnknown):
         store.write(ResetLease(seen, TRIM_HORIZON))
     objects.mute = frozenset()
     (remaining,) = EtagStore(objects, layout).list().leases
-    assert facts(remaining) == facts(seen)
+    assert clear_layout_fields(remaining) == clear_layout_fields(seen)
     assert remaining.version != seen.version
-    assert done(store.write(ResetLease(remaining, TRIM_HORIZON))).checkpoint == TRIM_HORIZON
+    assert expect_applied(store.write(ResetLease(remaining, TRIM_HORIZON))).checkpoint == TRIM_HORIZON
 
 
 @LAYOUTS
 def test_a_reset_overtaken_by_a_claim_is_lost(layout: Layout) -> None:
     """A worker that takes the lease between the two writes of a reset has read the old checkpoint."""
     objects, store = opened(layout)
-    seen = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
+    seen = expect_applied(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     rival = EtagStore(objects, layout)
-    objects.before = once("over checkpoint/0", lambda: done(rival.write(ClaimLease(rival.get(["0"])[0], "ann"))))
-    refused = lost(store.write(ResetLease(seen, TRIM_HORIZON)))
+    objects.before = once(
+        "over checkpoint/0", lambda: expect_applied(rival.write(ClaimLease(rival.get(["0"])[0], "ann")))
+    )
+    refused = expect_rejected(store.write(ResetLease(seen, TRIM_HORIZON)))
     assert refused is not None
     assert refused.owner == "ann"
 
@@ -361,7 +365,7 @@ def test_an_invalid_object_met_by_a_write_is_reported_with_its_lease(layout: Lay
         "steal": lambda: store.write(StealLease(lease, "bob")),
     }
     if verb == "renew":
-        done(EtagStore(objects, layout).write(RenewLease(lease)))
+        expect_applied(EtagStore(objects, layout).write(RenewLease(lease)))
         spoil(objects, layout)
     else:
         objects.before = spoilt
@@ -373,7 +377,7 @@ def test_an_invalid_object_met_by_a_write_is_reported_with_its_lease(layout: Lay
 def test_a_gift_overtaken_by_a_later_checkpoint_returns_the_stored_lease(layout: Layout) -> None:
     """The owner neither takes the lease for gone nor gives it away at a position before the stored one."""
     objects, store = opened(layout)
-    lease = done(store.write(RequestLease(owned(objects, store), "bob")))
+    lease = expect_applied(store.write(RequestLease(owned(objects, store), "bob")))
     drain = EtagStore(objects, layout)
     objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
     outcome = store.write(GiveLease(lease, AT_9))
@@ -390,7 +394,7 @@ def test_a_checkpoint_that_is_already_stored_is_done(layout: Layout) -> None:
     lease = owned(objects, store)
     drain = EtagStore(objects, layout)
     objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_9)))
-    assert done(store.write(CheckpointLease(lease, AT_9))).checkpoint == AT_9
+    assert expect_applied(store.write(CheckpointLease(lease, AT_9))).checkpoint == AT_9
 
 
 def test_conditions_are_probed_in_the_folder_of_the_leases() -> None:
@@ -408,7 +412,7 @@ def test_a_copied_lease_keeps_its_fencing_number() -> None:
     """The next owner never gets a number that a handler has already seen, which a fence would reject."""
     _, store = opened(OURS)
     for number in (0, 1, 2):
-        created = done(store.write(CreateLease(Lease(str(number), epoch=number))))
+        created = expect_applied(store.write(CreateLease(Lease(str(number), epoch=number))))
         assert store.get([str(number)])[0].epoch == created.epoch == number
 
 
@@ -416,7 +420,7 @@ def test_objects_are_read_eight_at_a_time() -> None:
     objects, store = opened(OURS)
     keys = [str(number) for number in range(8)]
     for key in keys:
-        done(store.write(CreateLease(Lease(key))))
+        expect_applied(store.write(CreateLease(Lease(key))))
     together = Barrier(8)
 
     def before(line: str) -> None:
@@ -431,7 +435,7 @@ def test_objects_are_read_eight_at_a_time() -> None:
 def test_the_annotations_of_a_new_lease_cost_the_fewest_writes(layout: Layout) -> None:
     """The SDKs' layout stores annotations with the ownership; ours would write one more object per lease."""
     objects, store = opened(layout)
-    created = done(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
+    created = expect_applied(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
     assert EtagStore(objects, layout).list().leases == (created,)
     assert created.annotations == (("seal", "7"),)
     news = [line for line in objects.log if line.startswith("new")]
@@ -442,7 +446,7 @@ def test_the_annotations_of_a_new_lease_cost_the_fewest_writes(layout: Layout) -
 def test_reads_of_few_leases_use_the_cheaper_of_gets_and_a_listing(lease_count: int, listed: bool) -> None:
     """An object in a listing costs an eighth of a single request, and a listing of thousands contains many of them."""
     objects, store = opened(OURS)
-    leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(lease_count))
+    leases = tuple(create_placed_lease(store, Lease(str(number), owner="ann")) for number in range(lease_count))
     objects.log.clear()
     assert store.get(["0", "1"], stale_ok=True) == leases[:2]
     assert objects.log == (["list ownership"] if listed else ["get ownership/0", "get ownership/1"])
@@ -452,7 +456,7 @@ def test_one_object_is_read_by_the_caller_and_two_by_named_threads() -> None:
     """A next owner that polls eight times a second does not wait for a thread, and the threads can be identified."""
     objects, store = opened(OURS)
     for key in "ab":
-        placed(store, Lease(key, owner="ann"))
+        create_placed_lease(store, Lease(key, owner="ann"))
     names: list[str] = []
     objects.before = lambda _line: names.append(current_thread().name)
     store.get(["a"], stale_ok=True)
@@ -467,7 +471,7 @@ def test_one_object_is_read_by_the_caller_and_two_by_named_threads() -> None:
 def test_a_checkpoint_overtaken_by_a_request_and_a_drain_is_lost(layout: Layout) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
-    requested = done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
+    requested = expect_applied(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
     drain = EtagStore(objects, layout)
     objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
     outcome = store.write(CheckpointLease(lease, AT_9))
@@ -486,7 +490,7 @@ def test_concurrent_annotations_are_both_stored() -> None:
     lease = owned(objects, store)
     other = EtagStore(objects, OURS)
     objects.before = once("new notes/0", lambda: other.write(AnnotateLease(lease, "theirs", "1")))
-    written = done(store.write(AnnotateLease(lease, "ours", "2")))
+    written = expect_applied(store.write(AnnotateLease(lease, "ours", "2")))
     assert written.annotations == (("ours", "2"), ("theirs", "1"))
 
 
@@ -530,7 +534,7 @@ def test_an_outdated_read_never_returns_an_older_checkpoint(layout: Layout, read
 
         # The ownership was renewed by then, so the read lacks only the new checkpoint.
         objects.before = once("over checkpoint/0", read)
-        lease = done(store.write(CheckpointLease(lease, AT_9)))
+        lease = expect_applied(store.write(CheckpointLease(lease, AT_9)))
         objects.written.set()
         readings[0].result()
-    assert done(store.write(RenewLease(lease))).checkpoint == AT_9
+    assert expect_applied(store.write(RenewLease(lease))).checkpoint == AT_9

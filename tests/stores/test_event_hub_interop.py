@@ -22,7 +22,7 @@ from leasehold.stores.writes import (
     RequestLease,
     StealLease,
 )
-from leasehold_lab.contract.actors import done, lost, placed
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied, expect_rejected
 
 pytestmark = pytest.mark.services
 
@@ -66,14 +66,14 @@ def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | 
 
 
 def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    lease = placed(ours, Lease("0", owner="ann"))
-    done(ours.write(CreateLease(Lease("1"))))
+    lease = create_placed_lease(ours, Lease("0", owner="ann"))
+    expect_applied(ours.write(CreateLease(Lease("1"))))
     assert checkpoints(theirs) == {"0": ("-1", -1), "1": ("-1", -1)}
-    lease = done(ours.write(CheckpointLease(lease, AT_9)))
+    lease = expect_applied(ours.write(CheckpointLease(lease, AT_9)))
     assert checkpoints(theirs)["0"] == ("4520", 9)
     (row,) = owners(theirs).values()
     assert (row["owner_id"], row["etag"].strip('"')) == ("ann", lease.version)
-    done(ours.write(ReleaseLease(lease, "ann")))
+    expect_applied(ours.write(ReleaseLease(lease, "ann")))
     # None, which its own balancer takes for free as it does an empty one.
     assert not owners(theirs)["0"]["owner_id"]
 
@@ -97,29 +97,29 @@ def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckp
 
 def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     (record,) = claimed(theirs, "0", "sdk-1")
-    stolen = done(ours.write(StealLease(ours.list().leases[0], "ann")))
+    stolen = expect_applied(ours.write(StealLease(ours.list().leases[0], "ann")))
     assert claimed(theirs, "0", "sdk-1", record["etag"]) == []
-    assert done(ours.write(RenewLease(stolen))).owner == "ann"
+    assert expect_applied(ours.write(RenewLease(stolen))).owner == "ann"
 
 
 def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """Metadata that the SDK leaves out is void."""
-    lease = done(ours.write(RequestLease(placed(ours, Lease("0", owner="ann")), "bob")))
+    lease = expect_applied(ours.write(RequestLease(create_placed_lease(ours, Lease("0", owner="ann")), "bob")))
     assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
-    now = lost(ours.write(RenewLease(lease)))
+    now = expect_rejected(ours.write(RenewLease(lease)))
     assert now is not None
     assert (now.owner, now.next_owner, now.yields) == ("sdk-1", None, False)
-    assert lost(ours.write(CheckpointLease(lease, AT_9))) == now
+    assert expect_rejected(ours.write(CheckpointLease(lease, AT_9))) == now
     assert checkpoints(theirs) == {"0": ("-1", -1)}
 
 
 def test_the_sdk_can_move_a_start_that_we_stored(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """A start that we stored does not conflict with the SDK's checkpoint, and does not overwrite it later."""
-    lease = done(ours.write(CreateLease(Lease("0"))))
+    lease = expect_applied(ours.write(CreateLease(Lease("0"))))
     claimed(theirs, "0", "sdk-1")
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
-    assert lost(ours.write(CreateLease(Lease("0")))) is not None
-    assert lost(ours.write(ClaimLease(lease, "ann"))) is not None
+    assert expect_rejected(ours.write(CreateLease(Lease("0")))) is not None
+    assert expect_rejected(ours.write(ClaimLease(lease, "ann"))) is not None
     assert ours.get(["0"])[0].checkpoint == AT_9
 
 
@@ -130,13 +130,13 @@ def test_an_official_reader_overwrites_a_late_checkpoint(ours: EtagStore, theirs
     condition. What we write in between is overwritten by its next checkpoint, which repeats and skips nothing. We
     never move its checkpoints back.
     """
-    lease = done(ours.write(CheckpointLease(placed(ours, Lease("0", owner="ann")), AT_9)))
+    lease = expect_applied(ours.write(CheckpointLease(create_placed_lease(ours, Lease("0", owner="ann")), AT_9)))
     claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])
     assert checkpoints(theirs)["0"] == ("4520", 9)  # the position at which their reader begins
-    done(ours.write(CheckpointLate(lease, AT_20)))
+    expect_applied(ours.write(CheckpointLate(lease, AT_20)))
     assert checkpoints(theirs)["0"] == ("9040", 20)
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "5424", "sequence_number": 11})
     assert checkpoints(theirs)["0"] == ("5424", 11)
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "9944", "sequence_number": 22})
-    lost(ours.write(CheckpointLate(lease, AT_20)))
+    expect_rejected(ours.write(CheckpointLate(lease, AT_20)))
     assert checkpoints(theirs)["0"] == ("9944", 22)

@@ -10,7 +10,14 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.execute import execute
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import CheckpointLease, ClaimLease, RequestLease
-from leasehold_lab.contract.actors import done, lost, owned, requested, stored, unowned
+from leasehold_lab.contract.actors import (
+    create_owned_lease,
+    create_requested_lease,
+    create_unowned_lease,
+    expect_applied,
+    expect_rejected,
+    read_stored_lease,
+)
 
 
 @pytest.fixture
@@ -19,49 +26,49 @@ def store() -> MemoryStore:
 
 
 def test_create(store: MemoryStore) -> None:
-    row = done(execute(store, Create(Lease("s-0"), "L3"), "ann"))
+    row = expect_applied(execute(store, Create(Lease("s-0"), "L3"), "ann"))
     assert store.list().leases == (row,)
 
 
 def test_renew_writes_its_annotations(store: MemoryStore) -> None:
     """The annotations include the bulletin, which is published this way."""
-    seen = owned(store)
-    row = done(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", annotations=(("n", "2"),)))
+    seen = create_owned_lease(store)
+    row = expect_applied(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", annotations=(("n", "2"),)))
     assert (row.annotation("n"), row.version != seen.version) == ("1", True)
 
 
 def test_claim_and_steal_write_the_workers_annotations(store: MemoryStore) -> None:
     """The annotations distinguish a second worker of the same name from a restart."""
-    free = unowned(store)
-    mine = done(execute(store, Claim(free, "K5"), "ann", annotations=(("process", "1"),)))
+    free = create_unowned_lease(store)
+    mine = expect_applied(execute(store, Claim(free, "K5"), "ann", annotations=(("process", "1"),)))
     assert (mine.owner, mine.annotation("process")) == ("ann", "1")
-    stolen = done(execute(store, Steal(mine, "ann", "K7"), "bob", annotations=(("process", "2"),)))
+    stolen = expect_applied(execute(store, Steal(mine, "ann", "K7"), "bob", annotations=(("process", "2"),)))
     assert (stolen.owner, stolen.annotation("process")) == ("bob", "2")
 
 
 def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
     """When many workers want the same lease, each still gets one this turn."""
-    first, second, third = (unowned(store, key) for key in ("s-0", "s-1", "s-2"))
-    done(store.write(ClaimLease(first, "cat")))
-    done(store.write(ClaimLease(second, "cat")))
+    first, second, third = (create_unowned_lease(store, key) for key in ("s-0", "s-1", "s-2"))
+    expect_applied(store.write(ClaimLease(first, "cat")))
+    expect_applied(store.write(ClaimLease(second, "cat")))
     action = Claim(first, "M5", (Claim(second, "M5"), Claim(third, "M5"), Claim(first, "M5")))
-    assert done(execute(store, action, "ann")).key == "s-2"
-    assert lost(execute(store, action, "bob")) == stored(store, "s-0")
+    assert expect_applied(execute(store, action, "ann")).key == "s-2"
+    assert expect_rejected(execute(store, action, "bob")) == read_stored_lease(store, "s-0")
     assert [lease.owner for lease in store.list().leases] == ["cat", "cat", "ann"]
 
 
 def test_a_rejected_request_tries_its_alternates(store: MemoryStore) -> None:
     """A newcomer whose only request is rejected would stay unseen until its next look."""
-    first, second = (owned(store, "ann", key) for key in ("s-0", "s-1"))
-    done(store.write(RequestLease(first, "cat")))
+    first, second = (create_owned_lease(store, "ann", key) for key in ("s-0", "s-1"))
+    expect_applied(store.write(RequestLease(first, "cat")))
     action = RequestHandoff(first, "ann", "H2", alternates=(RequestHandoff(second, "ann", "H2"),))
-    assert done(execute(store, action, "bob")).key == "s-1"
+    assert expect_applied(execute(store, action, "bob")).key == "s-1"
     assert [lease.next_owner for lease in store.list().leases] == ["cat", "bob"]
 
 
 def test_no_alternate_is_tried_after_an_unknown_outcome(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an unknown outcome, a second attempt might take two leases instead of one."""
-    first, second = unowned(store, "s-0"), unowned(store, "s-1")
+    first, second = create_unowned_lease(store, "s-0"), create_unowned_lease(store, "s-1")
 
     def unanswered(*_: object) -> Done:
         raise OutcomeUnknown("no answer")
@@ -73,25 +80,25 @@ def test_no_alternate_is_tried_after_an_unknown_outcome(store: MemoryStore, monk
 
 
 def test_request(store: MemoryStore) -> None:
-    seen = owned(store, "ann")
-    assert done(execute(store, RequestHandoff(seen, "ann", "H2"), "bob")).next_owner == "bob"
+    seen = create_owned_lease(store, "ann")
+    assert expect_applied(execute(store, RequestHandoff(seen, "ann", "H2"), "bob")).next_owner == "bob"
 
 
 def test_release_frees_or_gives(store: MemoryStore) -> None:
-    seen = requested(store)
-    released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
+    seen = create_requested_lease(store)
+    released = expect_applied(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
     assert (released.owner, released.checkpoint) == ("bob", Position("41"))
-    freed = done(execute(store, Release(released, "M12"), "bob"))
+    freed = expect_applied(execute(store, Release(released, "M12"), "bob"))
     assert (freed.owner, freed.checkpoint) == (None, Position("41"))
 
 
 def test_giving_without_progress_keeps_the_checkpoint(store: MemoryStore) -> None:
-    seen = done(store.write(CheckpointLease(requested(store), Position("40"))))
-    released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
-    assert released == evolve(stored(store), owner="bob", checkpoint=Position("40"))
+    seen = expect_applied(store.write(CheckpointLease(create_requested_lease(store), Position("40"))))
+    released = expect_applied(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
+    assert released == evolve(read_stored_lease(store), owner="bob", checkpoint=Position("40"))
 
 
 def test_delete(store: MemoryStore) -> None:
-    ended = done(store.write(CheckpointLease(owned(store), SHARD_END)))
+    ended = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END)))
     assert execute(store, Delete(ended, "L9"), "ann") == Done(ended)
     assert store.list().leases == ()

@@ -15,7 +15,7 @@ from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease, DeleteLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import done, owned
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied
 
 WHOLE = Lease(
     "orders:s-1",
@@ -53,7 +53,7 @@ class TestFile(StoreContract):
 
 def test_a_line_contains_the_whole_lease(path: Path) -> None:
     store = open_store(f"file://{path}")
-    assert done(store.write(CreateLease(WHOLE))) == WHOLE
+    assert expect_applied(store.write(CreateLease(WHOLE))) == WHOLE
     store.close()
     assert path.read_text(encoding="utf-8") == LINE + "\n"
     again = open_store(f"file://{path}", create=False)
@@ -64,12 +64,12 @@ def test_a_line_contains_the_whole_lease(path: Path) -> None:
 
 def test_a_backup_is_replaced_only_when_complete(path: Path) -> None:
     first = FileStore(str(path))
-    row = owned(first)
+    row = create_owned_lease(first)
     first.close()
     before = path.read_text(encoding="utf-8")
     second = FileStore(str(path))
-    done(second.write(DeleteLease(row)))
-    done(second.write(CreateLease(Lease("other"))))
+    expect_applied(second.write(DeleteLease(row)))
+    expect_applied(second.write(CreateLease(Lease("other"))))
     assert path.read_text(encoding="utf-8") == before
     second.close()
     assert [json.loads(line)["key"] for line in path.read_text(encoding="utf-8").splitlines()] == ["other"]
@@ -106,7 +106,7 @@ def test_an_unusable_file_is_reported(path: Path) -> None:
     (path.parent / "gone").mkdir()
     store = FileStore(str(path.parent / "gone" / "leases.jsonl"))
     (path.parent / "gone").rmdir()
-    owned(store)
+    create_owned_lease(store)
     with pytest.raises(StoreError, match="cannot be written"):
         store.close()
 

@@ -35,8 +35,8 @@ from leasehold.stores.writes import (
     Write,
     applied,
 )
-from leasehold_lab.contract.actors import done, owned, stored
-from leasehold_lab.standins.postgres import store_url
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied, read_stored_lease
+from leasehold_lab.standins.postgres import build_store_url
 
 KEY = "s-0"
 AT, NEXT = Position("41"), Position("42")
@@ -203,7 +203,7 @@ def dynamodb_sessions(request: pytest.FixtureRequest) -> Table:
 
 def postgresql(request: pytest.FixtureRequest) -> Table:
     """Return a table of a real server whose statements fail."""
-    fault, url = Fault(), store_url(request.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
+    fault, url = Fault(), build_store_url(request.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
     bounded, execute = postgres._DeadlineConnection, postgres._DeadlineConnection.execute  # noqa: SLF001  its driver
 
     def execute_with_faults(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
@@ -314,12 +314,12 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
     for place in range(64):
         table = kind(request)
         store, other, cat = opened(table.faulty), opened(table.plain), opened(table.plain)
-        lease = done(store.write(CheckpointLease(owned(store, key=KEY), AT)))
-        rest = done(store.write(CheckpointLease(owned(store, key="s-1"), AT)))
+        lease = expect_applied(store.write(CheckpointLease(create_owned_lease(store, key=KEY), AT)))
+        rest = expect_applied(store.write(CheckpointLease(create_owned_lease(store, key="s-1"), AT)))
         if state == "released":
-            lease = done(store.write(ReleaseLease(lease, "ann")))
+            lease = expect_applied(store.write(ReleaseLease(lease, "ann")))
         if state == "requested":
-            lease = done(other.write(RequestLease(stored(other, KEY), "bob")))
+            lease = expect_applied(other.write(RequestLease(read_stored_lease(other, KEY), "bob")))
         # Each kind of exception at some of the calls; each call in some of the cases.
         table.fault.arm(place, ERRORS[(place + list(WRITES).index(case)) % len(ERRORS)], after=after)
         answer: object = None
@@ -329,7 +329,7 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
             if table.fault.raised is None:
                 raise
         table.fault.place = -1
-        remaining = stored(cat, KEY)
+        remaining = read_stored_lease(cat, KEY)
         if isinstance(answer, Done):
             assert (remaining.checkpoint, remaining.owner, remaining.next_owner) == (
                 answer.lease.checkpoint,
@@ -338,11 +338,18 @@ def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
             )
         assert remaining.checkpoint in {AT, NEXT, SHARD_END}
         # The store still works with its other lease, and the next owner with this one.
-        assert done(store.write(CheckpointLease(rest, NEXT))).checkpoint == stored(cat, "s-1").checkpoint == NEXT
+        assert (
+            expect_applied(store.write(CheckpointLease(rest, NEXT))).checkpoint
+            == read_stored_lease(cat, "s-1").checkpoint
+            == NEXT
+        )
         if not remaining.ended:
-            assert done(cat.write(ClaimLease(stored(cat, KEY), "cat"))).checkpoint == remaining.checkpoint
+            assert (
+                expect_applied(cat.write(ClaimLease(read_stored_lease(cat, KEY), "cat"))).checkpoint
+                == remaining.checkpoint
+            )
             assert isinstance(store.write(CheckpointLease(lease, Position("99"))), Lost)
-            assert stored(other, KEY).owner == "cat"
+            assert read_stored_lease(other, KEY).owner == "cat"
         if table.fault.raised is None:
             assert place, "no call was seen"
             assert isinstance(answer, Done)
@@ -359,7 +366,7 @@ def test_closing_a_store_ends_every_session_even_if_one_raises(place: int) -> No
     rows.close = lambda: closed.append("rows")  # type: ignore[attr-defined]
     store = SessionStore(rows, gather_seconds=0.0)
     for number in range(3):
-        owned(store, key=f"s-{number}")
+        create_owned_lease(store, key=f"s-{number}")
     fault.arm(place, ERRORS[place], after=False)
     store.close()
     assert fault.raised is not None

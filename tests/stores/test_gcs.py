@@ -30,7 +30,7 @@ from leasehold.stores.requests import SkewWarning, Stored
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import done
+from leasehold_lab.contract.actors import expect_applied
 
 AT = "http://memory.invalid"
 
@@ -189,7 +189,7 @@ def test_a_bucket_is_created_only_if_allowed(bucket: GcsMemory) -> None:
     bucket.name = None
     with pytest.raises(StoreError, match="there is no such bucket"):
         open_store(f"gcs://new/fleet?endpoint={AT}", create=False)
-    row = done(open_store(f"gcs://new/fleet?endpoint={AT}&location=eu").write(CreateLease(Lease("s-0"))))
+    row = expect_applied(open_store(f"gcs://new/fleet?endpoint={AT}&location=eu").write(CreateLease(Lease("s-0"))))
     assert bucket.made is not None
     assert (bucket.made["name"], bucket.made["softDeletePolicy"]) == (
         "new",

@@ -14,7 +14,7 @@ from leasehold.stores.execute import execute, write_of
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 from leasehold.testing import leasehold_store_contract
-from leasehold_lab.contract.actors import done, owned
+from leasehold_lab.contract.actors import create_owned_lease, expect_applied
 
 
 @frozen
@@ -98,7 +98,7 @@ def test_one_wrapper_sees_every_write_of_a_plan() -> None:
 
 def test_a_deletion_returns_the_lease_as_seen() -> None:
     store = MemoryStore()
-    seen = owned(store)
+    seen = create_owned_lease(store)
     assert applied(DeleteLease(seen), seen) == applied(DeleteLease(seen), None) == seen
     assert applied(CreateLease(seen), seen) is None
-    assert done(store.write(DeleteLease(seen))) == seen
+    assert expect_applied(store.write(DeleteLease(seen))) == seen

@@ -21,7 +21,7 @@ from leasehold.stores.protocol import Listing
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
-from leasehold_lab.contract.actors import done
+from leasehold_lab.contract.actors import expect_applied
 
 FLEET = ObjectLayout("fleet/one")
 HUB = EventHubLayout("ns.servicebus.windows.net", "Orders", "$Default")
@@ -78,7 +78,7 @@ def test_a_bucket_that_ignores_a_condition_is_rejected(layout: Layout, ignores: 
 def test_the_probe_leaves_a_bucket_unchanged(layout: Layout) -> None:
     memory = ObjectMemory()
     store = EtagStore(memory, layout)
-    row = done(store.write(CreateLease(Lease("0"))))
+    row = expect_applied(store.write(CreateLease(Lease("0"))))
     before, meanwhile = dict(memory.stored), list[Listing]()
 
     def look(line: str) -> None:

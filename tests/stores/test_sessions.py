@@ -32,7 +32,13 @@ from leasehold.stores.writes import (
     TakeBackLease,
     Write,
 )
-from leasehold_lab.contract.actors import done, lost, owned, stored, unowned
+from leasehold_lab.contract.actors import (
+    create_owned_lease,
+    create_unowned_lease,
+    expect_applied,
+    expect_rejected,
+    read_stored_lease,
+)
 
 KEY = "s-0"
 AT = Position("41")
@@ -46,11 +52,11 @@ def two(objects: ObjectMemory) -> tuple[SessionStore, SessionStore]:
 def scene(objects: ObjectMemory, next_owner: bool = False) -> tuple[SessionStore, SessionStore, Lease]:
     """Return a lease of ann's at 41 in her process; bob's process has a session, and may have requested it."""
     ann, bob = two(objects)
-    lease = done(ann.write(CheckpointLease(owned(ann, key=KEY), AT)))
-    owned(bob, "bob", key="s-1")
+    lease = expect_applied(ann.write(CheckpointLease(create_owned_lease(ann, key=KEY), AT)))
+    create_owned_lease(bob, "bob", key="s-1")
     if next_owner:
-        done(bob.write(RequestLease(stored(bob, KEY), "bob")))
-        lease = done(ann.write(RenewLease(lease)))
+        expect_applied(bob.write(RequestLease(read_stored_lease(bob, KEY), "bob")))
+        lease = expect_applied(ann.write(RenewLease(lease)))
     return ann, bob, lease
 
 
@@ -65,7 +71,7 @@ STEPS: dict[str, tuple[bool, Step, tuple[str, ...]]] = {
     ),
     "claim of an expired lease": (
         False,
-        lambda _ann, bob, _lease: bob.write(ClaimLease(stored(bob, KEY), "bob")),
+        lambda _ann, bob, _lease: bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")),
         ("over session", "over lease", "over session"),
     ),
     "theft": (
@@ -81,24 +87,24 @@ STEPS: dict[str, tuple[bool, Step, tuple[str, ...]]] = {
     "gift": (True, lambda ann, _bob, lease: ann.write(GiveLease(lease, AT)), ("over lease",)),
     "gift and acceptance": (
         True,
-        lambda ann, bob, lease: bob.write(ClaimLease(done(ann.write(GiveLease(lease, AT))), "bob")),
+        lambda ann, bob, lease: bob.write(ClaimLease(expect_applied(ann.write(GiveLease(lease, AT))), "bob")),
         ("over lease", "over session"),
     ),
     "gift taken back": (
         True,
-        lambda ann, _bob, lease: ann.write(TakeBackLease(done(ann.write(GiveLease(lease, AT))), "ann")),
+        lambda ann, _bob, lease: ann.write(TakeBackLease(expect_applied(ann.write(GiveLease(lease, AT))), "ann")),
         ("over lease", "over session", "over lease", "over session"),
     ),
     "release": (False, lambda ann, _bob, lease: ann.write(ReleaseLease(lease, "ann")), ("over lease",)),
     "release of another's": (
         False,
-        lambda _ann, bob, _lease: bob.write(ReleaseLease(stored(bob, KEY), "bob")),
+        lambda _ann, bob, _lease: bob.write(ReleaseLease(read_stored_lease(bob, KEY), "bob")),
         ("over session", "over lease"),
     ),
     "end": (False, lambda ann, _bob, lease: ann.write(CheckpointLease(lease, SHARD_END)), ("over lease",)),
     "delete": (
         False,
-        lambda _ann, bob, _lease: bob.write(DeleteLease(stored(bob, KEY))),
+        lambda _ann, bob, _lease: bob.write(DeleteLease(read_stored_lease(bob, KEY))),
         ("over session", "delete lease"),
     ),
 }
@@ -153,7 +159,7 @@ def test_after_any_crash_the_next_owner_starts_at_the_checkpoint(step: str, plac
     if not leases:
         assert step == "delete"
         return
-    claimed_lease = done(cat.write(ClaimLease(leases[0], "cat")))
+    claimed_lease = expect_applied(cat.write(ClaimLease(leases[0], "cat")))
     allowed = (
         {SHARD_END} if step == "end" and leases[0].ended else {AT, Position("42")} if step == "checkpoint" else {AT}
     )
@@ -171,7 +177,7 @@ def test_the_next_group_write_settles_an_unanswered_one(make: Callable[[Lease], 
         ann.write(make(lease))
     objects.mute = frozenset()
     assert [line.partition("/")[0] for line in objects.log] == ["over session", "get session", "over session"]
-    assert done(ann.write(CheckpointLease(lease, Position("43")))).checkpoint == Position("43")
+    assert expect_applied(ann.write(CheckpointLease(lease, Position("43")))).checkpoint == Position("43")
 
 
 def test_a_lease_can_be_released_after_an_unanswered_group_write() -> None:
@@ -181,8 +187,8 @@ def test_a_lease_can_be_released_after_an_unanswered_group_write() -> None:
     with pytest.raises(OutcomeUnknown):
         ann.write(CheckpointLease(lease, Position("42")))
     objects.mute = frozenset()
-    assert done(ann.write(ReleaseLease(lease, "ann"))) == stored(bob, KEY)
-    assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, Position("42"))
+    assert expect_applied(ann.write(ReleaseLease(lease, "ann"))) == read_stored_lease(bob, KEY)
+    assert (read_stored_lease(bob, KEY).owner, read_stored_lease(bob, KEY).checkpoint) == (None, Position("42"))
 
 
 def test_a_lost_response_costs_one_read_for_all_leases() -> None:
@@ -196,7 +202,7 @@ def test_a_lost_response_costs_one_read_for_all_leases() -> None:
 
     objects.before = answer
     objects.log.clear()
-    assert done(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
+    assert expect_applied(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
     assert [line.split()[0] for line in objects.log] == ["over", "get", "over"]
 
 
@@ -214,24 +220,24 @@ def test_a_late_release_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         patched.setattr(ObjectMemory, "put_over", lose)
         with pytest.raises(OutcomeUnknown):
             ann.write(ReleaseLease(lease, "ann"))
-    lease = done(ann.write(CheckpointLease(lease, Position("42"))))
+    lease = expect_applied(ann.write(CheckpointLease(lease, Position("42"))))
     assert objects.put_over(*late[0]) is None
-    assert (stored(bob, KEY).checkpoint, stored(bob, KEY).owner) == (Position("42"), "ann")
+    assert (read_stored_lease(bob, KEY).checkpoint, read_stored_lease(bob, KEY).owner) == (Position("42"), "ann")
     objects.log.clear()
-    done(ann.write(RenewLease(lease)))
+    expect_applied(ann.write(RenewLease(lease)))
     assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it is settled, and reads no more"
 
 
 def test_many_checkpoints_cost_one_write() -> None:
     objects = ObjectMemory()
     store = SessionStore(ObjectCells(objects, ""))
-    leases = [owned(store, key=f"s-{n}") for n in range(20)]
+    leases = [create_owned_lease(store, key=f"s-{n}") for n in range(20)]
     objects.log.clear()
     gate = Barrier(len(leases))
 
     def checkpoint(lease: Lease) -> Lease:
         gate.wait()
-        return done(store.write(CheckpointLease(lease, AT, patient=True)))
+        return expect_applied(store.write(CheckpointLease(lease, AT, patient=True)))
 
     with ThreadPoolExecutor(len(leases)) as pool:
         after = list(pool.map(checkpoint, leases))
@@ -242,43 +248,43 @@ def test_many_checkpoints_cost_one_write() -> None:
 def test_a_renewal_returns_a_pending_request() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    done(bob.write(RequestLease(stored(bob, KEY), "bob")))
-    lease = done(ann.write(RenewLease(lease)))
+    expect_applied(bob.write(RequestLease(read_stored_lease(bob, KEY), "bob")))
+    lease = expect_applied(ann.write(RenewLease(lease)))
     assert lease.next_owner == "bob"
     objects.log.clear()
-    assert done(ann.write(RenewLease(lease))).next_owner == "bob"
+    assert expect_applied(ann.write(RenewLease(lease))).next_owner == "bob"
     assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it has heard, and reads no more"
 
 
 def test_a_session_drops_lost_leases_and_keeps_returned_ones() -> None:
     """A session keeps room for new leases, and never drops one that it has."""
     ann, bob, lease = scene(ObjectMemory())
-    other = owned(ann, key="s-2")
-    lease, other = (done(ann.write(RenewLease(one, annotations=(("lag", "3"),)))) for one in (lease, other))
-    stolen = done(bob.write(StealLease(lease, "bob")))
-    lost(ann.write(RenewLease(lease)))
-    other = done(ann.write(RenewLease(other)))
+    other = create_owned_lease(ann, key="s-2")
+    lease, other = (expect_applied(ann.write(RenewLease(one, annotations=(("lag", "3"),)))) for one in (lease, other))
+    stolen = expect_applied(bob.write(StealLease(lease, "bob")))
+    expect_rejected(ann.write(RenewLease(lease)))
+    other = expect_applied(ann.write(RenewLease(other)))
     (page,) = ann._pages.values()  # noqa: SLF001  what it holds is what is stored
     assert (set(page.session.entries), set(page.remarks)) == ({"s-2"}, {"s-2"})
-    back = done(ann.write(StealLease(stolen, "ann")))
-    done(ann.write(RenewLease(other)))
+    back = expect_applied(ann.write(StealLease(stolen, "ann")))
+    expect_applied(ann.write(RenewLease(other)))
     assert set(page.session.entries) == {KEY, "s-2"}
-    assert done(ann.write(CheckpointLease(back, Position("43")))).checkpoint == Position("43")
+    assert expect_applied(ann.write(CheckpointLease(back, Position("43")))).checkpoint == Position("43")
 
 
 def test_the_leases_of_an_ended_session_are_free_at_once() -> None:
     ann, bob, _ = scene(ObjectMemory())
-    owned(ann, key="s-2")
-    done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
-    assert stored(bob, "s-2").owner is None
-    assert done(bob.write(ClaimLease(stored(bob, "s-2"), "bob"))).owner == "bob"
+    create_owned_lease(ann, key="s-2")
+    expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
+    assert read_stored_lease(bob, "s-2").owner is None
+    assert expect_applied(bob.write(ClaimLease(read_stored_lease(bob, "s-2"), "bob"))).owner == "bob"
 
 
 def test_a_worker_whose_session_ended_starts_another() -> None:
     ann, bob, lease = scene(ObjectMemory())
-    done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
-    assert lost(ann.write(RenewLease(lease))) == stored(bob, KEY)
-    assert done(ann.write(StealLease(stored(ann, KEY), "ann"))).owner == "ann"
+    expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
+    assert expect_rejected(ann.write(RenewLease(lease))) == read_stored_lease(bob, KEY)
+    assert expect_applied(ann.write(StealLease(read_stored_lease(ann, KEY), "ann"))).owner == "ann"
     assert len(ann._pages) == 1, "a long life would keep every session that it had"  # noqa: SLF001  they are counted
 
 
@@ -286,20 +292,20 @@ def test_a_restarted_worker_continues_its_leases_at_the_last_checkpoint() -> Non
     objects = ObjectMemory()
     scene(objects)
     again = two(objects)[1]
-    assert done(again.write(ClaimLease(stored(again, KEY), "ann"))).checkpoint == AT
+    assert expect_applied(again.write(ClaimLease(read_stored_lease(again, KEY), "ann"))).checkpoint == AT
 
 
 def test_closing_a_store_frees_its_leases_at_once() -> None:
     ann, bob, _ = scene(ObjectMemory())
     ann.close()
-    assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, AT)
+    assert (read_stored_lease(bob, KEY).owner, read_stored_lease(bob, KEY).checkpoint) == (None, AT)
 
 
 def test_a_lease_of_an_ended_owner_has_no_next_owner() -> None:
     ann, bob, _ = scene(ObjectMemory(), next_owner=True)
-    assert stored(bob, KEY).next_owner == "bob"
+    assert read_stored_lease(bob, KEY).next_owner == "bob"
     ann.close()
-    assert (stored(bob, KEY).owner, stored(bob, KEY).next_owner) == (None, None)
+    assert (read_stored_lease(bob, KEY).owner, read_stored_lease(bob, KEY).next_owner) == (None, None)
 
 
 def test_an_ended_session_is_removed_when_no_lease_names_it() -> None:
@@ -310,7 +316,7 @@ def test_an_ended_session_is_removed_when_no_lease_names_it() -> None:
     for _ in range(3):
         bob.list()
     assert len(sessions(objects)) == 2  # a lease names it
-    done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
+    expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
     for _ in range(3):
         bob.list()
     assert len(sessions(objects)) == 1
@@ -320,7 +326,7 @@ def test_an_idle_session_without_leases_is_ended(monkeypatch: pytest.MonkeyPatch
     """Such sessions belong to workers that died without a lease."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    done(ann.write(ReleaseLease(lease, "ann")))
+    expect_applied(ann.write(ReleaseLease(lease, "ann")))
     for _ in range(5):
         bob.list()
     assert len(sessions(objects)) == 2, "it may be about to take one"
@@ -328,8 +334,8 @@ def test_an_idle_session_without_leases_is_ended(monkeypatch: pytest.MonkeyPatch
     for _ in range(3):
         bob.list()
     assert len(sessions(objects)) == 1, "bob's, which a lease names, stays"
-    lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # ann learns that her session is over
-    assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).owner == "ann"
+    expect_rejected(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))  # ann learns that her session is over
+    assert expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))).owner == "ann"
 
 
 def test_a_session_that_will_get_a_lease_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,52 +343,52 @@ def test_a_session_that_will_get_a_lease_is_not_ended(monkeypatch: pytest.Monkey
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     cat = two(objects)[0]
-    done(cat.write(RequestLease(stored(cat, KEY), "cat")))
+    expect_applied(cat.write(RequestLease(read_stored_lease(cat, KEY), "cat")))
     monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
     for _ in range(3):
         bob.list()
-    gift = done(ann.write(GiveLease(done(ann.write(RenewLease(lease))), AT)))
-    assert done(cat.write(ClaimLease(gift, "cat"))).owner == "cat"
+    gift = expect_applied(ann.write(GiveLease(expect_applied(ann.write(RenewLease(lease))), AT)))
+    assert expect_applied(cat.write(ClaimLease(gift, "cat"))).owner == "cat"
     assert len(sessions(objects)) == 3, "it began none anew"
 
 
 def test_a_reset_lease_is_read_from_its_new_position() -> None:
     """A position of an earlier epoch is not used."""
     ann, bob, lease = scene(ObjectMemory())
-    free = done(ann.write(ReleaseLease(lease, "ann")))
-    done(bob.write(ResetLease(free, TRIM_HORIZON)))
-    assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).checkpoint == TRIM_HORIZON
+    free = expect_applied(ann.write(ReleaseLease(lease, "ann")))
+    expect_applied(bob.write(ResetLease(free, TRIM_HORIZON)))
+    assert expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))).checkpoint == TRIM_HORIZON
 
 
 def test_a_slow_thread_keeps_a_lease_that_another_thread_took() -> None:
     """The entry of a lease just taken stays, with every checkpoint since."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects, next_owner=True)
-    gift = done(ann.write(GiveLease(lease, AT)))
+    gift = expect_applied(ann.write(GiveLease(lease, AT)))
     faster: list[Lease] = []
 
     def overtake(line: str) -> None:
         if line.startswith("get session"):
             objects.before = lambda _line: None
-            faster.append(done(ann.write(TakeBackLease(gift, "ann"))))
+            faster.append(expect_applied(ann.write(TakeBackLease(gift, "ann"))))
 
     objects.before = overtake
-    assert lost(ann.write(TakeBackLease(gift, "ann"))) == faster[0] == stored(ann, KEY)
+    assert expect_rejected(ann.write(TakeBackLease(gift, "ann"))) == faster[0] == read_stored_lease(ann, KEY)
 
 
 def claimed(store: SessionStore, worker: str) -> Lease:
     """Return the lease, taken by this worker."""
-    return done(store.write(ClaimLease(stored(store, KEY), worker)))
+    return expect_applied(store.write(ClaimLease(read_stored_lease(store, KEY), worker)))
 
 
 def given(ann: SessionStore, bob: SessionStore) -> Lease:
     """Return the lease, which was bob's until he gave it to ann."""
-    done(ann.write(RequestLease(claimed(bob, "bob"), "ann")))
-    return done(bob.write(GiveLease(stored(bob, KEY), AT)))
+    expect_applied(ann.write(RequestLease(claimed(bob, "bob"), "ann")))
+    return expect_applied(bob.write(GiveLease(read_stored_lease(bob, KEY), AT)))
 
 
 OWN_WRITES: dict[str, Callable[[SessionStore, SessionStore], Write]] = {
-    "claim": lambda ann, _bob: ClaimLease(stored(ann, KEY), "ann"),
+    "claim": lambda ann, _bob: ClaimLease(read_stored_lease(ann, KEY), "ann"),
     "acceptance": lambda ann, bob: ClaimLease(given(ann, bob), "ann"),
     "checkpoint": lambda ann, _bob: CheckpointLease(claimed(ann, "ann"), AT),
 }
@@ -394,8 +400,8 @@ def test_an_outdated_listing_does_not_make_a_write_lost(write: str, monkeypatch:
     objects = ObjectMemory()
     cells = ObjectCells(objects, "")
     ann, bob = SessionStore(cells, gather_seconds=0.0), two(objects)[0]
-    owned(ann, key="s-1")
-    done(bob.write(CreateLease(Lease(KEY))))
+    create_owned_lease(ann, key="s-1")
+    expect_applied(bob.write(CreateLease(Lease(KEY))))
     listed = cells.list("lease/", "session/")
     pending_write = OWN_WRITES[write](ann, bob)
 
@@ -406,7 +412,7 @@ def test_an_outdated_listing_does_not_make_a_write_lost(write: str, monkeypatch:
             ann.list()
 
     objects.before = meanwhile
-    assert done(ann.write(pending_write)) == stored(ann, KEY)
+    assert expect_applied(ann.write(pending_write)) == read_stored_lease(ann, KEY)
 
 
 def test_the_session_entry_of_a_deleted_lease_is_not_reused() -> None:
@@ -414,23 +420,23 @@ def test_the_session_entry_of_a_deleted_lease_is_not_reused() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     objects.stored.pop(f"lease/{KEY}")
-    row = done(bob.write(CreateLease(Lease(KEY))))
+    row = expect_applied(bob.write(CreateLease(Lease(KEY))))
     while row.epoch < lease.epoch - 1:
-        row = done(bob.write(ResetLease(row, TRIM_HORIZON)))
-    assert done(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
+        row = expect_applied(bob.write(ResetLease(row, TRIM_HORIZON)))
+    assert expect_applied(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
 
 
 def test_a_rejected_claim_returns_the_stored_lease() -> None:
     ann, bob, lease = scene(ObjectMemory())
 
     def freed(lease: Lease) -> Lease:
-        done(ann.write(ReleaseLease(lease, "ann")))
+        expect_applied(ann.write(ReleaseLease(lease, "ann")))
         return next(row for row in bob.list().leases if row.key == KEY)
 
     older = freed(lease)
-    freed(done(ann.write(ClaimLease(stored(ann, KEY), "ann"))))
-    again = done(ann.write(ClaimLease(stored(ann, KEY), "ann")))
-    assert lost(bob.write(ClaimLease(older, "bob"))) == again
+    freed(expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann"))))
+    again = expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))
+    assert expect_rejected(bob.write(ClaimLease(older, "bob"))) == again
 
 
 # Rows that were changed by hand
@@ -447,7 +453,7 @@ def test_a_lease_with_a_deleted_row_is_lost_after_the_next_listing() -> None:
     ann, _, lease = scene(objects)
     del objects.stored[f"lease/{KEY}"]
     assert ann.list().leases[0].key == "s-1"
-    assert lost(ann.write(RenewLease(lease))) is None
+    assert expect_rejected(ann.write(RenewLease(lease))) is None
 
 
 def test_a_lease_whose_row_was_restored_can_be_renewed() -> None:
@@ -456,7 +462,7 @@ def test_a_lease_whose_row_was_restored_can_be_renewed() -> None:
     row = objects.stored.pop(f"lease/{KEY}")
     ann.list()
     objects.stored[row.name] = row
-    assert done(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
+    assert expect_applied(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
 
 
 DELETED: dict[str, tuple[bool, Callable[[Lease], Write], Position, str | None]] = {
@@ -478,25 +484,25 @@ def test_a_deleted_session_loses_no_position_of_its_living_owner(case: str) -> N
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
     seen = {one.key: one for one in bob.list().leases}[KEY]
-    assert (seen.owner, stored(bob, KEY).owner) == ("ann", "ann"), "it has to expire first"
-    after = done(ann.write(write(lease)))
+    assert (seen.owner, read_stored_lease(bob, KEY).owner) == ("ann", "ann"), "it has to expire first"
+    after = expect_applied(ann.write(write(lease)))
     assert (after.checkpoint, after.owner) == (position, owner)
-    assert (stored(bob, KEY).checkpoint, stored(bob, KEY).owner) == (position, owner)
+    assert (read_stored_lease(bob, KEY).checkpoint, read_stored_lease(bob, KEY).owner) == (position, owner)
     if owner == "ann":  # the owner continues in its new session, with its other leases and writes
-        again = done(ann.write(CheckpointLease(after, Position("50"))))
-        assert stored(bob, KEY).checkpoint == again.checkpoint == Position("50")
+        again = expect_applied(ann.write(CheckpointLease(after, Position("50"))))
+        assert read_stored_lease(bob, KEY).checkpoint == again.checkpoint == Position("50")
 
 
 def test_each_lease_of_a_deleted_session_keeps_its_position() -> None:
     """The second lease is written after the new session has begun."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    other = done(ann.write(CheckpointLease(owned(ann, key="s-2"), Position("7"))))
+    other = expect_applied(ann.write(CheckpointLease(create_owned_lease(ann, key="s-2"), Position("7"))))
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
-    assert done(ann.write(RenewLease(other))).checkpoint == Position("7")
-    assert done(ann.write(RenewLease(lease))).checkpoint == AT
-    assert [stored(bob, key).checkpoint for key in (KEY, "s-2")] == [AT, Position("7")]
+    assert expect_applied(ann.write(RenewLease(other))).checkpoint == Position("7")
+    assert expect_applied(ann.write(RenewLease(lease))).checkpoint == AT
+    assert [read_stored_lease(bob, key).checkpoint for key in (KEY, "s-2")] == [AT, Position("7")]
 
 
 def test_a_claimed_lease_of_a_deleted_session_leaves_its_owner() -> None:
@@ -505,9 +511,9 @@ def test_a_claimed_lease_of_a_deleted_session_leaves_its_owner() -> None:
     ann, bob, lease = scene(objects)
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
-    done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
+    expect_applied(bob.write(ClaimLease(read_stored_lease(bob, KEY), "bob")))
     for write in (RenewLease(lease), CheckpointLease(lease, Position("42")), GiveLease(lease, AT)):
-        assert lost(ann.write(write)) == stored(bob, KEY)
+        assert expect_rejected(ann.write(write)) == read_stored_lease(bob, KEY)
 
 
 @pytest.mark.parametrize(
@@ -524,8 +530,10 @@ def test_an_unreadable_session_is_reported_for_each_of_its_leases(field: str, va
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
     cat = two(objects)[0]
-    unowned(cat, "s-2")
-    done(cat.write(ReleaseLease(done(cat.write(ClaimLease(stored(cat, "s-2"), "cat"))), "cat")))
+    create_unowned_lease(cat, "s-2")
+    expect_applied(
+        cat.write(ReleaseLease(expect_applied(cat.write(ClaimLease(read_stored_lease(cat, "s-2"), "cat"))), "cat"))
+    )
     cat.close()
     (page,) = ann._pages  # noqa: SLF001  whose row is changed
     rewritten(objects, f"session/{page}", **{field: value})
@@ -542,13 +550,13 @@ def test_an_unreadable_row_of_annotations_is_ignored() -> None:
     """No decision depends on such a row, so a mistake in its annotations blocks no reads or renewals of a lease."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    noted = done(ann.write(RenewLease(lease, annotations=(("lag", "3"),))))
-    assert stored(bob, KEY).annotation("lag") == "3"
+    noted = expect_applied(ann.write(RenewLease(lease, annotations=(("lag", "3"),))))
+    assert read_stored_lease(bob, KEY).annotation("lag") == "3"
     (page,) = ann._pages  # noqa: SLF001  whose row is changed
     rewritten(objects, f"told/{page}", told="{")
-    assert stored(bob, KEY).annotation("lag") is None
-    assert done(ann.write(RenewLease(noted, annotations=(("lag", "4"),)))).annotation("lag") == "4"
-    assert stored(bob, KEY).annotation("lag") == "4"
+    assert read_stored_lease(bob, KEY).annotation("lag") is None
+    assert expect_applied(ann.write(RenewLease(noted, annotations=(("lag", "4"),)))).annotation("lag") == "4"
+    assert read_stored_lease(bob, KEY).annotation("lag") == "4"
 
 
 def test_a_write_during_a_request_still_returns_the_request() -> None:
@@ -559,11 +567,11 @@ def test_a_write_during_a_request_still_returns_the_request() -> None:
     def overtake(line: str) -> None:
         if line.startswith("over session"):
             objects.before = lambda _line: None
-            held.append(done(ann.write(RenewLease(lease))))
+            held.append(expect_applied(ann.write(RenewLease(lease))))
 
     objects.before = overtake
-    done(bob.write(RequestLease(stored(bob, KEY), "bob")))
-    assert done(ann.write(RenewLease(held[-1]))).next_owner == "bob"
+    expect_applied(bob.write(RequestLease(read_stored_lease(bob, KEY), "bob")))
+    assert expect_applied(ann.write(RenewLease(held[-1]))).next_owner == "bob"
 
 
 # Requests
@@ -588,39 +596,39 @@ def test_a_lease_and_its_session_are_read_together(monkeypatch: pytest.MonkeyPat
 def test_a_lease_in_a_new_session_is_read_with_that_session() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    assert stored(ann, KEY).owner == "ann"
-    stolen = done(bob.write(StealLease(lease, "bob")))
-    ahead = done(bob.write(CheckpointLease(stolen, Position("43"))))
-    assert stored(ann, KEY) == ahead
+    assert read_stored_lease(ann, KEY).owner == "ann"
+    stolen = expect_applied(bob.write(StealLease(lease, "bob")))
+    ahead = expect_applied(bob.write(CheckpointLease(stolen, Position("43"))))
+    assert read_stored_lease(ann, KEY) == ahead
 
 
 def test_a_free_lease_is_claimed_without_another_read() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    done(ann.write(ReleaseLease(lease, "ann")))
+    expect_applied(ann.write(ReleaseLease(lease, "ann")))
     (free,) = (row for row in bob.list().leases if row.key == KEY)
     objects.log.clear()
-    assert done(bob.write(ClaimLease(free, "bob"))).checkpoint == AT
+    assert expect_applied(bob.write(ClaimLease(free, "bob"))).checkpoint == AT
     assert [" ".join(line.split("/")[0].split()) for line in objects.log] == ["over lease", "over session"]
 
 
 def test_a_process_starts_with_three_writes_and_no_read() -> None:
     objects = ObjectMemory()
     ann, bob = two(objects)
-    unowned(ann, KEY)
+    create_unowned_lease(ann, KEY)
     (free,) = bob.list().leases
     objects.log.clear()
-    done(bob.write(ClaimLease(free, "bob")))
+    expect_applied(bob.write(ClaimLease(free, "bob")))
     assert [line.partition("/")[0] for line in objects.log] == ["new session", "over lease", "over session"]
 
 
 def test_a_claim_of_a_lease_taken_since_the_listing_is_rejected() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
-    done(ann.write(ReleaseLease(lease, "ann")))
+    expect_applied(ann.write(ReleaseLease(lease, "ann")))
     (free,) = (row for row in bob.list().leases if row.key == KEY)
-    again = done(ann.write(ClaimLease(stored(ann, KEY), "ann")))
-    assert lost(bob.write(ClaimLease(free, "bob"))) == again
+    again = expect_applied(ann.write(ClaimLease(read_stored_lease(ann, KEY), "ann")))
+    assert expect_rejected(bob.write(ClaimLease(free, "bob"))) == again
 
 
 # Which layout a table has
@@ -630,14 +638,14 @@ def test_the_layout_is_recognized_and_a_mixed_table_rejected(tmp_path: Path) -> 
     """A worker without the option uses the layout that the table has, and a table with both is rejected."""
     url = f"sqlite://{tmp_path}/leases.db"
     first = open_store(f"{url}?layout=sessions")
-    lease = done(first.write(CreateLease(Lease(KEY))))
+    lease = expect_applied(first.write(CreateLease(Lease(KEY))))
     first.close()
     second = open_store(url)
     assert second.get([KEY]) == (lease,)
     second.close()
     other = f"sqlite://{tmp_path}/other.db"
     usual = open_store(other)
-    unowned(usual, KEY)
+    create_unowned_lease(usual, KEY)
     with pytest.raises(StoreError, match="not in layout sessions; name a new table"):
         open_store(f"{other}?layout=sessions")
     usual.close()
@@ -645,8 +653,8 @@ def test_the_layout_is_recognized_and_a_mixed_table_rejected(tmp_path: Path) -> 
 
 def test_objects_of_both_layouts_are_rejected() -> None:
     objects = ObjectMemory()
-    done(EtagStore(objects, ObjectLayout("fleet")).write(CreateLease(Lease(KEY))))
-    done(SessionStore(ObjectCells(objects, "fleet")).write(CreateLease(Lease(KEY))))
+    expect_applied(EtagStore(objects, ObjectLayout("fleet")).write(CreateLease(Lease(KEY))))
+    expect_applied(SessionStore(ObjectCells(objects, "fleet")).write(CreateLease(Lease(KEY))))
     with pytest.raises(StoreError, match="in layout sessions and in the usual one"):
         in_layout(EtagStore(objects, ObjectLayout("fleet")), None)
 
@@ -661,9 +669,9 @@ def test_a_session_holds_at_most_one_page_of_leases() -> None:
     cells = ObjectCells(ObjectMemory(), "", page_leases=3)
     store = SessionStore(cells, gather_seconds=0.0)
     for turn in range(2):
-        leases = [owned(store, key=f"s-{turn}-{number}") for number in range(4)]
+        leases = [create_owned_lease(store, key=f"s-{turn}-{number}") for number in range(4)]
         for lease in leases[:2]:
-            done(store.write(ReleaseLease(lease, "ann")))
+            expect_applied(store.write(ReleaseLease(lease, "ann")))
     entries = [len(valid_row(session_of(one)).entries) for one in cells.list(SESSIONS)]
     assert max(entries) <= 3
     assert sum(entries) >= 4

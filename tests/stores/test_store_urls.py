@@ -12,7 +12,7 @@ from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
-from leasehold_lab.contract.actors import done
+from leasehold_lab.contract.actors import expect_applied
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_credentials_in_a_url_are_rejected_and_not_shown() -> None:
 
 
 def test_a_memory_url_names_a_shared_table() -> None:
-    row = done(open_store("memory://by-url").write(CreateLease(Lease("s-0"))))
+    row = expect_applied(open_store("memory://by-url").write(CreateLease(Lease("s-0"))))
     assert open_store("memory://by-url").list().leases == (row,)
 
 
 def test_a_sqlite_url_is_relative_after_two_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    row = done(open_store("sqlite://the%20leases.db").write(CreateLease(Lease("s-0"))))
+    row = expect_applied(open_store("sqlite://the%20leases.db").write(CreateLease(Lease("s-0"))))
     assert open_store(f"sqlite://{tmp_path}/the%20leases.db", create=False).list().leases == (row,)
 
 

@@ -37,7 +37,16 @@ from leasehold.stores.writes import (
     Write,
 )
 from leasehold_lab.contract import StoreContract
-from leasehold_lab.contract.actors import FULL, KEY, done, facts, lost, owned, placed, stored
+from leasehold_lab.contract.actors import (
+    FULL,
+    KEY,
+    clear_layout_fields,
+    create_owned_lease,
+    create_placed_lease,
+    expect_applied,
+    expect_rejected,
+    read_stored_lease,
+)
 
 NAMES = ("memory://from", "memory://to")
 
@@ -52,7 +61,7 @@ def swap_of(tables: tuple[Store, Store], wish: str = "") -> SwapStore:
 def send(tables: tuple[Store, Store], wish: str) -> None:
     """Set the direction in which leases move."""
     (control,) = tables[TO].get([CONTROL])
-    done(tables[TO].write(AnnotateLease(control, DIRECTION, wish)))
+    expect_applied(tables[TO].write(AnnotateLease(control, DIRECTION, wish)))
 
 
 @pytest.fixture(params=pairs())
@@ -90,17 +99,17 @@ class TestMoving(StoreContract):
 def test_a_lease_moves_under_its_owner_and_back(tables: tuple[Store, Store]) -> None:
     """A fleet changes its table without stopping, and a move keeps the lease's owner, position and number."""
     store = swap_of(tables)
-    seen = done(store.write(CheckpointLease(owned(store), Position("41"))))
+    seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("41"))))
     epochs = [seen.epoch]
     for number, wish in enumerate(("to", "from", "to", "from")):
         send(tables, wish)
-        now = done(store.write(CheckpointLease(seen, Position(str(42 + number)))))
-        assert facts(now) == facts(evolve(seen, checkpoint=Position(str(42 + number))))
+        now = expect_applied(store.write(CheckpointLease(seen, Position(str(42 + number)))))
+        assert clear_layout_fields(now) == clear_layout_fields(evolve(seen, checkpoint=Position(str(42 + number))))
         assert now.version.startswith(f"{wish}:")
-        assert stored(store) == now
+        assert read_stored_lease(store) == now
         assert store.list().leases == (now,)
         epochs.append(now.epoch)
-        seen = done(store.write(RenewLease(now)))
+        seen = expect_applied(store.write(RenewLease(now)))
     assert epochs == sorted(set(epochs)), "handlers and hubs count on it"
 
 
@@ -113,18 +122,18 @@ WRITES = (1, 2, 3, 4)
 def test_a_move_recovers_from_a_crash_after_each_write(tables: tuple[Store, Store], crash: int) -> None:
     """A worker that dies between two writes of a move never leaves its lease in neither table, or set back."""
     store = swap_of(tables)
-    seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
+    seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("7"))))
     send(tables, "to")
     counted = Counted(crash)
     dying = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], look_seconds=0.0)
     with pytest.raises(OutcomeUnknown):
         dying.write(RenewLease(seen))
-    before_claim = stored(store)
+    before_claim = read_stored_lease(store)
     assert (before_claim.owner, before_claim.checkpoint) == ("ann", Position("7"))
-    claimed = done(store.write(ClaimLease(before_claim, "bob")))
+    claimed = expect_applied(store.write(ClaimLease(before_claim, "bob")))
     assert (claimed.owner, claimed.checkpoint) == ("bob", Position("7"))
     assert claimed.epoch > seen.epoch
-    moved = done(store.write(RenewLease(claimed)))
+    moved = expect_applied(store.write(RenewLease(claimed)))
     assert moved.version.startswith("to:")
 
 
@@ -152,17 +161,17 @@ class Counted:
 @pytest.mark.parametrize("crash", WRITES)
 def test_an_owner_completes_an_unanswered_move_by_its_next_write(tables: tuple[Store, Store], crash: int) -> None:
     store = swap_of(tables)
-    seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
+    seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("7"))))
     send(tables, "to")
     counted = Counted(crash)
     unlucky = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], look_seconds=0.0)
     with pytest.raises(OutcomeUnknown):
         unlucky.write(RenewLease(seen))
     counted.left = 1000
-    current = lost(unlucky.write(RenewLease(seen)))
+    current = expect_rejected(unlucky.write(RenewLease(seen)))
     assert current is not None
     assert current.owner == "ann"
-    moved = done(unlucky.write(CheckpointLease(current, Position("8"))))
+    moved = expect_applied(unlucky.write(CheckpointLease(current, Position("8"))))
     assert (moved.version[:3], moved.checkpoint) == ("to:", Position("8"))
 
 
@@ -170,31 +179,31 @@ def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:
     """Finished leases have no owner who would move them, and without them the swap would never end."""
     store = swap_of(tables, "to")
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
-        placed(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
+        create_placed_lease(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
     for seen in store.list().leases:
-        now = done(store.move_unowned(seen, TO))
-        assert facts(now) == facts(seen)
+        now = expect_applied(store.move_unowned(seen, TO))
+        assert clear_layout_fields(now) == clear_layout_fields(seen)
         assert now.version.startswith("to:")
-        assert lost(store.move_unowned(seen, TO)) == now
+        assert expect_rejected(store.move_unowned(seen, TO)) == now
     assert [lease.owner for lease in store.list().leases] == [None, None]
 
 
 def test_a_lease_is_deleted_from_both_tables(tables: tuple[Store, Store]) -> None:
     """Both rows are deleted, because a row that stays would count as the lease."""
     store = swap_of(tables, "to")
-    seen = done(store.write(RenewLease(owned(store))))
+    seen = expect_applied(store.write(RenewLease(create_owned_lease(store))))
     assert all(table.get([KEY]) for table in tables)
-    ended = done(store.write(CheckpointLease(seen, SHARD_END)))
-    assert done(store.write(DeleteLease(ended))) == ended
+    ended = expect_applied(store.write(CheckpointLease(seen, SHARD_END)))
+    assert expect_applied(store.write(DeleteLease(ended))) == ended
     assert not any(table.get([KEY]) for table in tables)
 
 
 def test_new_leases_are_created_in_from_until_the_swap_ends(tables: tuple[Store, Store]) -> None:
     """A worker that reads one table alone could create a lease that the other table has."""
     store = swap_of(tables, "to")
-    done(store.write(CreateLease(Lease("early"))))
+    expect_applied(store.write(CreateLease(Lease("early"))))
     send(tables, CLOSED)
-    done(store.write(CreateLease(Lease("late"))))
+    expect_applied(store.write(CreateLease(Lease("late"))))
     assert [[lease.key for lease in table.list().leases] for table in tables] == [
         ["early"],
         ["late", CONTROL],
@@ -204,7 +213,7 @@ def test_new_leases_are_created_in_from_until_the_swap_ends(tables: tuple[Store,
 def test_an_owner_announces_that_it_knows_to(tables: tuple[Store, Store]) -> None:
     """The swap does not begin while workers read only one table."""
     store = swap_of(tables)
-    row = owned(store)
+    row = create_owned_lease(store)
     (raw,) = tables[FROM].get([KEY])
     assert raw.annotation(KNOWN_TO) == f"ann {NAMES[TO]}"
     assert row.annotations == ()
@@ -213,7 +222,7 @@ def test_an_owner_announces_that_it_knows_to(tables: tuple[Store, Store]) -> Non
 def test_tables_that_cannot_be_joined_are_rejected() -> None:
     """A table with old leases cannot be TO, because they would count as current."""
     tables = (MemoryStore(), MemoryStore())
-    done(tables[TO].write(CreateLease(Lease("old"))))
+    expect_applied(tables[TO].write(CreateLease(Lease("old"))))
     with pytest.raises(StoreError, match="is not part of a swap"):
         control_row(tables, NAMES)
     tables = (MemoryStore(), MemoryStore())
@@ -236,7 +245,7 @@ class Uncounted(PassingStore):
 def test_both_tables_are_opened_by_url_and_closed_if_one_fails(tmp_path: Path) -> None:
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_both(*urls)) as store:
-        owned(store)
+        create_owned_lease(store)
         assert store.list().leases[0].version.startswith("from:")
     with closing(open_store(urls[TO])) as opened_to:
         assert [row.annotation(ORIGIN) for row in opened_to.list().leases] == [name_of(urls[FROM])]
@@ -249,12 +258,12 @@ def test_both_tables_are_opened_by_url_and_closed_if_one_fails(tmp_path: Path) -
 def test_a_worker_that_names_one_table_of_a_swap_is_rejected(tables: tuple[Store, Store]) -> None:
     """The worker does not claim a lease that has moved to the other table, next to its owner."""
     store = swap_of(tables)
-    seen = owned(store)
+    seen = create_owned_lease(store)
     reject_moved(tables[FROM].list())
     with pytest.raises(StoreError, match="goal of a swap that is not over"):
         reject_moved(tables[TO].list())
     send(tables, "to")
-    done(store.write(RenewLease(seen)))
+    expect_applied(store.write(RenewLease(seen)))
     with pytest.raises(StoreError, match="have moved to another one"):
         reject_moved(tables[FROM].list())
 

@@ -13,7 +13,13 @@ from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import CONTROL, DIRECTION, LOOK_SECONDS, TO, SwapStore, control_row
 from leasehold.stores.writes import AnnotateLease, CreateLease, ReleaseLease, RenewLease, Write
-from leasehold_lab.contract.actors import done, lost, owned, requested, stored
+from leasehold_lab.contract.actors import (
+    create_owned_lease,
+    create_requested_lease,
+    expect_applied,
+    expect_rejected,
+    read_stored_lease,
+)
 
 NAMES = ("memory://from", "memory://to")
 
@@ -63,15 +69,15 @@ def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
 def send(goal: Goal) -> None:
     """Set the direction to TO."""
     (control,) = goal.table.get([CONTROL])
-    done(goal.table.write(AnnotateLease(control, DIRECTION, "to")))
+    expect_applied(goal.table.write(AnnotateLease(control, DIRECTION, "to")))
 
 
 def test_a_requested_lease_is_handed_off_before_it_moves() -> None:
     """A renewal does not move a requested lease, because the mark would drop the request."""
     store = joined(goal := Goal())
-    seen = requested(store)
+    seen = create_requested_lease(store)
     send(goal)
-    now = done(store.write(RenewLease(seen)))
+    now = expect_applied(store.write(RenewLease(seen)))
     assert (now.version[:5], now.next_owner) == ("from:", "bob")
 
 
@@ -81,24 +87,24 @@ def test_leases_stay_while_the_direction_is_unknown() -> None:
     The direction may have changed meanwhile.
     """
     store = joined(goal := Goal())
-    first, seen = (owned(store, key=key) for key in ("s-0", "s-1"))
+    first, seen = (create_owned_lease(store, key=key) for key in ("s-0", "s-1"))
     send(goal)
-    assert done(store.write(RenewLease(first))).version.startswith("to:")
+    assert expect_applied(store.write(RenewLease(first))).version.startswith("to:")
     goal.silent = True
-    seen = done(store.write(RenewLease(seen)))
+    seen = expect_applied(store.write(RenewLease(seen)))
     assert seen.version.startswith("from:")
     goal.silent = False
-    assert done(store.write(RenewLease(seen))).version.startswith("to:")
+    assert expect_applied(store.write(RenewLease(seen))).version.startswith("to:")
 
 
 def test_the_direction_is_read_every_two_seconds() -> None:
     now = [100.0]
     store = joined(goal := Goal(), now)
-    seen, looks = owned(store), []
+    seen, looks = create_owned_lease(store), []
     goal.looks = 0
     for moment in (100.0, 101.9, 102.0, 103.9, 104.0):
         now[0] = moment
-        seen = done(store.write(RenewLease(seen)))
+        seen = expect_applied(store.write(RenewLease(seen)))
         looks.append(goal.looks)
     assert looks == [1, 1, 2, 2, 3]
 
@@ -106,14 +112,14 @@ def test_the_direction_is_read_every_two_seconds() -> None:
 def test_a_worker_moves_a_few_leases_at_once_and_renews_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
     met: list[Lease] = []
-    store = joined(goal := Goal(meets=lambda: met.append(done(store.write(RenewLease(other))))))
-    seen, other = (owned(store, key=key) for key in ("s-0", "s-1"))
+    store = joined(goal := Goal(meets=lambda: met.append(expect_applied(store.write(RenewLease(other))))))
+    seen, other = (create_owned_lease(store, key=key) for key in ("s-0", "s-1"))
     send(goal)
-    assert done(store.write(RenewLease(seen))).version.startswith("to:")
+    assert expect_applied(store.write(RenewLease(seen))).version.startswith("to:")
     (renewed,) = met
     assert renewed.version.startswith("from:")
     goal.meets = lambda: None
-    assert done(store.write(RenewLease(renewed))).version.startswith("to:")
+    assert expect_applied(store.write(RenewLease(renewed))).version.startswith("to:")
 
 
 def test_a_failed_move_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,25 +129,25 @@ def test_a_failed_move_does_not_block_others(monkeypatch: pytest.MonkeyPatch) ->
         raise OutcomeUnknown("no answer")
 
     store = joined(goal := Goal(meets=fail))
-    seen, other = (owned(store, key=key) for key in ("s-0", "s-1"))
+    seen, other = (create_owned_lease(store, key=key) for key in ("s-0", "s-1"))
     send(goal)
     with pytest.raises(OutcomeUnknown):
         store.write(RenewLease(seen))
     goal.meets = lambda: None
-    assert done(store.write(RenewLease(other))).version.startswith("to:")
-    assert done(store.write(RenewLease(stored(store, "s-0")))).version.startswith("to:")
+    assert expect_applied(store.write(RenewLease(other))).version.startswith("to:")
+    assert expect_applied(store.write(RenewLease(read_stored_lease(store, "s-0")))).version.startswith("to:")
 
 
 def test_annotations_follow_a_moved_lease_and_stale_releases_are_lost() -> None:
     """No annotation is lost in a move, and no lease is taken from an owner that has renewed since."""
     store = joined(goal := Goal())
-    seen = owned(store)
+    seen = create_owned_lease(store)
     send(goal)
-    moved = done(store.write(RenewLease(seen)))
-    noted = done(store.write(AnnotateLease(seen, "told", "x")))
+    moved = expect_applied(store.write(RenewLease(seen)))
+    noted = expect_applied(store.write(AnnotateLease(seen, "told", "x")))
     assert (noted.version[:3], noted.annotation("told"), noted.owner) == ("to:", "x", "ann")
-    assert lost(store.write(ReleaseLease(seen, "bob"))) == stored(store)
-    assert done(store.write(ReleaseLease(moved, "ann"))).owner is None
+    assert expect_rejected(store.write(ReleaseLease(seen, "bob"))) == read_stored_lease(store)
+    assert expect_applied(store.write(ReleaseLease(moved, "ann"))).owner is None
 
 
 def test_joined_tables_have_only_the_capabilities_of_both() -> None:

@@ -22,7 +22,7 @@ from leasehold.stores.writes import CreateLease, StealLease
 from leasehold_lab.simulator.world.world import (
     ListSource,
     ShardRecords,
-    records,
+    create_records,
 )
 
 MINIMAL = Config(lease_seconds=10.0)
@@ -32,7 +32,7 @@ MINIMAL = Config(lease_seconds=10.0)
 class ReaderHarness:
     """One worker that holds s-0, and a handler that does what the test says."""
 
-    shard_log: ShardRecords = field(factory=lambda: ShardRecords(records(5)))
+    shard_log: ShardRecords = field(factory=lambda: ShardRecords(create_records(5)))
     lease: Lease = field(factory=lambda: Lease("s-0", hash_range=(0, 9)))
     clock: Clock = field(factory=Clock)
     store: FaultyStore = field(factory=FaultyStore)
@@ -106,4 +106,4 @@ class ReaderHarness:
 
 def data(count: int, start: int = 0) -> list[bytes]:
     """Return the data of the numbered records."""
-    return [record.data for record in records(count, start)]
+    return [record.data for record in create_records(count, start)]

@@ -15,7 +15,7 @@ from leasehold.adapters.consumer.handling import Assignment, Delivery, Handling,
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.balancer.model import Position
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 
 @define
@@ -59,7 +59,7 @@ class ManualConsumer:
 class Scene:
     """A held shard whose consumer a test controls, with five records in batches of two."""
 
-    shard_log: ShardRecords = field(factory=lambda: ShardRecords(records(5), size=2))
+    shard_log: ShardRecords = field(factory=lambda: ShardRecords(create_records(5), size=2))
     budget: MemoryBudget = field(factory=MemoryBudget)
     harness: ReaderHarness = field(init=False)
     reader: LeaseReader = field(init=False)
@@ -217,7 +217,7 @@ def test_consumer_that_raises_releases_its_shard(step: str, monkeypatch: pytest.
 
 
 def test_shard_end_is_written_after_the_last_acknowledgement() -> None:
-    scene = Scene(ShardRecords(records(3), size=2, ended=True))
+    scene = Scene(ShardRecords(create_records(3), size=2, ended=True))
     scene.steps()
     before = scene.checkpoint
     scene.consumer.acknowledge(numbers(scene)[-1])
@@ -261,8 +261,8 @@ def test_handler_options_are_rejected_for_a_consumer(option: dict[str, Any]) -> 
 
 @pytest.mark.slow
 def test_queue_example_handles_all_records() -> None:
-    shards = even_shards(("s-0",))
-    orders = ListSource(shards, {shards[0].id: ShardRecords(records(2), size=1)})
+    shards = create_even_shards(("s-0",))
+    orders = ListSource(shards, {shards[0].id: ShardRecords(create_records(2), size=1)})
     examples = doctest.DocTestFinder(recurse=False).find(
         handling_module.ShardConsumer, "ShardConsumer", globs={"orders": orders}
     )

@@ -14,7 +14,7 @@ from virtual_fleet import FaultyStore, four_shards, stream_of_five
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.balancer.model import TRIM_HORIZON, Position
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,7 @@ def test_every_awaitable_is_awaited(kind: str) -> None:
         await asyncio.sleep(0)
         processed.add(delivery)
 
-    shard_logs = {f"s-{n}": ShardRecords(records(5), size=2) for n in range(4)}
+    shard_logs = {f"s-{n}": ShardRecords(create_records(5), size=2) for n in range(4)}
     with running(Runner(joined(store, ListSource(four_shards(), shard_logs)), KINDS[kind](handle))):
         assert processed.all.wait(WAIT)
     assert processed.by_shard == {f"s-{n}": data(5) for n in range(4)}
@@ -94,7 +94,9 @@ def test_checkpoint_waits_for_the_async_handler() -> None:
         await gate.wait()
         processed.add(delivery)
 
-    with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handle)):
+    with running(
+        Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})), handle)
+    ):
         assert began.wait(WAIT)
         before = store.row("s-0").checkpoint
         loops[0].call_soon_threadsafe(gate.set)
@@ -113,7 +115,7 @@ def test_awaiting_shards_hold_no_threads() -> None:
         await all_wait.wait()
         processed.add(delivery)
 
-    source = ListSource(even_shards(names), {name: ShardRecords(records(1)) for name in names})
+    source = ListSource(create_even_shards(names), {name: ShardRecords(create_records(1)) for name in names})
     with running(Runner(joined(store, source), handle, readers=2)):
         assert processed.all.wait(WAIT)
     assert sorted(processed.by_shard) == list(names)
@@ -131,7 +133,7 @@ def test_async_dead_letter_is_awaited_before_the_shard_continues() -> None:
         await asyncio.sleep(0)
         dead_lettered.extend([f"{delivery.records[0].data!r} {error}", store.row("s-0").checkpoint.sequence])
 
-    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(4), size=2)})
+    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(4), size=2)})
     with running(Runner(joined(store, source), Handling(handle, attempts=1, dead_letter=dead_letter))):
         assert processed.all.wait(WAIT)
     assert dead_lettered == ["b'0' poison", "TRIM_HORIZON"]
@@ -196,7 +198,9 @@ def test_awaited_handler_must_return_none() -> None:
         most_wait_seconds=0,
         observer=lambda happening, _holding: stopped.set() if happening == "stopped" else None,
     )
-    with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handling)):
+    with running(
+        Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})), handling)
+    ):
         assert stopped.wait(WAIT)
     assert (len(tries), store.row("s-0").checkpoint) == (2, TRIM_HORIZON)
 

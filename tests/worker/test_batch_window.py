@@ -21,7 +21,7 @@ from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Position, Shard
 from leasehold.errors import SourceUnavailable
 from leasehold.stores.writes import RequestLease
-from leasehold_lab.simulator.world.world import ListReader, ShardRecords, records
+from leasehold_lab.simulator.world.world import ListReader, ShardRecords, create_records
 
 WINDOW = 5.0
 
@@ -30,7 +30,7 @@ def shard_of(
     count: int, size: int = 100, on_batch: Callable[[Delivery], object] = lambda _batch: None
 ) -> ReaderHarness:
     """Return a held shard that is read once a second, `size` records at a time."""
-    return ReaderHarness(ShardRecords(records(count), size=size, wait_seconds=1.0), on_batch=on_batch)
+    return ReaderHarness(ShardRecords(create_records(count), size=size, wait_seconds=1.0), on_batch=on_batch)
 
 
 def run_for(shard: ReaderHarness, reading: LeaseReader, seconds: float) -> list[list[bytes]]:
@@ -47,7 +47,7 @@ def run_for(shard: ReaderHarness, reading: LeaseReader, seconds: float) -> list[
 def append_records(shard: ReaderHarness, count: int, size: int = 0) -> None:
     """Let records arrive in the stream, with this many bytes more each."""
     log = shard.shard_log.records
-    log += [record._replace(data=record.data + b"." * size) for record in records(count, len(log))]
+    log += [record._replace(data=record.data + b"." * size) for record in create_records(count, len(log))]
 
 
 def test_records_wait_until_the_first_has_waited_long_enough() -> None:
@@ -182,13 +182,13 @@ def test_search_for_a_failing_record_does_not_wait_for_more() -> None:
 
 def test_joined_batch_ends_where_its_last_read_ended() -> None:
     """The source may have dropped records after the last one. The batch covers those too."""
-    first = Batch(tuple(records(2)), Position("150"), 3.0, 1.0)
+    first = Batch(tuple(create_records(2)), Position("150"), 3.0, 1.0)
     empty = Batch((), None, 0.0, 2.0, answered=False)
     both = join_batches(first, empty)
     assert (both.records, both.read_to, both.size) == (first.records, Position("150"), first.size)
     assert (both.behind_seconds, both.wait_seconds, both.answered) == (0.0, 2.0, False)
-    last = Batch(tuple(records(1, 2)), None, 0.0, 1.0, ended=True)
-    assert join_batches(both, last) == Batch(tuple(records(3)), Position("102"), 0.0, 1.0, ended=True, size=3)
+    last = Batch(tuple(create_records(1, 2)), None, 0.0, 1.0, ended=True)
+    assert join_batches(both, last) == Batch(tuple(create_records(3)), Position("102"), 0.0, 1.0, ended=True, size=3)
 
 
 def test_window_closes_when_other_shards_need_the_memory() -> None:

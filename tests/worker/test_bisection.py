@@ -16,7 +16,7 @@ from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
-from leasehold_lab.simulator.world.world import ShardRecords, records
+from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def poisoned(*numbers: int) -> Poisoned:
 def test_failing_batch_is_dispatched_in_halves_in_order() -> None:
     """Only poisoned records are dead-lettered, and the order of records is kept."""
     handler = poisoned(5)
-    harness = ReaderHarness(ShardRecords(records(8)), on_batch=handler)
+    harness = ReaderHarness(ShardRecords(create_records(8)), on_batch=handler)
     harness.steps(harness.reading(attempts=2, dead_letter=handler.dead_letter), 12)
     assert [given_now for given_now, _ in handler.attempts] == [
         data(8),
@@ -86,14 +86,14 @@ def test_failing_batch_is_dispatched_in_halves_in_order() -> None:
 def test_larger_half_of_an_odd_batch_comes_first() -> None:
     """A batch of three is split into two and one, which keeps the search short."""
     handler = poisoned(2)
-    harness = ReaderHarness(ShardRecords(records(3)), on_batch=handler)
+    harness = ReaderHarness(ShardRecords(create_records(3)), on_batch=handler)
     harness.steps(harness.reading(attempts=1, dead_letter=handler.dead_letter), 6)
     assert [given_now for given_now, _ in handler.attempts] == [data(3), data(2), data(1, 2)]
 
 
 def test_search_for_a_poisoned_record_has_no_waits() -> None:
     handler = poisoned(*range(8))
-    harness = ReaderHarness(ShardRecords(records(8)), on_batch=handler)
+    harness = ReaderHarness(ShardRecords(create_records(8)), on_batch=handler)
     reading = harness.reading(attempts=1, dead_letter=handler.dead_letter)
     for _ in range(40):
         reading.step(harness.clock.now)
@@ -102,7 +102,7 @@ def test_search_for_a_poisoned_record_has_no_waits() -> None:
 
 def test_search_stops_between_pieces_when_the_lease_is_released() -> None:
     handler = poisoned(3)
-    harness = ReaderHarness(ShardRecords(records(4)), on_batch=handler)
+    harness = ReaderHarness(ShardRecords(create_records(4)), on_batch=handler)
     reading = harness.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
     harness.steps(reading, 3)
     assert handler.handled == data(2)
@@ -119,7 +119,7 @@ def test_record_that_cannot_be_dead_lettered_stops_the_shard() -> None:
     def fails(_delivery: Delivery, _error: Exception) -> None:
         raise OSError("disk full")
 
-    harness = ReaderHarness(ShardRecords(records(4)), on_batch=handler)
+    harness = ReaderHarness(ShardRecords(create_records(4)), on_batch=handler)
     harness.until_over(harness.reading(attempts=1, dead_letter=fails))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happenings) == (None, Position("101"), ["initialize", "stopped"])
@@ -127,7 +127,7 @@ def test_record_that_cannot_be_dead_lettered_stops_the_shard() -> None:
 
 def test_batch_without_a_dead_letter_sink_is_not_halved() -> None:
     handler = poisoned(3)
-    harness = ReaderHarness(ShardRecords(records(4)), on_batch=handler)
+    harness = ReaderHarness(ShardRecords(create_records(4)), on_batch=handler)
     harness.until_over(harness.reading(attempts=2))
     assert [given_now for given_now, _ in handler.attempts] == [data(4), data(4)]
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
@@ -136,7 +136,7 @@ def test_batch_without_a_dead_letter_sink_is_not_halved() -> None:
 def test_half_of_a_columnar_batch_has_columns() -> None:
     harness = ReaderHarness()
     attempts = Attempts(Handling(harness.handle, attempts=1, dead_letter=lambda *_: None), harness.holding, uniform)
-    batch = Batch(KinesisRecords.of(records(4)), None, 0.0, 0.0)
+    batch = Batch(KinesisRecords.of(create_records(4)), None, 0.0, 0.0)
     assert attempts.after_failure(attempts.next_piece(batch), ValueError()) == TryAgain(0.0)
     half = attempts.next_piece(batch).records
     assert (type(half), [record.data for record in half]) == (KinesisRecords, data(2))
@@ -163,7 +163,7 @@ def test_all_records_but_the_poisoned_are_handled_in_order(
     count, size, numbers, support, attempts, one_by_one, seconds, limit = case
     handler = poisoned(*numbers)
     handler.one_by_one = one_by_one
-    harness = ReaderHarness(ShardRecords(records(count), size=size), on_batch=handler)
+    harness = ReaderHarness(ShardRecords(create_records(count), size=size), on_batch=handler)
     budget = MemoryBudget()
     reading = harness.reading(
         budget,
@@ -202,7 +202,7 @@ def test_parts_of_a_large_batch_have_attempts_of_their_own() -> None:
         if delivery.attempts == 1:
             raise ValueError("not yet")
 
-    harness = ReaderHarness(ShardRecords(records(5)), on_batch=fails_once)
+    harness = ReaderHarness(ShardRecords(create_records(5)), on_batch=fails_once)
     reading = harness.reading(attempts=2, max_records=2)
     for _ in range(20):
         harness.steps(reading, 1)
@@ -224,7 +224,7 @@ def test_each_record_that_a_handler_reaches_has_all_attempts() -> None:
                 raise ValueError("not yet")
             assert delivery.checkpoint(record)
 
-    harness = ReaderHarness(ShardRecords(records(5)), on_batch=fails_at_each_once)
+    harness = ReaderHarness(ShardRecords(create_records(5)), on_batch=fails_at_each_once)
     harness.steps(harness.reading(attempts=2), 20)
     assert (counted, harness.happenings) == ([1, 2, 1, 1, 1, 1], ["initialize"])
     assert harness.store.row("s-0").checkpoint == Position("104")
@@ -237,7 +237,7 @@ def _passed(harness: ReaderHarness) -> int:
 
 
 def test_passed_record_is_left_out_when_its_batch_comes_again() -> None:
-    harness, batch = ReaderHarness(), Batch(tuple(records(4)), None, 0.0, 0.2)
+    harness, batch = ReaderHarness(), Batch(tuple(create_records(4)), None, 0.0, 0.2)
     attempts = Attempts(Handling(lambda _batch: None), harness.holding, lambda least, _most: least)
     assert attempts.next_piece(batch).read_to == batch.records[3].position
     attempts.record_progress(batch.records[1].position)

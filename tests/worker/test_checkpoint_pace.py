@@ -7,7 +7,7 @@ from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS, Delivery, Handling
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.writes import CheckpointLease
-from leasehold_lab.simulator.world.world import ShardRecords, records
+from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 
 def requested_checkpoints(store: FaultyStore) -> list[str]:
@@ -22,7 +22,7 @@ def ignore(_delivery: Delivery) -> None:
 def test_lease_is_checkpointed_once_a_second_by_default() -> None:
     """A table is billed per write, so a busy shard does not checkpoint every batch."""
     store = FaultyStore()
-    harness = ReaderHarness(ShardRecords(records(50), size=1), store=store)
+    harness = ReaderHarness(ShardRecords(create_records(50), size=1), store=store)
     assert Handling(ignore).checkpoint_seconds == CHECKPOINT_SECONDS
     harness.steps(harness.reading(checkpoint_seconds=CHECKPOINT_SECONDS), 60)
     assert harness.dispatched == [[value] for value in data(50)]
@@ -32,7 +32,7 @@ def test_lease_is_checkpointed_once_a_second_by_default() -> None:
 
 def test_requested_checkpoint_and_release_are_written_at_once() -> None:
     store = FaultyStore()
-    harness = ReaderHarness(ShardRecords(records(6), size=2), store=store)
+    harness = ReaderHarness(ShardRecords(create_records(6), size=2), store=store)
     harness.on_batch = lambda delivery: delivery.checkpoint(delivery.records[0])
     reading = harness.reading(checkpoint_seconds=3600)
     harness.steps(reading, 3)
@@ -43,7 +43,7 @@ def test_requested_checkpoint_and_release_are_written_at_once() -> None:
 
 
 def test_failed_checkpoint_is_retried_soon() -> None:
-    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2))
     reading = harness.reading(checkpoint_seconds=3600)
     harness.steps(reading, 1)  # it opens the reader
     harness.store.down = True
@@ -57,7 +57,7 @@ def test_failed_checkpoint_is_retried_soon() -> None:
 def test_handled_batch_is_checkpointed_while_the_next_one_is_at_work() -> None:
     """A handler may take minutes. If its worker dies meanwhile, only the batch that it has is repeated."""
     executor, store = ManualExecutor(), FaultyStore()
-    harness = ReaderHarness(ShardRecords(records(6), size=2), store=store)
+    harness = ReaderHarness(ShardRecords(create_records(6), size=2), store=store)
     clock, reading = harness.clock, harness.reading(dispatcher=Dispatcher(executor), checkpoint_seconds=1.0)
     harness.steps(reading, 2)  # it opens the reader, and dispatches the first batch
     for _ in range(2):

@@ -15,18 +15,18 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records, shard
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records, create_shard
 
 CHILD = Path(__file__).parents[1] / "multilang" / "child.py"
 
 
 def test_child_process_is_notified_of_shard_end_and_stop(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "leasehold.child")
-    parent, child = shard("s-0", 0, 9, open=False), shard("s-1", 0, 9, "s-0")
+    parent, child = create_shard("s-0", 0, 9, open=False), create_shard("s-1", 0, 9, "s-0")
     source, store = ListSource(), MemoryStore()
     source.listed = [parent, child]
-    source.shard_logs["s-0"] = ShardRecords(records(4), ended=True, children=(child,))
-    source.shard_logs["s-1"] = ShardRecords(records(3))
+    source.shard_logs["s-0"] = ShardRecords(create_records(4), ended=True, children=(child,))
+    source.shard_logs["s-1"] = ShardRecords(create_records(3))
     worker = Worker(
         store=store, source=source, me="a-1", config=Config(lease_seconds=10, initial_position=TRIM_HORIZON)
     )

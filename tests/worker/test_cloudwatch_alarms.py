@@ -26,8 +26,8 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.errors import OutcomeUnknown
-from leasehold_lab.simulator.world.world import ListSource, even_shards
-from leasehold_lab.standins.services import moto
+from leasehold_lab.simulator.world.world import ListSource, create_even_shards
+from leasehold_lab.standins.services import run_moto
 
 ALARMS = Path(__file__).parents[2] / "docs" / "alarms"
 LEASES = tuple(f"s-{number}" for number in range(6))
@@ -43,7 +43,7 @@ class Fleet:
         self.incident, self.clock, self.store = incident, Clock(), FaultyStore()
         self.reader = InMemoryMetricReader(preferred_temporality=DELTA)
         meter = MeterProvider([self.reader], Resource({"service.name": "orders"})).get_meter("test")
-        source, config = ListSource(even_shards(LEASES)), Config(lease_seconds=10.0)
+        source, config = ListSource(create_even_shards(LEASES)), Config(lease_seconds=10.0)
         self.members = [member(self.store, source, self.clock, me, me, config) for me in ("a-1", "b-1")]
         self.metrics = [WorkerMetrics(driven.worker, meter) for driven in self.members]
         self.passed: dict[int, int] = {}
@@ -106,7 +106,7 @@ def points(incident: Incident, began: float) -> Iterator[Point]:
 @pytest.fixture(scope="module")
 def cloudwatch_url() -> Iterator[str]:
     """Run CloudWatch (moto) in a process of its own, because moto would patch every boto3 client in this one."""
-    with moto() as service:
+    with run_moto() as service:
         yield service.url
 
 

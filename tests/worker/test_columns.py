@@ -10,7 +10,7 @@ from virtual_fleet import FaultySource
 
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.sources.protocol import Batch, Record, call_rows_of
-from leasehold_lab.simulator.world.world import ShardRecords, records
+from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 
 def columns_of(rows: Sequence[Record]) -> list[bytes]:
@@ -26,7 +26,7 @@ def in_columns(batch: Batch) -> Batch:
 def test_handler_gets_the_columns_of_its_source() -> None:
     received: list[object] = []
     harness = ReaderHarness(
-        ShardRecords(records(3)),
+        ShardRecords(create_records(3)),
         source=FaultySource(on_read=in_columns),
         on_batch=lambda batch: received.append(batch.to_arrow()),
     )
@@ -43,7 +43,9 @@ def test_columns_leave_out_checkpointed_records() -> None:
             batch.checkpoint(batch.records[0])
             raise ValueError
 
-    harness = ReaderHarness(ShardRecords(records(3)), source=FaultySource(on_read=in_columns), on_batch=fail_once)
+    harness = ReaderHarness(
+        ShardRecords(create_records(3)), source=FaultySource(on_read=in_columns), on_batch=fail_once
+    )
     harness.steps(harness.reading(), 4)
     assert received == [data(3)[::-1], data(2, 1)[::-1]]
 
@@ -56,7 +58,7 @@ def test_source_without_columns_raises_a_clear_error() -> None:
             batch.to_arrow()
         received.append(str(refused.value))
 
-    harness = ReaderHarness(ShardRecords(records(1)), on_batch=ask)
+    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=ask)
     harness.steps(harness.reading(), 2)
     assert len(received) == 1
 

@@ -26,7 +26,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import SourceUnavailable
 from leasehold.stores.writes import CreateLease
-from leasehold_lab.simulator.world.world import ShardRecords, records
+from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 SHARDS = 4
 STEPS_MOST = 400
@@ -42,7 +42,9 @@ class Conservation(RuleBasedStateMachine):
     def begin(self, size: int, *, letters: bool, asynchronous: bool, narrow: bool) -> None:
         """Start with four held shards of twelve records each."""
         self.clock, self.store, self.executor, consumer = Clock(), FaultyStore(), ManualExecutor(), RecordingConsumer()
-        self.source = FaultySource(four_shards(), {f"s-{n}": ShardRecords(records(12), size=size) for n in range(4)})
+        self.source = FaultySource(
+            four_shards(), {f"s-{n}": ShardRecords(create_records(12), size=size) for n in range(4)}
+        )
         self.source.on_read, self.raises = self._raise, list[Exception]()
         for shard in four_shards():
             self.store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))

@@ -24,7 +24,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, Write
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 SOURCE, STORE = "kinesis://orders?region=eu-west-1", "memory://consume"
 SOURCE_BY_ARN = "kinesis://arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
@@ -127,7 +127,7 @@ def test_handler_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: 
 
 def test_event_lines_show_each_record_before_its_checkpoint() -> None:
     store, out = FaultyStore(), io.StringIO()
-    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(2))})
+    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(2))})
     lines = EventLines("a-1", out, wall=lambda: 1.5)
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
     runner = Runner(worker, lines.handling)

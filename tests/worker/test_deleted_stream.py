@@ -12,7 +12,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Me, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 HOUR = 3600.0
 
@@ -38,7 +38,7 @@ class Deletable(ListSource):
 def test_leases_and_checkpoints_of_a_deleted_stream_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     """If the stream was deleted by mistake or recreated, its checkpoints remain and the loss is logged."""
     clock, store, source = Clock(), FaultyStore(), Deletable(four_shards())
-    source.shard_logs["s-0"] = ShardRecords(records(3))
+    source.shard_logs["s-0"] = ShardRecords(create_records(3))
     happenings: list[str] = []
     driven = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     driven.run(60)

@@ -15,7 +15,7 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, His
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.writes import CreateLease, DeleteLease, ReleaseLease, ResetLease, Write
-from leasehold_lab.simulator.world.world import ListSource, shard
+from leasehold_lab.simulator.world.world import ListSource, create_shard
 
 HEALTHY = Listing(())
 ME = Me("a-1")
@@ -26,7 +26,12 @@ BROKEN = Listing((), (Malformed("s-1", "leaseCounter", "is missing"),))
 
 def test_unreadable_row_holds_back_only_its_own_descendants(caplog: pytest.LogCaptureFixture) -> None:
     """Children of the unreadable row's shard wait, so as not to start at the tip. All other shards are read."""
-    family = [*four_shards(), shard("s-1a", 25, 49, "s-1"), shard("s-1b", 25, 49, "s-1a"), shard("s-3a", 75, 99, "s-3")]
+    family = [
+        *four_shards(),
+        create_shard("s-1a", 25, 49, "s-1"),
+        create_shard("s-1b", 25, 49, "s-1a"),
+        create_shard("s-3a", 75, 99, "s-3"),
+    ]
     source = ListSource(family)
     discovery = Discovery(source)
     listed = [discovery.shards(now, BROKEN, ME) for now in (0.0, 1.0)]
@@ -104,7 +109,7 @@ def test_lookout_lists_shards_for_readers_of_bulletins() -> None:
 
 
 def test_inconsistent_listing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    source = ListSource([shard("s-0", 0, 9), shard("c-0", 0, 2**128 - 1, "s-0")])
+    source = ListSource([create_shard("s-0", 0, 9), create_shard("c-0", 0, 2**128 - 1, "s-0")])
     Discovery(source).shards(0.0, HEALTHY, ME)
     assert caplog.messages == ["shard s-0 is open but has a child, c-0: one of the two is out of date"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
@@ -138,7 +143,7 @@ def test_lease_is_kept_while_the_source_cannot_confirm_its_shard_is_gone() -> No
 
 def test_one_worker_lists_once_to_remove_a_finished_lease() -> None:
     source = ListSource(four_shards())
-    source.end("s-0", shard("c-0", 0, 12, "s-0"), shard("c-1", 13, 24, "s-0"))
+    source.end("s-0", create_shard("c-0", 0, 12, "s-0"), create_shard("c-1", 13, 24, "s-0"))
     workers = [(Me(name), Discovery(source)) for name in ("a-1", "b-1")]
 
     def listings_at(checkpoint: Position) -> int:
@@ -214,7 +219,7 @@ def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
     assert (contradiction.kind, driven.held) == ("ended and open", ["s-1", "s-2", "s-3"])
     assert caplog.messages.count(contradiction.what) == 1
     assert reported(store.list().leases) == (contradiction.what,)
-    source.end("s-0", shard("c-0", 0, 2**126 - 1, "s-0"))
+    source.end("s-0", create_shard("c-0", 0, 2**126 - 1, "s-0"))
     driven.worker.hurry()
     driven.turn_due = clock.now
     driven.run(60)

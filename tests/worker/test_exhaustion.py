@@ -28,7 +28,7 @@ from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store
 from leasehold.stores.writes import CreateLease
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 SHARDS, RECORDS, PIECE = 4, 6, 3
 STARTS_MOST = 8
@@ -75,7 +75,7 @@ class Handled:
 
 def started(store: Store, handled: Handled, refusal: Refusal) -> str:
     """Run a worker until everything is handled or it ends by itself. Return the reason, or "" if it was told to end."""
-    shard_logs = (ShardRecords(records(RECORDS), size=PIECE, wait_seconds=0.01) for _ in range(SHARDS))
+    shard_logs = (ShardRecords(create_records(RECORDS), size=PIECE, wait_seconds=0.01) for _ in range(SHARDS))
     source = ListSource(four_shards(), {f"s-{number}": shard_log for number, shard_log in enumerate(shard_logs)})
     config = Config(initial_position=TRIM_HORIZON, lease_seconds=10.0)
     why, runners, begun = list[str](), list[Runner](), threading.Event()

@@ -32,7 +32,7 @@ from leasehold.balancer.model import at_timestamp
 from leasehold.errors import SourceError
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.stage import Stream
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 from leasehold_lab.standins.node import Service
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
 def stream(shards: int = 4, count: int = 6, size: int = 2) -> ListSource:
     """Return a stream of shards with some records each, in batches of `size`."""
     listed = four_shards()[:shards]
-    return ListSource(listed, {shard.id: ShardRecords(records(count), size=size) for shard in listed})
+    return ListSource(listed, {shard.id: ShardRecords(create_records(count), size=size) for shard in listed})
 
 
 class Complete(ListSource):
@@ -195,9 +195,9 @@ def test_shards_are_dispatched_in_turn() -> None:
         if len(processed) == 12:
             batches.stop()
     by_shard = {shard: [n for each, numbers in processed for n in numbers if each == shard] for shard, _ in processed}
-    assert by_shard == {f"s-{n}": [int(record.sequence_number) for record in records(6)] for n in range(4)}
+    assert by_shard == {f"s-{n}": [int(record.sequence_number) for record in create_records(6)] for n in range(4)}
     assert {owner for owner, _ in rows(store).values()} == {None}
-    last = records(6)[-1].sequence_number
+    last = create_records(6)[-1].sequence_number
     assert {checkpoint for _, checkpoint in rows(store).values()} == {last}
 
 
@@ -210,7 +210,7 @@ def test_break_releases_the_lease_without_acknowledging_the_batch() -> None:
         shard_and_numbers(batch)
         for batch, _ in zip(leasehold.read(stream(1), leases=store, **BEGINNING), "1", strict=False)
     ]
-    assert again[1] == [int(record.sequence_number) for record in records(2)]
+    assert again[1] == [int(record.sequence_number) for record in create_records(2)]
 
 
 def test_exception_releases_the_lease_without_acknowledging_the_batch() -> None:
@@ -224,7 +224,7 @@ def test_exception_releases_the_lease_without_acknowledging_the_batch() -> None:
     with pytest.raises(LookupError):
         fail()
     gc.collect()
-    assert rows(store) == {"s-0": (None, records(2)[-1].sequence_number)}
+    assert rows(store) == {"s-0": (None, create_records(2)[-1].sequence_number)}
 
 
 def test_explicit_checkpoint_in_a_loop_is_kept() -> None:
@@ -233,14 +233,14 @@ def test_explicit_checkpoint_in_a_loop_is_kept() -> None:
     for batch in leasehold.read(stream(1, size=6), leases=store, **BEGINNING):
         assert batch.checkpoint(batch.records[2])
         break
-    assert rows(store) == {"s-0": (None, records(3)[-1].sequence_number)}
+    assert rows(store) == {"s-0": (None, create_records(3)[-1].sequence_number)}
 
 
 def test_new_loop_begins_with_the_unacknowledged_batch() -> None:
     with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
         first, again = _first(batches), _first(batches)
         assert shard_and_numbers(first) == shard_and_numbers(again)
-        assert shard_and_numbers(next(batches))[1] == [int(record.sequence_number) for record in records(4)[2:]]
+        assert shard_and_numbers(next(batches))[1] == [int(record.sequence_number) for record in create_records(4)[2:]]
 
 
 def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
@@ -298,7 +298,7 @@ def test_async_loop_lets_other_tasks_run() -> None:
     assert (len(processed), bool(ticks)) == (12, True)
     left = {owner for owner, _ in rows(store).values()}
     assert left == {None}
-    assert min(checkpoint for _, checkpoint in rows(store).values()) == records(4)[-1].sequence_number
+    assert min(checkpoint for _, checkpoint in rows(store).values()) == create_records(4)[-1].sequence_number
 
 
 def test_arun_awaits_handlers_in_the_callers_loop_and_drains_on_cancel() -> None:
@@ -347,7 +347,7 @@ def test_run_and_read_work_inside_a_running_loop() -> None:
 
 def finite() -> Complete:
     """A stream of two records for a slice."""
-    return Complete(four_shards()[:1], {"s-0": ShardRecords(records(2))})
+    return Complete(four_shards()[:1], {"s-0": ShardRecords(create_records(2))})
 
 
 def test_background_worker_ends_with_its_block() -> None:
@@ -412,14 +412,14 @@ def test_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  a 
         assert (process.stdout.read(), process.wait(WAIT)) == ("drained\n", 0)
     with closing(open_store(url)) as store:
         assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [
-            (None, Position(records(2)[-1].sequence_number))
+            (None, Position(create_records(2)[-1].sequence_number))
         ]
 
 
 @pytest.mark.parametrize("name", ["run", "arun", "worker", "read"])
 def test_example_of_each_name_runs(name: str) -> None:
     books = [Record(data, str(7 + n), partition_key="customer-7") for n, data in enumerate((b"a book", b"a lamp"))]
-    orders = Complete(even_shards(("shard-0",)), {"shard-0": ShardRecords(books)})
+    orders = Complete(create_even_shards(("shard-0",)), {"shard-0": ShardRecords(books)})
     (test,) = doctest.DocTestFinder(recurse=False).find(getattr(leasehold, name), name, globs={"orders": orders})
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
 

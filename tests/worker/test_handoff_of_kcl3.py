@@ -12,7 +12,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.urls import open_store
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 pytestmark = pytest.mark.services
 
@@ -36,7 +36,8 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
             gifts.append(holding.given)
 
     source = ListSource(
-        even_shards(("s-0", "s-1")), {"s-0": ShardRecords(records(10)), "s-1": ShardRecords(records(10))}
+        create_even_shards(("s-0", "s-1")),
+        {"s-0": ShardRecords(create_records(10)), "s-1": ShardRecords(create_records(10))},
     )
     store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
     config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
@@ -46,7 +47,7 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     with running(runner):
         key = {"leaseKey": {"S": "s-0"}}
         until(lambda: len(handled) == 20)
-        source.shard_logs["s-0"].records += records(5, 10)
+        source.shard_logs["s-0"].records += create_records(5, 10)
         until(lambda: len(handled) == 25)
         # As the leader writes it: the counter stays, and the old owner moves to `checkpointOwner`.
         dynalite_client.update_item(

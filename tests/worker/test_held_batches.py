@@ -18,7 +18,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import ClaimLease, RenewLease, Write
-from leasehold_lab.simulator.world.world import ShardRecords, records, shard
+from leasehold_lab.simulator.world.world import ShardRecords, create_records, create_shard
 
 FAULTS = (MemoryError, ValueError)
 
@@ -47,7 +47,7 @@ def test_reading_resumes_after_the_last_handled_record(fault: type[BaseException
         if len(calls) == 2:
             raises(fault)
 
-    harness = ReaderHarness(ShardRecords(records(6), size=2), source=FaultySource(on_read=once))
+    harness = ReaderHarness(ShardRecords(create_records(6), size=2), source=FaultySource(on_read=once))
     stubborn(harness, harness.reading(checkpoint_seconds=3600), 8)
     assert harness.dispatched == [data(2), data(2, 2), data(2, 4)]
     assert harness.source.opened == [("s-0", TRIM_HORIZON), ("s-0", Position("101"))]
@@ -63,14 +63,14 @@ def test_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
         if len(calls) == 1:
             raises(fault)
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2))
     stubborn(harness, harness.reading(measure=measure), 6)
     assert harness.dispatched == [data(2), data(2, 2)]
 
 
 def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
     """Decreasing positions mean that the partition was recreated, so its old checkpoint is void."""
-    harness = ReaderHarness(ShardRecords([*records(2, 50), *records(4)], size=2))
+    harness = ReaderHarness(ShardRecords([*create_records(2, 50), *create_records(4)], size=2))
     reading = harness.reading()
     harness.steps(reading, 4)
     message = (
@@ -100,7 +100,7 @@ def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every
         handled.update(record.data for record in delivery.records)
 
     harness = ReaderHarness(
-        ShardRecords(records(9), (shard("c-0", 0, 9, "s-0"),), ended=True, size=size), on_batch=handle
+        ShardRecords(create_records(9), (create_shard("c-0", 0, 9, "s-0"),), ended=True, size=size), on_batch=handle
     )
     harness.source = harness.worker.source = FaultySource(shard_logs=harness.source.shard_logs, on_read=perhaps)
     reading = harness.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
@@ -108,7 +108,7 @@ def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every
         calm += [True] * (step == 30)
         stubborn(harness, reading, 1)
         order = harness.store.row("s-0").checkpoint.order
-        assert {record.data for record in records(9) if record.position.order <= order} <= handled
+        assert {record.data for record in create_records(9) if record.position.order <= order} <= handled
     assert (handled, harness.store.row("s-0").ended) == (set(data(9)), True)
 
 
@@ -118,7 +118,7 @@ def asleep(harness: ReaderHarness) -> None:
 
 
 def test_expired_lease_is_not_read() -> None:
-    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2))
     reading = harness.reading()
     harness.steps(reading, 2)
     asleep(harness)
@@ -130,7 +130,9 @@ def test_expired_lease_is_not_read() -> None:
 
 
 def test_batch_read_as_the_lease_expires_is_not_dispatched() -> None:
-    harness = ReaderHarness(ShardRecords(records(2)), source=FaultySource(on_read=lambda _batch: asleep(harness)))
+    harness = ReaderHarness(
+        ShardRecords(create_records(2)), source=FaultySource(on_read=lambda _batch: asleep(harness))
+    )
     reading = harness.reading()
     harness.steps(reading, 2)
     harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))
@@ -177,7 +179,7 @@ def test_reader_that_waited_for_memory_is_measured_from_its_wake_up() -> None:
     """A shard does not look idle for the time that it waited for other shards."""
     woken: list[str] = []
     budget = MemoryBudget(1, woken.append)
-    harness, other = ReaderHarness(ShardRecords(records(5))), budget.share("other")
+    harness, other = ReaderHarness(ShardRecords(create_records(5))), budget.share("other")
     assert other.request()
     reading = harness.reading(budget)
     harness.steps(reading, 3)
@@ -190,7 +192,7 @@ def test_reader_that_waited_for_memory_is_measured_from_its_wake_up() -> None:
 
 
 def test_batch_done_between_two_steps_is_checkpointed_by_the_next() -> None:
-    harness, executor = ReaderHarness(ShardRecords(records(5))), ManualExecutor()
+    harness, executor = ReaderHarness(ShardRecords(create_records(5))), ManualExecutor()
     handling = Handling(harness.handle, checkpoint_seconds=60.0)
     reading = handler_reader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))
     harness.steps(reading, 2)
@@ -199,4 +201,4 @@ def test_batch_done_between_two_steps_is_checkpointed_by_the_next() -> None:
     executor.waiting.pop()()
     reading.step(harness.clock.now)
     assert harness.dispatched == [data(5)]
-    assert harness.store.row("s-0").checkpoint == records(5)[-1].position
+    assert harness.store.row("s-0").checkpoint == create_records(5)[-1].position

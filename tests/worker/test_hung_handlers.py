@@ -24,7 +24,7 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.errors import WorkerError
 from leasehold.stores.writes import ClaimLease, StealLease
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 
 @define
@@ -107,9 +107,9 @@ def test_hung_handlers_do_not_starve_healthy_shards() -> None:
         else:
             processed.add(delivery)
 
-    shard_logs = {name: ShardRecords(records(3), size=1) for name in names}
+    shard_logs = {name: ShardRecords(create_records(3), size=1) for name in names}
     handling = Handling(handle, slow_seconds=0.05)
-    with running(Runner(joined(store, ListSource(even_shards(names), shard_logs)), handling)):
+    with running(Runner(joined(store, ListSource(create_even_shards(names), shard_logs)), handling)):
         assert processed.all.wait(WAIT)
         finish.set()
     assert processed.by_shard == {name: data(3) for name in names[30:]}
@@ -135,7 +135,7 @@ def test_slow_handlers_are_counted() -> None:
         assert finish.wait(WAIT)
 
     handling = Handling(handle, slow_seconds=0.01, slow=lambda _holding, _seconds: slow.set())
-    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})
+    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})
     meter = MeterProvider([reader]).get_meter("test")
     with running(Runner(joined(FaultyStore(), source), handling, meter=meter)):
         assert slow.wait(WAIT)
@@ -233,7 +233,9 @@ def test_abandoned_handler_does_not_keep_the_worker() -> None:
         handler_seconds=0.05,
         observer=lambda happening, _holding: stopped.set() if happening == "stopped" else None,
     )
-    with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handling)):
+    with running(
+        Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})), handling)
+    ):
         assert stopped.wait(WAIT)
     finish.set()
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
@@ -241,7 +243,9 @@ def test_abandoned_handler_does_not_keep_the_worker() -> None:
 
 def test_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore()
-    runner = Runner(joined(store, ListSource(four_shards(), {"s-0": ShardRecords(records(5))})), lambda _delivery: None)
+    runner = Runner(
+        joined(store, ListSource(four_shards(), {"s-0": ShardRecords(create_records(5))})), lambda _delivery: None
+    )
 
     def no_thread(*_of_what: object) -> NoReturn:
         raise RuntimeError("can't start new thread")

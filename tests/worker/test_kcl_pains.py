@@ -15,7 +15,7 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold_lab.simulator.world.world import ListSource, even_shards
+from leasehold_lab.simulator.world.world import ListSource, create_even_shards
 
 MINIMAL = Config(lease_seconds=10.0)
 SHARDS = tuple(f"s-{n}" for n in range(6))
@@ -24,7 +24,7 @@ SHARDS = tuple(f"s-{n}" for n in range(6))
 def fleet(names: str) -> tuple[Clock, FaultyStore, list[DrivenWorker]]:
     """Workers at rest on six shards."""
     clock, store = Clock(), FaultyStore()
-    source = ListSource(even_shards(SHARDS))
+    source = ListSource(create_even_shards(SHARDS))
     workers = [member(store, source, clock, name, f"p-{name}", MINIMAL) for name in names]
     together(workers, 100)
     assert sorted(len(driven.held) for driven in workers) == [len(SHARDS) // len(names)] * len(names)
@@ -108,9 +108,9 @@ def test_children_spread_at_once_after_a_reshard() -> None:
 
 def test_new_shard_does_not_wait_for_a_deployment() -> None:
     """Threads 339 and 185: of 95 new shards 5 had no lease, because the worker that should create them was gone."""
-    parents = [evolve(shard, open=False) for shard in even_shards(tuple(f"p-{n}" for n in range(48)))]
+    parents = [evolve(shard, open=False) for shard in create_even_shards(tuple(f"p-{n}" for n in range(48)))]
     children = [
-        evolve(each, parents=(f"p-{n // 2}",)) for n, each in enumerate(even_shards(tuple(map(str, range(96)))))
+        evolve(each, parents=(f"p-{n // 2}",)) for n, each in enumerate(create_even_shards(tuple(map(str, range(96)))))
     ]
     leases = [
         *(Lease(shard.id, checkpoint=SHARD_END, hash_range=shard.hash_range) for shard in parents),

@@ -33,7 +33,7 @@ from leasehold.adapters.lambda_handlers import (
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.dynamodb_streams import record_of
 from leasehold.balancer.model import Position
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 ARN = "arn:aws:kinesis:us-east-2:111122223333:stream/lambda-stream"
 REPORTING = function_settings("lambda:app.handler?report_batch_item_failures=true")
@@ -171,17 +171,21 @@ class Function:
 
 def data_of(rows: list[Any]) -> list[bytes]:
     """Return the data of an event's records, which are small numbers."""
-    return [str(int(row["kinesis"]["sequenceNumber"]) - int(records(1)[0].sequence_number)).encode() for row in rows]
+    return [
+        str(int(row["kinesis"]["sequenceNumber"]) - int(create_records(1)[0].sequence_number)).encode() for row in rows
+    ]
 
 
 def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
     """Return the response that reports these records as failed."""
-    return {"batchItemFailures": [{"itemIdentifier": records(1, number)[0].sequence_number} for number in numbers]}
+    return {
+        "batchItemFailures": [{"itemIdentifier": create_records(1, number)[0].sequence_number} for number in numbers]
+    }
 
 
 def handled_by(function: Function, given_now: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
     """Return a shard of some records in one batch, and this function for it."""
-    return ReaderHarness(ShardRecords(records(count)), on_batch=LambdaFunction(function, given_now, 30.0))
+    return ReaderHarness(ShardRecords(create_records(count)), on_batch=LambdaFunction(function, given_now, 30.0))
 
 
 def test_partial_failure_is_repeated_from_the_failed_record() -> None:
@@ -303,7 +307,7 @@ def test_context_has_the_fields_of_lambda_and_counts_down() -> None:
     now = [100.0]
     function = LambdaFunction(Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: now[0])
     function.reads(Arned())
-    harness = ReaderHarness(ShardRecords(records(2)), on_batch=function)
+    harness = ReaderHarness(ShardRecords(create_records(2)), on_batch=function)
     harness.steps(harness.reading(), 2)
     context = function.function.contexts[0]  # type: ignore[attr-defined]  # the class above
     now[0] = 101.5
@@ -335,7 +339,7 @@ def test_function_finds_one_event_loop_in_every_call() -> None:
 
     function = LambdaFunction(Function(answer), PLAIN, 30.0)
     for _ in range(2):
-        harness = ReaderHarness(ShardRecords(records(2)), on_batch=function)
+        harness = ReaderHarness(ShardRecords(create_records(2)), on_batch=function)
         thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # workers call handlers in other threads
         thread.start()
         thread.join()
@@ -391,7 +395,7 @@ def test_calls_in_one_process_run_one_at_a_time(app: str) -> None:
     OVERLAPS.clear()
     SEEN.clear()
     listed = four_shards()
-    source = ListSource(listed, {shard.id: ShardRecords(records(250), size=250, ended=True) for shard in listed})
+    source = ListSource(listed, {shard.id: ShardRecords(create_records(250), size=250, ended=True) for shard in listed})
     options = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
     with leasehold.worker(source, f"lambda:{app}.handler", leases=f"memory://{app}", **options):
         until(lambda: sum(count for count, _ in SEEN) == 1000, "all shards are handled")

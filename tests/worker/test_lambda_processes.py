@@ -27,7 +27,7 @@ from leasehold.adapters.lambda_processes import FunctionProcess, ParallelFunctio
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Lease, Position
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards
 
 REPORTING = function_settings("lambda:app.handler?report_batch_item_failures=true")
 
@@ -268,7 +268,7 @@ def test_hung_call_costs_an_attempt_and_its_process(
     def take(delivery: Delivery, _error: Exception) -> None:
         dead_lettered.extend((delivery.shard, int(record.data)) for record in delivery.records)
 
-    listed = even_shards(("s-0", "s-1"))
+    listed = create_even_shards(("s-0", "s-1"))
     keys = {"s-0": APART * 2, "s-1": (5, 6) * 2}
     source = ListSource(listed, {shard: ShardRecords(keyed(keys[shard]), size=2) for shard in keys})
     app.set_action(APART[1], hang)

@@ -27,7 +27,7 @@ from leasehold.adapters.consuming import dead_letter_of
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.progress import ProgressMeter, progress_of
 from leasehold.balancer.model import TRIM_HORIZON, Position
-from leasehold_lab.simulator.world.world import ShardRecords, records
+from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 TEXTS = st.text(max_size=20)
 NUMBERS = st.integers(0, 10**56).map(str)
@@ -84,7 +84,7 @@ def poison(*numbers: int) -> tuple[ReaderHarness, list[bytes]]:
             raise ValueError(f"{bad[0]!r} is poison")
         handled.extend(record.data for record in delivery.records)
 
-    return ReaderHarness(ShardRecords(records(6)), on_batch=handle), handled
+    return ReaderHarness(ShardRecords(create_records(6)), on_batch=handle), handled
 
 
 def test_failing_record_becomes_a_dead_letter_with_its_origin_and_error(tmp_path: Path) -> None:

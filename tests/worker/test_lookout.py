@@ -17,14 +17,14 @@ from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position
 from leasehold.stores.protocol import Capabilities
 from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, RequestLease, StealLease
-from leasehold_lab.simulator.world.world import ListSource, even_shards
+from leasehold_lab.simulator.world.world import ListSource, create_even_shards
 
 CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
 def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[DrivenWorker]:
     """Workers at rest with the default cadence: the lookout first, then the others by rank."""
-    source = ListSource(even_shards(tuple(f"s-{number}" for number in range(shards))))
+    source = ListSource(create_even_shards(tuple(f"s-{number}" for number in range(shards))))
     members = [member(store, source, clock, name, f"p-{name}", CONFIG) for name in names]
     together(members, 60.0)
     ranks = lookout_ranks(store.list().leases, CONFIG).ranks

@@ -18,7 +18,7 @@ from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 LIMIT = 5 * MIN_BYTES
 
@@ -194,7 +194,7 @@ class Crowd:
         """Run all readers for this long."""
         names = tuple(f"s-{number:03}" for number in range(self.shards))
         pages = [Record(bytes(MIN_BYTES), str(number)) for number in range(3)]
-        source = ListSource(even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
+        source = ListSource(create_even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
         config, consumer = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), RecordingConsumer()
         worker = Worker(
             store=FaultyStore(),
@@ -267,11 +267,11 @@ def test_batch_dropped_before_the_first_checkpoint_is_read_from_the_pinned_posit
         if len(harness.dispatched) == 1:
             raise OSError("not now")
 
-    harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST), on_batch=fails_once)
+    harness = ReaderHarness(ShardRecords(create_records(2)), lease=Lease("s-0", checkpoint=LATEST), on_batch=fails_once)
     budget = MemoryBudget(1)
     reading, other = harness.reading(budget), budget.share("other")
     harness.steps(reading, 1)
-    harness.shard_log.records += records(3, 2)
+    harness.shard_log.records += create_records(3, 2)
     harness.steps(reading, 1)
     assert other.request(), "the batch that failed is forgotten"
     other.clear()

@@ -27,7 +27,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.writes import CreateLease
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 SHARED = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
@@ -42,7 +42,7 @@ def measured(config: Config = SHARED) -> tuple[FaultyStore, DrivenWorker, InMemo
 
 def test_table_stream_and_lease_metrics_are_exported() -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
-    shard_log = source.shard_logs["s-0"] = ShardRecords(records(30), size=20)
+    shard_log = source.shard_logs["s-0"] = ShardRecords(create_records(30), size=20)
     shard_log.records = [record._replace(data=bytes(7)) for record in shard_log.records]
     store.write(CreateLease(Lease("old", checkpoint=SHARD_END)))
     config = Config(rules=Minimal(max_leases=3), lease_seconds=10.0, initial_position=TRIM_HORIZON)

@@ -26,7 +26,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.printable import said
-from leasehold_lab.simulator.world.world import ShardRecords, records
+from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 
 class Odd(BaseException):
@@ -78,7 +78,7 @@ def test_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: st
 
 def test_dead_letter_always_gets_an_exception() -> None:
     letters: list[Exception] = []
-    harness = ReaderHarness(ShardRecords(records(1)), on_batch=raising(CancelledError()))
+    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=raising(CancelledError()))
     harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, error: letters.append(error)), 3)
     assert [(type(error), type(error.__cause__)) for error in letters] == [(Unhandled, CancelledError)]
     assert harness.store.row("s-0").checkpoint == Position("100")
@@ -134,7 +134,7 @@ def test_failing_measure_skips_no_record(caplog: pytest.LogCaptureFixture) -> No
     def measure(_holding: Holding, _batch: Batch) -> None:
         raise MemoryError("no room to count")
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2))
     harness.steps(harness.reading(measure=measure), 4)
     assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("103"))
     assert caplog.text.count("the measure failed; this is said once") == 1

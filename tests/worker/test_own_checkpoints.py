@@ -12,7 +12,7 @@ from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Hand
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.worker.annotations import latest_annotations
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
-from leasehold_lab.simulator.world.world import FIRST_MS, ShardRecords, records, shard
+from leasehold_lab.simulator.world.world import FIRST_MS, ShardRecords, create_records, create_shard
 
 
 def record_final_checkpoint(
@@ -27,7 +27,7 @@ def record_final_checkpoint(
 
 def test_return_moves_no_checkpoint_and_a_later_one_does() -> None:
     """A batch that a child process still holds in memory is not done."""
-    harness = ReaderHarness(ShardRecords(records(6), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(6), size=2))
     reading = harness.reading(final_checkpoint=record_final_checkpoint([]))
     harness.steps(reading, 3)
     assert harness.dispatched == [data(2), data(2, 2)]
@@ -41,7 +41,7 @@ def test_return_moves_no_checkpoint_and_a_later_one_does() -> None:
 def test_final_checkpoint_is_requested_before_the_lease_is_released() -> None:
     """After a stop, only what the handler has not finished comes again."""
     calls: list[str] = []
-    harness = ReaderHarness(ShardRecords(records(6), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(6), size=2))
     reading = harness.reading(
         final_checkpoint=record_final_checkpoint(
             calls, lambda final_checkpoint: final_checkpoint.checkpoint(Position("102"))
@@ -58,7 +58,7 @@ def test_final_checkpoint_is_requested_before_the_lease_is_released() -> None:
 def test_release_without_a_checkpoint_stores_none() -> None:
     """The handler may not have finished the last batch that it returned from."""
     calls: list[str] = []
-    harness = ReaderHarness(ShardRecords(records(6), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(6), size=2))
     reading = harness.reading(final_checkpoint=record_final_checkpoint(calls))
     harness.steps(reading, 3)
     harness.holding.ask_release()
@@ -78,7 +78,7 @@ def test_failed_handler_restarts_at_its_checkpoint() -> None:
         if len(harness.dispatched) == 3:
             raise OSError("the child has ended")
 
-    harness, budget = ReaderHarness(ShardRecords(records(6), size=2), on_batch=on_batch), MemoryBudget()
+    harness, budget = ReaderHarness(ShardRecords(create_records(6), size=2), on_batch=on_batch), MemoryBudget()
     reading = harness.reading(budget, final_checkpoint=record_final_checkpoint([]))
     while len(harness.dispatched) < 3:
         harness.steps(reading, 1)
@@ -90,7 +90,7 @@ def test_failed_handler_restarts_at_its_checkpoint() -> None:
 
 def test_batch_whose_thread_came_after_expiry_is_dispatched_later() -> None:
     """A batch counts as dispatched only once its handler has begun."""
-    harness, executor = ReaderHarness(ShardRecords(records(4), size=2)), ManualExecutor()
+    harness, executor = ReaderHarness(ShardRecords(create_records(4), size=2)), ManualExecutor()
     reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint([]))
     harness.steps(reading, 2)
     harness.clock.now += 11.0
@@ -117,10 +117,10 @@ def test_failed_handler_without_a_checkpoint_restarts_at_the_pinned_position(num
 
     notes = latest_annotations(Position("101", 0, "101") if numbered else at_timestamp(FIRST_MS + 2))
     lease = Lease("s-0", checkpoint=LATEST, annotations=notes)
-    harness = ReaderHarness(ShardRecords(records(2), size=2), lease=lease, on_batch=on_batch)
+    harness = ReaderHarness(ShardRecords(create_records(2), size=2), lease=lease, on_batch=on_batch)
     reading = harness.reading(final_checkpoint=record_final_checkpoint([]))
     harness.steps(reading, 1)
-    harness.shard_log.records += records(4, 2)
+    harness.shard_log.records += create_records(4, 2)
     harness.steps(reading, 6)
     assert harness.dispatched == [data(2, 2), data(2, 4), data(2, 2), data(2, 4)]
 
@@ -133,7 +133,7 @@ def test_always_failing_batch_stops_its_shard() -> None:
             raise OSError("again")
 
     calls: list[str] = []
-    harness = ReaderHarness(ShardRecords(records(6), size=2), on_batch=on_batch)
+    harness = ReaderHarness(ShardRecords(create_records(6), size=2), on_batch=on_batch)
     harness.until_over(harness.reading(final_checkpoint=record_final_checkpoint(calls), attempts=3))
     assert (calls, harness.happenings[-1]) == (["leaving"], "stopped")
     assert harness.dispatched == [data(2), data(2, 2), data(2, 4)] * 3
@@ -148,7 +148,7 @@ def test_kept_lease_is_read_from_its_checkpoint_after_a_failed_final_checkpoint(
         raise OSError("the child has ended")
 
     calls: list[str] = []
-    harness = ReaderHarness(ShardRecords(records(6), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(6), size=2))
     reading = harness.reading(final_checkpoint=record_final_checkpoint(calls, fail))
     harness.steps(reading, 3)
     harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
@@ -165,7 +165,7 @@ def test_records_checkpointed_before_a_failed_final_checkpoint_are_not_repeated(
         assert final_checkpoint.end()
 
     calls: list[str] = []
-    harness = ReaderHarness(ShardRecords(records(4), size=2, ended=True))
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2, ended=True))
     harness.until_over(harness.reading(final_checkpoint=record_final_checkpoint(calls, fail)))
     assert (calls, harness.happenings[-1]) == (["ended"] * 2, "shard-ended")
     assert harness.dispatched == [data(2), data(2, 2), data(1, 3)]
@@ -175,7 +175,11 @@ def test_records_checkpointed_before_a_failed_final_checkpoint_are_not_repeated(
 def test_lease_is_released_without_a_final_checkpoint_if_no_thread_is_free(
     caplog: pytest.LogCaptureFixture, begun: bool
 ) -> None:
-    harness, executor, calls = ReaderHarness(ShardRecords(records(2))), ManualExecutor(refuses=not begun), list[str]()
+    harness, executor, calls = (
+        ReaderHarness(ShardRecords(create_records(2))),
+        ManualExecutor(refuses=not begun),
+        list[str](),
+    )
     reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint(calls))
     harness.steps(reading, 2)
     executor.stuck = True
@@ -185,7 +189,7 @@ def test_lease_is_released_without_a_final_checkpoint_if_no_thread_is_free(
 
 
 def test_lease_of_a_hung_handler_is_released_without_a_final_checkpoint() -> None:
-    harness, executor, calls = ReaderHarness(ShardRecords(records(2))), ManualExecutor(), list[str]()
+    harness, executor, calls = ReaderHarness(ShardRecords(create_records(2))), ManualExecutor(), list[str]()
 
     def hang(_delivery: Delivery) -> None:
         harness.clock.now += 5.0
@@ -209,7 +213,9 @@ def test_shard_ends_only_by_the_handlers_checkpoint(silent: int) -> None:
         if len(calls) > silent:
             assert final_checkpoint.end()
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2, ended=True, children=(shard("s-1", 0, 9, "s-0"),)))
+    harness = ReaderHarness(
+        ShardRecords(create_records(4), size=2, ended=True, children=(create_shard("s-1", 0, 9, "s-0"),))
+    )
     harness.until_over(harness.reading(final_checkpoint=record_final_checkpoint(calls, end)))
     assert calls == ["ended"] * (silent + 1)
     assert harness.happenings[-1] == "shard-ended"

@@ -22,7 +22,7 @@ from leasehold.adapters.worker.progress import (
     progress_of,
 )
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, at_timestamp
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 NOW = 1_700_000_000.0
 BATCH = Batch((Record(b"x", "7", arrived=NOW - 5),), Position("7"), 4.0, 0.2)
@@ -284,7 +284,7 @@ def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> Non
     """On blobs, where annotations look like renewals, it is not written."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
-    source.shard_logs["s-0"] = ShardRecords(records(3), size=20)
+    source.shard_logs["s-0"] = ShardRecords(create_records(3), size=20)
     driven = member(store, source, clock)
     driven.run(60)
     holding = driven.worker.holdings[0]
@@ -308,7 +308,7 @@ def test_stream_is_asked_for_lag_that_no_row_shows() -> None:
     owner_lags = {"s-0": LeaseLag(3.0)}
     assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], owner_lags) == owner_lags
     source = FaultySource(four_shards(), present=at_timestamp(round(NOW * 1000)))
-    waiting = [record._replace(arrived=NOW - 30) for record in records(3)]
+    waiting = [record._replace(arrived=NOW - 30) for record in create_records(3)]
     source.shard_logs["s-0"] = ShardRecords(waiting, size=20)
     lags = lags_from_stream(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})
     assert lags["s-0"].seconds == 30.0

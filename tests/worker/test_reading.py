@@ -21,18 +21,18 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Pos
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import CheckpointLease, RenewLease, StealLease, Write
-from leasehold_lab.contract.actors import placed
+from leasehold_lab.contract.actors import create_placed_lease
 from leasehold_lab.simulator.world.world import (
     FIRST_MS,
     ListSource,
     ShardRecords,
-    records,
-    shard,
+    create_records,
+    create_shard,
 )
 
 
 def test_records_are_dispatched_in_order_and_checkpointed() -> None:
-    harness = ReaderHarness(ShardRecords(records(5), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(5), size=2))
     harness.steps(harness.reading(), 4)
     assert harness.dispatched == [data(2), data(2, 2), data(1, 4)]
     assert harness.store.row("s-0").checkpoint == Position("104")
@@ -51,7 +51,7 @@ def test_shard_is_read_under_the_epoch_of_its_handler() -> None:
 
 
 def test_checkpoint_seconds_limits_checkpoint_writes() -> None:
-    harness = ReaderHarness(ShardRecords(records(5), size=1))
+    harness = ReaderHarness(ShardRecords(create_records(5), size=1))
     reading = harness.reading(checkpoint_seconds=60)
     harness.steps(reading, 6)
     assert harness.store.row("s-0").checkpoint == Position("100")
@@ -64,7 +64,7 @@ def test_checkpoint_seconds_limits_checkpoint_writes() -> None:
 def test_child_waits_for_its_parents() -> None:
     """Records of one key stay in order (L12)."""
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
-    placed(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
+    create_placed_lease(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
     reading = harness.reading()
     harness.steps(reading, 3)
     assert (harness.dispatched, harness.source.opened) == ([], [])
@@ -86,12 +86,12 @@ def test_child_begins_with_the_positions_of_its_parents() -> None:
 
 def test_latest_is_pinned_before_the_first_read() -> None:
     """Records that arrive before the first checkpoint survive a crash."""
-    harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
+    harness = ReaderHarness(ShardRecords(create_records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.steps(harness.reading(), 1)
     pinned = at_timestamp(FIRST_MS + 2)
     assert harness.store.row("s-0").annotation("latest_ms") == str(pinned.sub)
     assert harness.store.row("s-0").checkpoint == LATEST
-    harness.shard_log.records += records(3, 2)
+    harness.shard_log.records += create_records(3, 2)
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", pinned), ("s-0", pinned)]
     assert harness.dispatched == [data(3, 2)]
@@ -103,7 +103,7 @@ def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
     source.present = latest
     notes = latest_annotations(latest) if noted else ()
     harness = ReaderHarness(
-        ShardRecords(records(5)), lease=Lease("s-0", checkpoint=LATEST, annotations=notes), source=source
+        ShardRecords(create_records(5)), lease=Lease("s-0", checkpoint=LATEST, annotations=notes), source=source
     )
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", latest)]
@@ -112,11 +112,11 @@ def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
 
 def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
     """A second try must not pin a later position."""
-    harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
+    harness = ReaderHarness(ShardRecords(create_records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.lose_replies = 1
     reading = harness.reading()
     due = harness.steps(reading, 1)
-    harness.shard_log.records += records(3, 2)
+    harness.shard_log.records += create_records(3, 2)
     harness.clock.now = due
     harness.steps(reading, 2)
     assert harness.store.row("s-0").annotation("latest_ms") == str(FIRST_MS + 2)
@@ -130,7 +130,7 @@ def test_record_skipped_by_a_failed_read_is_read_again() -> None:
         if len(harness.source.opened) == 1:
             raise SourceUnavailable("the connection broke off")
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2), source=FaultySource(on_read=break_off_once))
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2), source=FaultySource(on_read=break_off_once))
     harness.steps(harness.reading(), 5)
     assert harness.dispatched == [data(2), data(2, 2)]
 
@@ -189,7 +189,7 @@ def test_batch_that_could_not_be_held_is_read_again() -> None:
         created = Uncountable if len(harness.source.opened) == 1 else Batch
         return created(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
 
-    harness = ReaderHarness(ShardRecords(records(2)), source=FaultySource(on_read=broken_once))
+    harness = ReaderHarness(ShardRecords(create_records(2)), source=FaultySource(on_read=broken_once))
     harness.steps(harness.reading(), 4)
     assert (harness.dispatched, len(harness.source.opened)) == ([data(2)], 2)
 
@@ -202,7 +202,7 @@ def test_lease_lost_in_a_handler_without_a_due_checkpoint_is_left() -> None:
             harness.steal()
             harness.holding.renew()
 
-    harness = ReaderHarness(ShardRecords(records(6), size=2), on_batch=steals_lease)
+    harness = ReaderHarness(ShardRecords(create_records(6), size=2), on_batch=steals_lease)
     assert harness.steps(harness.reading(checkpoint_seconds=3600.0), 3) == math.inf
     assert harness.happenings == ["initialize", "lease-lost"]
 
@@ -236,13 +236,13 @@ def test_woken_reader_still_waits_until_its_due_time() -> None:
         if len(harness.dispatched) == 1:
             raise ValueError("a passing fault")
 
-    harness = ReaderHarness(ShardRecords(records(2), wait_seconds=3.0), on_batch=fails_once)
+    harness = ReaderHarness(ShardRecords(create_records(2), wait_seconds=3.0), on_batch=fails_once)
     reading, now = harness.reading(), harness.clock.now
     again = harness.steps(reading, 2)
     assert again > now
     assert (reading.step(now), len(harness.dispatched)) == (again, 1)
     harness.clock.now = again
-    harness.shard_log.records += records(1, 2)
+    harness.shard_log.records += create_records(1, 2)
     assert reading.step(again) == now + 3.0
     assert (reading.step(again), len(harness.dispatched)) == (now + 3.0, 2)
     reading.step(now + 3.0)
@@ -304,8 +304,8 @@ def test_checkpoint_beyond_the_batch_is_rejected() -> None:
 
 def test_shard_ends_after_its_last_record_and_child_leases() -> None:
     """A crash in between neither strands the children nor skips the last records (L3)."""
-    children = (shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
-    harness = ReaderHarness(ShardRecords(records(3), children, ended=True))
+    children = (create_shard("c-0", 0, 4, "s-0"), create_shard("c-1", 5, 9, "s-0"))
+    harness = ReaderHarness(ShardRecords(create_records(3), children, ended=True))
     harness.until_over(harness.reading())
     row = harness.store.row("s-0")
     assert harness.store.writes[-3:] == ["c-0", "c-1", "s-0"]
@@ -323,16 +323,18 @@ def test_failed_last_batch_keeps_the_shard_open() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(ShardRecords(records(3), (shard("c-0", 0, 9, "s-0"),), ended=True), on_batch=fails)
+    harness = ReaderHarness(
+        ShardRecords(create_records(3), (create_shard("c-0", 0, 9, "s-0"),), ended=True), on_batch=fails
+    )
     harness.until_over(harness.reading(attempts=2))
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
     assert harness.store.get(["c-0"]) == ()
 
 
 def test_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
-    child = shard("c-0", 0, 9, "s-0", "s-1")
-    harness = ReaderHarness(ShardRecords(records(1), (child,), ended=True))
-    harness.source.listed = [shard("s-0", 0, 4, open=False), shard("s-1", 5, 9, open=False), child]
+    child = create_shard("c-0", 0, 9, "s-0", "s-1")
+    harness = ReaderHarness(ShardRecords(create_records(1), (child,), ended=True))
+    harness.source.listed = [create_shard("s-0", 0, 4, open=False), create_shard("s-1", 5, 9, open=False), child]
     harness.until_over(harness.reading())
     assert harness.store.get(["c-0"]) == ()
     assert harness.store.row("s-0").ended
@@ -340,15 +342,15 @@ def test_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
 
 def test_shard_end_without_named_children_lists_them() -> None:
     """Some services do not name children."""
-    harness = ReaderHarness(ShardRecords(records(1), ended=True))
-    harness.source.listed = [shard("s-0", 0, 9, open=False), shard("c-0", 0, 9, "s-0")]
+    harness = ReaderHarness(ShardRecords(create_records(1), ended=True))
+    harness.source.listed = [create_shard("s-0", 0, 9, open=False), create_shard("c-0", 0, 9, "s-0")]
     harness.until_over(harness.reading())
     assert [lease.key for lease in harness.store.get(["c-0"])] == ["c-0"]
 
 
 def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
     """The KCL counts such leases as load, so a group with its rules must count the same."""
-    harness = ReaderHarness(ShardRecords(records(1), ended=True), config=KCL)
+    harness = ReaderHarness(ShardRecords(create_records(1), ended=True), config=KCL)
     harness.until_over(harness.reading())
     assert (harness.store.row("s-0").owner, harness.store.row("s-0").ended) == ("a-1", True)
     assert [holding.key for holding in harness.worker.holdings] == ["s-0"]
@@ -365,7 +367,7 @@ def test_unreadable_shard_stops_and_is_released() -> None:
 
 
 def test_checkpoint_with_an_unknown_outcome_is_settled_first() -> None:
-    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2))
     reading = harness.reading()
     harness.steps(reading, 1)
     harness.store.lose_replies = 1
@@ -379,7 +381,7 @@ def test_release_comes_before_another_attempt_and_stores_finished_work() -> None
         if delivery.records[0].data == b"2":
             raise OSError("passing")
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2), on_batch=fails_on_the_second)
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2), on_batch=fails_on_the_second)
     reading = harness.reading(checkpoint_seconds=3600)
     harness.steps(reading, 3)
     harness.holding.ask_release()
@@ -453,7 +455,7 @@ def test_late_checkpoint_stays_between_the_stored_and_the_handled_position(
         handled.extend(record.position for record in delivery.records)
 
     handled: list[Position] = []
-    harness = ReaderHarness(ShardRecords(records(12), size=sizes[0] if sizes else 3), on_batch=steals_lease)
+    harness = ReaderHarness(ShardRecords(create_records(12), size=sizes[0] if sizes else 3), on_batch=steals_lease)
     reading = harness.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
     harness.steps(reading, 20)
     row = harness.store.row("s-0").checkpoint
@@ -481,7 +483,7 @@ def test_unconfirmed_batch_stays_unconfirmed_after_it_was_dropped() -> None:
 def test_one_renewal_confirms_a_late_connection() -> None:
     """The batch is dispatched once, and later batches cost no further renewals."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
-    harness = ReaderHarness(ShardRecords(records(4), size=2), source=source)
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2), source=source)
     reading = harness.reading()
     harness.steps(reading, 1)
     harness.store.down = True

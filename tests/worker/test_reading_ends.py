@@ -22,7 +22,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.writes import CheckpointLease, CreateLease, GiveLease, RequestLease, StealLease, Write
-from leasehold_lab.simulator.world.world import ListReader, ShardRecords, records
+from leasehold_lab.simulator.world.world import ListReader, ShardRecords, create_records
 
 
 def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
@@ -66,7 +66,7 @@ def test_worker_that_slept_before_a_shard_end_creates_no_children() -> None:
 
 def test_steal_during_the_handler_ends_the_reading_in_the_same_step() -> None:
     for lose_lease in (ReaderHarness.steal, steal_and_renew):
-        harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0))
+        harness = ReaderHarness(ShardRecords(create_records(2), wait_seconds=60.0))
         harness.on_batch = lambda _delivery, harness=harness, lose_lease=lose_lease: lose_lease(harness)  # type: ignore[misc]
         assert harness.steps(harness.reading(), 2) == math.inf
         assert harness.happenings == ["initialize", "lease-lost"]
@@ -79,7 +79,7 @@ def test_steal_between_two_halves_of_a_failing_batch_ends_the_reading() -> None:
             raise ValueError("poison")
         harness.steal()
 
-    harness = ReaderHarness(ShardRecords(records(2)), on_batch=fails_whole)
+    harness = ReaderHarness(ShardRecords(create_records(2)), on_batch=fails_whole)
     reading = harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None)
     assert harness.steps(reading, 3) == math.inf
     assert (harness.dispatched, harness.happenings) == ([data(2), data(1)], ["initialize", "lease-lost"])
@@ -91,10 +91,10 @@ def test_batch_fully_checkpointed_before_its_handler_raised_is_done() -> None:
             assert delivery.checkpoint()
             raise OSError("after all was done")
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2), on_batch=checkpoints_then_fails)
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2), on_batch=checkpoints_then_fails)
     harness.steps(harness.reading(), 4)
     assert harness.dispatched == [data(2), data(2, 2)]
-    harness = ReaderHarness(ShardRecords(records(2), ended=True), on_batch=checkpoints_then_fails)
+    harness = ReaderHarness(ShardRecords(create_records(2), ended=True), on_batch=checkpoints_then_fails)
     harness.steps(harness.reading(), 5)
     assert (harness.dispatched, harness.store.row("s-0").ended) == ([data(2)], True), (
         "behind its last record is its end"
@@ -102,7 +102,7 @@ def test_batch_fully_checkpointed_before_its_handler_raised_is_done() -> None:
 
 
 def test_shard_end_is_handled_without_a_wait() -> None:
-    harness = ReaderHarness(ShardRecords(records(2), ended=True, wait_seconds=60.0))
+    harness = ReaderHarness(ShardRecords(create_records(2), ended=True, wait_seconds=60.0))
     reading = harness.reading()
     harness.steps(reading, 1)
     assert harness.steps(reading, 1) == harness.clock.now
@@ -110,7 +110,7 @@ def test_shard_end_is_handled_without_a_wait() -> None:
 
 def test_next_owner_waits_only_for_the_running_batch() -> None:
     store = FaultyStore()
-    harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0), lease=Lease("s-0"), store=store)
+    harness = ReaderHarness(ShardRecords(create_records(2), wait_seconds=60.0), lease=Lease("s-0"), store=store)
 
     def is_asked_for(_delivery: Delivery) -> None:
         store.write(RequestLease(store.row("s-0"), "b-1"))
@@ -140,7 +140,9 @@ def test_exception_that_ends_the_process_releases_the_lease_at_once(
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
-    harness = ReaderHarness(ShardRecords(records(1)), on_batch=interrupted if source_of_error == "handler" else fails)
+    harness = ReaderHarness(
+        ShardRecords(create_records(1)), on_batch=interrupted if source_of_error == "handler" else fails
+    )
     reading = harness.reading(attempts=2 if source_of_error == "handler" else 1, dead_letter=interrupted)
     for _ in range(10):
         due = reading.step(harness.clock.now)
@@ -156,7 +158,7 @@ def test_log_names_the_skipped_record_and_the_error(caplog: pytest.LogCaptureFix
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
-    harness = ReaderHarness(ShardRecords(records(1)), on_batch=fails)
+    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=fails)
     with caplog.at_level(logging.WARNING):
         harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None), 4)
     assert "shard s-0: record 100.0 went to the dead letter: ValueError" in caplog.text
@@ -166,7 +168,7 @@ def test_log_names_the_record_that_stops_the_shard(caplog: pytest.LogCaptureFixt
     def fails(*_args: object) -> None:
         raise OSError("disk full")
 
-    harness = ReaderHarness(ShardRecords(records(1)), on_batch=fails)
+    harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=fails)
     harness.until_over(harness.reading(attempts=1, dead_letter=fails))
     assert "neither its handler nor the dead letter accepted record 100.0: OSError: disk full" in caplog.text
     # A row has only the class, because the message may contain a record.
@@ -176,7 +178,7 @@ def test_log_names_the_record_that_stops_the_shard(caplog: pytest.LogCaptureFixt
 
 
 def test_lease_stolen_before_the_shard_end_is_lost_and_not_ended() -> None:
-    harness = ReaderHarness(ShardRecords(records(1), ended=True))
+    harness = ReaderHarness(ShardRecords(create_records(1), ended=True))
     reading = harness.reading()
     harness.steps(reading, 2)
     harness.steal()
@@ -185,7 +187,7 @@ def test_lease_stolen_before_the_shard_end_is_lost_and_not_ended() -> None:
 
 
 def test_withdrawn_request_keeps_the_reader_going() -> None:
-    harness = ReaderHarness(ShardRecords(records(2)))
+    harness = ReaderHarness(ShardRecords(create_records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
     harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
@@ -211,7 +213,7 @@ def handed_over(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
 
 def test_slow_handler_is_checked_on_time_while_nothing_is_read() -> None:
     read: list[Batch] = []
-    harness = ReaderHarness(ShardRecords(records(2), size=1), source=FaultySource(on_read=read.append))
+    harness = ReaderHarness(ShardRecords(create_records(2), size=1), source=FaultySource(on_read=read.append))
     reading, executor = handed_over(harness)
     assert harness.due_times[reading] == harness.clock.now + 42.0
     assert reading.step(harness.clock.now + 7.0) == harness.clock.now + 49.0
@@ -219,14 +221,14 @@ def test_slow_handler_is_checked_on_time_while_nothing_is_read() -> None:
 
 
 def test_handler_of_a_lost_lease_is_abandoned_at_once() -> None:
-    harness = ReaderHarness(ShardRecords(records(2)))
+    harness = ReaderHarness(ShardRecords(create_records(2)))
     reading, _ = handed_over(harness)
     harness.holding.drop("stolen")
     assert (reading.step(harness.clock.now), harness.happenings) == (math.inf, ["initialize", "lease-lost"])
 
 
 def test_abandoned_handler_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    harness = ReaderHarness(ShardRecords(records(2)))
+    harness = ReaderHarness(ShardRecords(create_records(2)))
     reading, executor = handed_over(harness)
     executor.stuck = True
     assert (reading.step(harness.clock.now), harness.holding.releasing) == (harness.clock.now, True)
@@ -267,7 +269,7 @@ def test_reading_resumes_at_the_stored_position() -> None:
 def test_reader_that_waits_for_memory_asks_again_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    harness = ReaderHarness(ShardRecords(records(2)))
+    harness = ReaderHarness(ShardRecords(create_records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
     assert isinstance(reading.consumer, HandlerConsumer)
@@ -286,7 +288,10 @@ def test_memory_is_freed_once_a_batch_is_no_longer_needed(how: str) -> None:
         if how == "interrupted":
             raise KeyboardInterrupt
 
-    harness, budget = ReaderHarness(ShardRecords(records(2)), source=FaultySource(), on_batch=handle), MemoryBudget()
+    harness, budget = (
+        ReaderHarness(ShardRecords(create_records(2)), source=FaultySource(), on_batch=handle),
+        MemoryBudget(),
+    )
     reading = harness.reading(budget)
     harness.steps(reading, 1)
     (reader,) = cast("FaultySource", harness.source).readers

@@ -9,7 +9,7 @@ from attrs import define, field
 
 from leasehold.adapters.consumer.pool import Pool
 from leasehold.adapters.consumer.schedule import FAULT_SECONDS, STEP_FAULT_WAITS, Schedule
-from leasehold_lab.simulator.world.tasks import Tasks, VirtualTime
+from leasehold_lab.simulator.world.tasks import TaskScheduler, VirtualTime
 
 
 @define
@@ -54,7 +54,7 @@ class Time(VirtualTime):
 class Calendar:
     """A schedule of two tasks, and the calls they made: when, and for which key."""
 
-    tasks: Tasks = field(factory=Tasks)
+    tasks: TaskScheduler = field(factory=TaskScheduler)
     process: Process = field(factory=Process)
     calls: list[tuple[float, str]] = field(factory=list)
     failed: list[str] = field(factory=list)

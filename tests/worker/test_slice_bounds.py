@@ -11,7 +11,7 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Pos
 from leasehold.errors import SourceUnavailable, StoreError
 from leasehold.stores.protocol import Done, Listing, Malformed
 from leasehold.stores.writes import ClaimLease, CreateLease
-from leasehold_lab.contract.actors import placed
+from leasehold_lab.contract.actors import create_placed_lease
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
 
@@ -83,7 +83,7 @@ def test_slice_has_a_start_and_an_end(since: Position) -> None:
 @pytest.mark.parametrize("note", [(), ((NOTE, "0..5"),)])
 def test_table_with_other_leases_is_rejected(note: tuple[tuple[str, str], ...]) -> None:
     store = FaultyStore()
-    placed(store, Lease("s-0", annotations=note))
+    create_placed_lease(store, Lease("s-0", annotations=note))
     with pytest.raises(ValueError, match=r"its table holds leases of another .*give it a table of its own"):
         CUT.store(store)
 
@@ -217,7 +217,7 @@ def test_new_lease_is_annotated_with_its_slice() -> None:
 )
 def test_error_names_the_slice_of_the_tables_leases(notes: tuple[tuple[str, str], ...], message: str) -> None:
     store = FaultyStore()
-    placed(store, Lease("s-0", annotations=notes))
+    create_placed_lease(store, Lease("s-0", annotations=notes))
     with pytest.raises(ValueError, match=r"^slice: its table") as refused:
         CUT.store(store)
     assert str(refused.value) == message

@@ -17,8 +17,8 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold_lab.contract.actors import placed
-from leasehold_lab.simulator.world.world import ListSource, shard
+from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.simulator.world.world import ListSource, create_shard
 
 RUNNING = "leasehold.adapters.consumer.slices"
 SOON = 0.001
@@ -246,13 +246,13 @@ class Table:
     def end(self, *names: str) -> None:
         """End the leases of these shards."""
         for name in names:
-            placed(self.store, Lease(name, shard=name, hash_range=(0, 9), checkpoint=SHARD_END))
+            create_placed_lease(self.store, Lease(name, shard=name, hash_range=(0, 9), checkpoint=SHARD_END))
 
 
 def fleet() -> Table:
     """A stream whose only shard is split."""
     table = Table()
-    table.source.listed = [shard("p", 0, 9, open=False), shard("q", 0, 9, "p")]
+    table.source.listed = [create_shard("p", 0, 9, open=False), create_shard("q", 0, 9, "p")]
     return table
 
 
@@ -264,8 +264,8 @@ def test_slice_is_read_once_each_shard_has_a_finished_lease() -> None:
     table.end("q")
     assert is_read(table.worker) is True
     assert is_read(table.worker, lambda lease: lease.key == "q") is False
-    table.source.listed.append(shard("r", 10, 19))
-    placed(table.store, Lease("r", hash_range=(10, 19)))
+    table.source.listed.append(create_shard("r", 10, 19))
+    create_placed_lease(table.store, Lease("r", hash_range=(10, 19)))
     assert not is_read(table.worker), "one is not finished"
     assert is_read(table.worker, lambda _lease: True)
 
@@ -297,6 +297,6 @@ def test_signal_stops_the_run_before_the_slice_is_over() -> None:
 
 def test_own_lease_of_a_missing_shard_leaves_its_children_to_be_read() -> None:
     table = fleet()
-    table.source.listed = [shard("q", 0, 9, "p")]
-    placed(table.store, Lease("p", shard="p", hash_range=(0, 9), owner="a"))
+    table.source.listed = [create_shard("q", 0, 9, "p")]
+    create_placed_lease(table.store, Lease("p", shard="p", hash_range=(0, 9), owner="a"))
     assert is_read(table.worker, lambda _lease: True) is False

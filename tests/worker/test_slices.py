@@ -24,7 +24,7 @@ from leasehold.adapters.consumer.slices import (
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold_lab.simulator.world.world import ShardRecords, shard
+from leasehold_lab.simulator.world.world import ShardRecords, create_shard
 
 pytestmark = pytest.mark.slow
 
@@ -52,14 +52,14 @@ class Fleet:
     handled: list[int] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        self.source.listed = [shard("p", 0, 9), shard("q", 10, 19)]
+        self.source.listed = [create_shard("p", 0, 9), create_shard("q", 10, 19)]
         self.source.shard_logs = {
             "p": ShardRecords([record(number, number) for number in range(1, 31)], size=5),
             "q": ShardRecords([record(100 + number, number) for number in range(1, 91)], size=7),
             "p.0": ShardRecords([record(200 + number, 30 + number) for number in range(1, 61)], size=7),
             "p.1": ShardRecords([], size=7),
         }
-        self.source.end("p", shard("p.0", 0, 4, "p"), shard("p.1", 5, 9, "p"))
+        self.source.end("p", create_shard("p.0", 0, 4, "p"), create_shard("p.1", 5, 9, "p"))
 
     def worker(self, name: str) -> Worker:
         """Return a worker of the slice."""

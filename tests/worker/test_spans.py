@@ -22,7 +22,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import ClaimLease, CreateLease, Write
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 CONFIG = Config(initial_position=TRIM_HORIZON)
 
@@ -47,8 +47,8 @@ def attributes_of(span: ReadableSpan) -> dict[str, object]:
 
 def worked(traced: Traced, make: Callable[[Event], Handler]) -> None:
     """Run a worker over one shard of three records until its handler says that it was called."""
-    source, called = ListSource(even_shards(("s-0",))), Event()
-    source.shard_logs["s-0"] = ShardRecords(records(3), size=3)
+    source, called = ListSource(create_even_shards(("s-0",))), Event()
+    source.shard_logs["s-0"] = ShardRecords(create_records(3), size=3)
     worker = Worker(store=MemoryStore(), source=source, me="a-1", config=CONFIG, tracer=traced.tracer)
     with running(Runner(worker, Handling(make(called)))):
         assert called.wait(WAIT)
@@ -166,7 +166,7 @@ def test_traced_source_of_several_streams_knows_its_leases() -> None:
 def test_nothing_is_wrapped_without_a_provider(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
     if missing:
         monkeypatch.setitem(sys.modules, "leasehold.adapters.worker.traced", None)
-    store, source, handling = MemoryStore(), ListSource(even_shards(("s-0",))), Handling(lambda _batch: None)
+    store, source, handling = MemoryStore(), ListSource(create_even_shards(("s-0",))), Handling(lambda _batch: None)
     worker = Worker(store=store, source=source, me="a-1", config=CONFIG)
     assert worker.store is store
     assert worker.source is source
@@ -203,9 +203,14 @@ class Raising(SpanProcessor):
 def test_failing_tracer_costs_spans_and_no_lease_or_record(
     error: Exception, at_start: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    provider, store, source, handled = TracerProvider(), MemoryStore(), ListSource(even_shards(("s-0",))), Event()
+    provider, store, source, handled = (
+        TracerProvider(),
+        MemoryStore(),
+        ListSource(create_even_shards(("s-0",))),
+        Event(),
+    )
     provider.add_span_processor(Raising(error, at_start=at_start))
-    source.shard_logs["s-0"] = ShardRecords(records(3), size=3)
+    source.shard_logs["s-0"] = ShardRecords(create_records(3), size=3)
     worker = Worker(store=store, source=source, me="a-1", config=CONFIG, tracer=provider.get_tracer("test"))
     letters = list[Delivery]()
 

@@ -15,7 +15,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.writes import ClaimLease, CreateLease
-from leasehold_lab.simulator.world.world import ListSource, even_shards
+from leasehold_lab.simulator.world.world import ListSource, create_even_shards
 
 
 class Terminal(io.StringIO):
@@ -31,7 +31,7 @@ def test_worker_on_a_terminal_prints_what_it_takes_and_why(monkeypatch: pytest.M
     out = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     now = [0.0]
-    store, source = FaultyStore(), ListSource(even_shards(("s-0", "s-1", "s-2", "s-3")))
+    store, source = FaultyStore(), ListSource(create_even_shards(("s-0", "s-1", "s-2", "s-3")))
     for number in range(4):
         store.write(CreateLease(Lease(f"s-{number}", shard=f"s-{number}", checkpoint=TRIM_HORIZON)))
     store.write(ClaimLease(store.get(["s-1"])[0], "former"))

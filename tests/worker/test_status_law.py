@@ -24,7 +24,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.errors import SourceUnavailable, StoreError
-from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords, create_even_shards, create_records
 
 EPOCH = 1_700_000_000.0
 """Seconds since 1970 at the beginning of virtual time."""
@@ -181,7 +181,7 @@ class World:
         limit = -(-len(self.shards) // workers)
         self.config = Config(Minimal(max_leases=limit), lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
         self.busy = self.chance.random() < 0.7
-        self.source = FaultyStream(even_shards(self.shards), {key: ShardRecords(size=10) for key in self.shards})
+        self.source = FaultyStream(create_even_shards(self.shards), {key: ShardRecords(size=10) for key in self.shards})
         self.watcher = TableWatcher(
             "memory://x", self.store, self.config, FleetRecord(), every=LOOK_SECONDS, wall=self.wall, clock=self.clock
         )
@@ -201,7 +201,7 @@ class World:
         while self.clock.now < end:
             for key in self.shards if self.busy else ():
                 shard_log = self.source.shard_logs[key].records
-                new = records(self.chance.randint(0, 3), len(shard_log))
+                new = create_records(self.chance.randint(0, 3), len(shard_log))
                 shard_log += [record._replace(arrived=self.wall()) for record in new]
             self._run(min(LOOK_SECONDS, end - self.clock.now))
             self.watcher.try_look()

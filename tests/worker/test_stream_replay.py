@@ -15,7 +15,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, shard
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_shard
 
 
 @define
@@ -27,7 +27,7 @@ class Post:
     taken: list[str] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        self.source.listed = [shard("p", 0, 9), shard("q", 10, 19)]
+        self.source.listed = [create_shard("p", 0, 9), create_shard("q", 10, 19)]
         self.source.shard_logs = {"p": ShardRecords([], size=2), "q": ShardRecords([], size=2)}
 
     def put(self, entry: DeadLetterEntry) -> None:

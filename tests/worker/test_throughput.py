@@ -14,7 +14,7 @@ from leasehold.adapters.worker.progress import Throughput
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.writes import CreateLease
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, shard
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_shard
 
 
 def test_throughput_is_the_average_and_unit_of_the_kcl() -> None:
@@ -38,7 +38,7 @@ def test_new_owner_continues_the_measured_average() -> None:
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
 def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: float) -> None:
-    clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
+    clock, store, source = Clock(), FaultyStore(), ListSource([create_shard("s-0", 0, 9)])
     source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
     driven = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     driven.run(1)
@@ -55,7 +55,7 @@ def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: 
 def test_unread_lease_keeps_its_throughput() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=(0, 9), weight=7680)))
-    driven = member(store, ListSource([shard("s-0", 0, 9)]), clock)
+    driven = member(store, ListSource([create_shard("s-0", 0, 9)]), clock)
     driven.run(60)
     assert (driven.held, store.row("s-0").weight) == (["s-0"], 7680)
 
@@ -64,7 +64,7 @@ def test_owner_of_a_hot_shard_holds_few_others() -> None:
     """Workers share the load, even if their counts of leases then differ."""
     clock, store = Clock(), FaultyStore()
     eighth = 2**125
-    source = ListSource([shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
+    source = ListSource([create_shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=10.0)) for me in ("a-1", "b-1")]
     rates = {f"s-{n}": 750.0 if n == 0 else 100.0 for n in range(8)}
     for _ in range(300):
@@ -83,7 +83,7 @@ def test_owner_of_a_hot_shard_holds_few_others() -> None:
 
 def test_bursts_move_no_lease() -> None:
     clock, store, draw = Clock(), FaultyStore(), Random(7)  # noqa: S311  a seed is the point
-    source = ListSource(even_shards(tuple(f"s-{n}" for n in range(8))))
+    source = ListSource(create_even_shards(tuple(f"s-{n}" for n in range(8))))
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=3.0)) for me in ("a-1", "b-1")]
     together(fleet, 10.0)
     before = [driven.held for driven in fleet]

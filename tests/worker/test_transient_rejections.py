@@ -13,7 +13,7 @@ from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.reader_state import REJECTED_WAITS
 from leasehold.adapters.sources.protocol import REJECTION_RETRIES, Batch, TransientRejection
 from leasehold.errors import SourceError
-from leasehold_lab.simulator.world.world import ShardRecords, records
+from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 MOST_SECONDS = 5.0
 """The longest time that a shard may go unread because of one rejection."""
@@ -29,7 +29,7 @@ def _rejecting(times: float, error: type[SourceError] = TransientRejection) -> t
             raise error("307 Temporary Redirect")
         return batch
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2), source=FaultySource(on_read=read))
+    harness = ReaderHarness(ShardRecords(create_records(4), size=2), source=FaultySource(on_read=read))
     return harness, rejected
 
 
@@ -90,7 +90,7 @@ def test_rejections_between_responses_release_nothing() -> None:
             raise TransientRejection("413 Payload Too Large")
         return batch
 
-    harness = ReaderHarness(ShardRecords(records(20), size=1), source=FaultySource(on_read=read))
+    harness = ReaderHarness(ShardRecords(create_records(20), size=1), source=FaultySource(on_read=read))
     _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 20)
     assert harness.dispatched == [data(1, place) for place in range(20)]
 

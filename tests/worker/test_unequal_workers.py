@@ -9,7 +9,7 @@ from waiters import Clock
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold_lab.simulator.world.world import ListSource, even_shards
+from leasehold_lab.simulator.world.world import ListSource, create_even_shards
 
 SHARDS = tuple(f"s-{number:02}" for number in range(32))
 
@@ -18,7 +18,7 @@ SHARDS = tuple(f"s-{number:02}" for number in range(32))
 def test_large_worker_takes_shards_above_the_small_workers_limit(order: tuple[str, ...]) -> None:
     """Shards above the small worker's limit are read, and stay with one owner (M7, M9)."""
     limits = {"laptop-1": 4, "cluster-1": 40}
-    clock, store, source = Clock(), MemoryStore(), ListSource(even_shards(SHARDS))
+    clock, store, source = Clock(), MemoryStore(), ListSource(create_even_shards(SHARDS))
     fleet: list[DrivenWorker] = []
     for name in order:
         config = Config(Minimal(max_leases=limits[name]), lease_seconds=10.0)

@@ -26,17 +26,17 @@ from leasehold.adapters.consumer.handling import DeadLetter, Handler
 from leasehold.adapters.options import Options
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 pytestmark = pytest.mark.slow
 
 BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0, lease_seconds=3)
-NUMBERS = [each.sequence_number for each in records(8)]
+NUMBERS = [each.sequence_number for each in create_records(8)]
 
 
 def stream(count: int = 8) -> ListSource:
     """Return a stream of one shard, in batches of one record."""
-    return ListSource(four_shards()[:1], {"s-0": ShardRecords(records(count), size=1)})
+    return ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(count), size=1)})
 
 
 EARLIER: set[threading.Thread] = set()

@@ -20,7 +20,7 @@ from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON,
 from leasehold.errors import WorkerError
 from leasehold.stores.protocol import Done, Lost
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
-from leasehold_lab.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
+from leasehold_lab.simulator.world.world import FIRST_MS, ListSource, ShardRecords, create_records, create_shard
 
 ALL = ["s-0", "s-1", "s-2", "s-3"]
 
@@ -234,10 +234,10 @@ def test_new_group_at_latest_waits_for_owners_and_skips_nothing(
 ) -> None:
     clock, store = Clock(), FaultyStore()
     source = kind(four_shards()[:1])
-    shard_log = source.shard_logs["s-0"] = ShardRecords(records(3))
+    shard_log = source.shard_logs["s-0"] = ShardRecords(create_records(3))
     driven = member(store, source, clock, config=evolve(KCL, initial_position=LATEST))
     driven.run(KCL.renew_seconds)
-    shard_log.records += records(4, 3)
+    shard_log.records += create_records(4, 3)
     assert store.list().leases == ()
     driven.run(RETRY_SECONDS)
     (row,) = store.list().leases
@@ -513,7 +513,7 @@ def test_rejected_write_returns_the_present_lease() -> None:
     row = store.row("s")
     store.write(ClaimLease(row, "a-1"))
     assert store.write(ClaimLease(row, "b-1")) == Lost("s", store.row("s"))
-    assert shard("x", 0, 1).open
+    assert create_shard("x", 0, 1).open
 
 
 def test_draining_worker_takes_nothing_more() -> None:

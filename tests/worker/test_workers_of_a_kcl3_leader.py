@@ -11,7 +11,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.urls import open_store
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 pytestmark = pytest.mark.services
 
@@ -25,7 +25,7 @@ def test_free_lease_is_given_to_a_worker_of_the_leader(dynalite_url: str, dynali
     def handle(delivery: Delivery) -> None:
         handled.extend(record.sequence_number for record in delivery.records)
 
-    source = ListSource(even_shards(SHARDS), {shard: ShardRecords(records(3)) for shard in SHARDS})
+    source = ListSource(create_even_shards(SHARDS), {shard: ShardRecords(create_records(3)) for shard in SHARDS})
     store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
     config = Config(lease_seconds=2.0, initial_position=TRIM_HORIZON)
     worker = Worker(store=store, source=source, me="ours", config=config)

@@ -19,7 +19,7 @@ from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Capabilities, Listing, Lost, Malformed, Outcome
 from leasehold.stores.writes import DeleteLease, LeaseChange, Write
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 
 DEFAULT_CAPABILITIES = Capabilities()
 KCL = Config(Kcl(max_steals=10), lease_seconds=10.0, initial_position=TRIM_HORIZON)
@@ -200,12 +200,12 @@ class ManualExecutor:
 
 def four_shards() -> list[Shard]:
     """Return a stream of four equal shards."""
-    return even_shards(("s-0", "s-1", "s-2", "s-3"))
+    return create_even_shards(("s-0", "s-1", "s-2", "s-3"))
 
 
 def stream_of_five() -> ListSource:
     """Return a stream of four shards with five records each."""
-    return ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
+    return ListSource(four_shards(), {f"s-{n}": ShardRecords(create_records(5)) for n in range(4)})
 
 
 @define

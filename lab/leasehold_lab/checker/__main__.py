@@ -12,8 +12,8 @@ from attrs import asdict
 from rich.console import Console
 from rich.progress import track
 
-from leasehold_lab.checker.cases import bounded, full
-from leasehold_lab.checker.verdict import judge, page_of, rows, surprises
+from leasehold_lab.checker.cases import build_all_cases, build_quick_cases
+from leasehold_lab.checker.verdict import build_terminal_table, find_surprises, format_page, judge_case
 from leasehold_lab.processes import processes
 
 app = typer.Typer(add_completion=False)
@@ -22,31 +22,37 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     *,
-    everything: Annotated[bool, typer.Option("--full", help="All fleets; some minutes on two cores.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--build_all_cases", help="All fleets; some minutes on two cores.")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Fleets checked at a time.")] = os.cpu_count() or 1,
     write: Annotated[Path | None, typer.Option(help="Write the table of results to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Explore every interleaving of small fleets over the real plan; exit 1 if a verdict is not the expected one."""
-    cases = full() if everything else bounded()
+    cases = build_all_cases() if everything else build_quick_cases()
     with processes(jobs) as pool:
-        futures = [pool.submit(judge, case) for case in cases]
-        finished = track(as_completed(futures), "checking fleets", total=len(cases), console=Console(stderr=True))
-        deque(finished, maxlen=0)  # consumes the iterator, which advances the progress bar
+        futures = [pool.submit(judge_case, case) for case in cases]
+        verdicts_as_computed = track(
+            as_completed(futures), "checking fleets", total=len(cases), console=Console(stderr=True)
+        )
+        deque(verdicts_as_computed, maxlen=0)  # consumes the iterator, which advances the progress bar
         verdicts = [future.result() for future in futures]
     if write is not None:
         write.write_text(
-            page_of(verdicts, "make prove" if everything else "python -m leasehold_lab.checker"),
+            format_page(verdicts, "make prove" if everything else "python -m leasehold_lab.checker"),
             encoding="utf-8",
         )
-    unexpected = surprises(cases, verdicts)
+    surprising_faults = find_surprises(cases, verdicts)
     if as_json:
         typer.echo(
-            json.dumps({"verdicts": [asdict(verdict) for verdict in verdicts], "surprises": unexpected}, indent=1)
+            json.dumps(
+                {"verdicts": [asdict(verdict) for verdict in verdicts], "surprises": surprising_faults}, indent=1
+            )
         )
     else:
-        Console().print(rows(verdicts), *unexpected)
-    raise typer.Exit(1 if unexpected else 0)
+        Console().print(build_terminal_table(verdicts), *surprising_faults)
+    raise typer.Exit(1 if surprising_faults else 0)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.plugins import known_rule_sets
 from leasehold_lab.checker.fleet import FleetModel
-from leasehold_lab.checker.verdict import Case, Fault
+from leasehold_lab.checker.verdict import Fault, FleetCase
 
 OURS = Config(rules=Minimal())
 RELEASING = Config(rules=Minimal(release=True))
@@ -42,110 +42,116 @@ The faults come from other libraries' rules. The checker must find each of them.
 """
 
 
-def bounded() -> tuple[Case, ...]:
+def build_quick_cases() -> tuple[FleetCase, ...]:
     """Return some cases of every kind. Checking them takes a few seconds, and finds each kind of known fault."""
     return (
-        *(_minimal_case(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
-        *_fault_cases(4, 3),
-        *(case for peer in PEERS for case in _mixed_cases(4, peer)),
-        *_mixed_cases(5, "python"),
-        Case("one minimal releasing, 2 python", _fleet(5, (RELEASING, PYTHON, PYTHON))),
-        *_led_cases(4),
-        *(_peer_case(peer, 5, 3) for peer in ("kcl", "python")),
-        _stuck_4_2_2(),
+        *(_build_minimal_case(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
+        *_build_fault_cases(4, 3),
+        *(case for peer in PEERS for case in _build_mixed_cases(4, peer)),
+        *_build_mixed_cases(5, "python"),
+        FleetCase("one minimal releasing, 2 python", _build_fleet(5, (RELEASING, PYTHON, PYTHON))),
+        *_build_kcl_leader_cases(4),
+        *(_build_peer_case(peer, 5, 3) for peer in ("kcl", "python")),
+        _build_stuck_4_2_2_case(),
     )
 
 
-def full() -> tuple[Case, ...]:
+def build_all_cases() -> tuple[FleetCase, ...]:
     """Return all cases. Small fleets are explored completely, and the largest up to their limits."""
-    sizes = ((4, 3), (5, 3), (3, 4), (4, 4), (6, 3))
+    fleet_sizes = ((4, 3), (5, 3), (3, 4), (4, 4), (6, 3))
     return (
-        *(_minimal_case(leases, workers) for leases, workers in sizes),
-        *(_minimal_case(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
-        *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _fault_cases(leases, workers)),
-        *(case for leases in (4, 5) for peer in PEERS for case in _mixed_cases(leases, peer)),
-        *(case for leases in (4, 5) for case in _led_cases(leases)),
-        Case("minimal, kcl, kcl-rust, dotnet", _fleet(4, (OURS, KCL, RUST, DOTNET))),
-        *(_peer_case(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
+        *(_build_minimal_case(leases, workers) for leases, workers in fleet_sizes),
+        *(_build_minimal_case(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
+        *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _build_fault_cases(leases, workers)),
+        *(case for leases in (4, 5) for peer in PEERS for case in _build_mixed_cases(leases, peer)),
+        *(case for leases in (4, 5) for case in _build_kcl_leader_cases(leases)),
+        FleetCase("minimal, kcl, kcl-rust, dotnet", _build_fleet(4, (OURS, KCL, RUST, DOTNET))),
+        *(_build_peer_case(peer, leases, workers) for peer in PEERS for leases, workers in fleet_sizes),
         *(  # Three workers join one that owns all leases.
-            Case(
+            FleetCase(
                 f"{peer}, from one owner",
-                _fleet(6, (rules,) * 4),
+                _build_fleet(6, (rules,) * 4),
                 known=_UNEVEN if peer == "python" else frozenset(),
                 owners=(0,) * 6,
                 limit=150_000,
             )
             for peer, rules in {"minimal": OURS, **PEERS}.items()
         ),
-        _stuck_4_2_2(),
+        _build_stuck_4_2_2_case(),
     )
 
 
-def _fleet(leases: int, rules: tuple[Config | None, ...]) -> FleetModel:
+def _build_fleet(leases: int, rules: tuple[Config | None, ...]) -> FleetModel:
     """Return a fleet whose workers belong to two groups alternately."""
     return FleetModel(leases, tuple(f"{'xy'[number % 2]}-{number}" for number in range(len(rules))), rules)
 
 
-def _minimal_case(leases: int, workers: int, limit: int = 2_000_000) -> Case:
-    return Case("minimal", _fleet(leases, (OURS,) * workers), limit=limit)
+def _build_minimal_case(leases: int, workers: int, limit: int = 2_000_000) -> FleetCase:
+    return FleetCase("minimal", _build_fleet(leases, (OURS,) * workers), limit=limit)
 
 
-def _fault_cases(leases: int, workers: int) -> tuple[Case, ...]:
+def _build_fault_cases(leases: int, workers: int) -> tuple[FleetCase, ...]:
     """Return cases of the `minimal` rules. Every fault that the checker can model is part of at least one of them."""
-    fleet = _fleet(leases, (OURS,) * workers)
-    zombies = [
-        _fleet(leases, tuple(None if number == zombie else OURS for number in range(workers)))
+    fleet = _build_fleet(leases, (OURS,) * workers)
+    fleets_with_zombie = [
+        _build_fleet(leases, tuple(None if number == zombie else OURS for number in range(workers)))
         for zombie in range(workers)
     ]
     return (
-        Case("minimal, one crash", evolve(fleet, crashes=1)),
+        FleetCase("minimal, one crash", evolve(fleet, crashes=1)),
         # Workers are ordered by a digest of their ids, so the outcome may depend on which of them is the zombie.
-        *(Case(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}", fleet) for fleet in zombies),
         *(
-            Case(
+            FleetCase(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}", fleet)
+            for fleet in fleets_with_zombie
+        ),
+        *(
+            FleetCase(
                 f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}, no patience",
                 evolve(fleet, patience_may_end=True),
             )
-            for fleet in zombies
+            for fleet in fleets_with_zombie
         ),
-        Case("minimal, no patience", evolve(fleet, patience_may_end=True)),
-        Case("minimal, planned moves", evolve(fleet, yields=True)),
-        Case("minimal, planned moves, one crash", evolve(fleet, yields=True, crashes=1), limit=300_000),
-        Case("minimal, groups", _fleet(leases, (GROUPED,) * workers), groups="prefix"),
-        Case(f"one minimal releasing, {workers - 1} python", _fleet(leases, (RELEASING, *(PYTHON,) * (workers - 1)))),
+        FleetCase("minimal, no patience", evolve(fleet, patience_may_end=True)),
+        FleetCase("minimal, planned moves", evolve(fleet, yields=True)),
+        FleetCase("minimal, planned moves, one crash", evolve(fleet, yields=True, crashes=1), limit=300_000),
+        FleetCase("minimal, groups", _build_fleet(leases, (GROUPED,) * workers), groups="prefix"),
+        FleetCase(
+            f"one minimal releasing, {workers - 1} python",
+            _build_fleet(leases, (RELEASING, *(PYTHON,) * (workers - 1))),
+        ),
     )
 
 
-def _mixed_cases(leases: int, peer: str) -> tuple[Case, ...]:
-    rules = PEERS[peer]
+def _build_mixed_cases(leases: int, peer: str) -> tuple[FleetCase, ...]:
+    peer_rules = PEERS[peer]
     # Two of three workers with a peer's rules have the same known faults as a fleet with only those rules.
     known_faults = KNOWN.get((peer, leases, 3), frozenset())
     return (
-        Case(f"two minimal, one {peer}", _fleet(leases, (OURS, rules, OURS))),
-        Case(f"one minimal, two {peer}", _fleet(leases, (rules, OURS, rules)), known=known_faults),
+        FleetCase(f"two minimal, one {peer}", _build_fleet(leases, (OURS, peer_rules, OURS))),
+        FleetCase(f"one minimal, two {peer}", _build_fleet(leases, (peer_rules, OURS, peer_rules)), known=known_faults),
     )
 
 
-def _led_cases(leases: int) -> tuple[Case, ...]:
+def _build_kcl_leader_cases(leases: int) -> tuple[FleetCase, ...]:
     """Return fleets of three workers, one or two of which may receive free leases from a KCL 3.x leader (M14).
 
     The leader's rules are not modeled. At any step, the leader may give any free lease to any of these workers, so it
     may also give all leases to one of them.
     """
-    one_led, two_led = _fleet(leases, (OURS, None, OURS)), _fleet(leases, (None, OURS, None))
+    one_led, two_led = _build_fleet(leases, (OURS, None, OURS)), _build_fleet(leases, (None, OURS, None))
     return (
-        Case("two minimal, one led", evolve(one_led, led=frozenset({1}))),
-        Case("two minimal, one led, one crash", evolve(one_led, led=frozenset({1}), crashes=1)),
-        Case("one minimal, two led", evolve(two_led, led=frozenset({0, 2})), known=_UNEVEN),
+        FleetCase("two minimal, one led", evolve(one_led, led=frozenset({1}))),
+        FleetCase("two minimal, one led, one crash", evolve(one_led, led=frozenset({1}), crashes=1)),
+        FleetCase("one minimal, two led", evolve(two_led, led=frozenset({0, 2})), known=_UNEVEN),
     )
 
 
-def _peer_case(peer: str, leases: int, workers: int) -> Case:
+def _build_peer_case(peer: str, leases: int, workers: int) -> FleetCase:
     known_faults = KNOWN.get((peer, leases, workers), frozenset())
-    return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=known_faults)
+    return FleetCase(peer, _build_fleet(leases, (PEERS[peer],) * workers), known=known_faults)
 
 
-def _stuck_4_2_2() -> Case:
+def _build_stuck_4_2_2_case() -> FleetCase:
     """Return an uneven fleet, with 4, 2 and 2 leases, that the Event Hubs client for Python never balances."""
     owners = (0, 0, 0, 0, 1, 1, 2, 2)
-    return Case("python, 4/2/2", _fleet(8, (PYTHON,) * 3), known=frozenset({"uneven"}), owners=owners)
+    return FleetCase("python, 4/2/2", _build_fleet(8, (PYTHON,) * 3), known=frozenset({"uneven"}), owners=owners)

@@ -53,7 +53,7 @@ Attempt = tuple[ModelWrite, ...]
 """A write and its alternates. If the store rejects the write, the alternates are tried in order."""
 
 
-class State(NamedTuple):
+class FleetState(NamedTuple):
     """The owner and next owner of each lease, and the health and the writes in progress of each worker."""
 
     owners: tuple[int, ...]
@@ -68,7 +68,7 @@ class Transition(NamedTuple):
     `moves` is the number of leases that living workers lose in this step. `what` describes the step.
     """
 
-    state: State
+    state: FleetState
     moves: int
     what: str
 
@@ -105,55 +105,55 @@ class FleetModel:
         factory=dict, init=False, eq=False, repr=False
     )
 
-    def start(self, owners: tuple[int, ...]) -> State:
+    def initial_state(self, owners: tuple[int, ...]) -> FleetState:
         """Return the state in which every worker is alive and no write is in progress."""
-        size = len(self.workers)
-        return State(owners, (NOBODY,) * self.leases, ((),) * size, (ALIVE,) * size)
+        worker_count = len(self.workers)
+        return FleetState(owners, (NOBODY,) * self.leases, ((),) * worker_count, (ALIVE,) * worker_count)
 
-    def steps(self, state: State) -> list[Transition]:
+    def list_next_steps(self, state: FleetState) -> list[Transition]:
         """Return all possible next steps. There are none if the fleet has come to rest."""
         steps: list[Transition] = []
-        alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
+        living_workers = [worker for worker, health in enumerate(state.health) if health == ALIVE]
         # Any write in progress may arrive.
-        for worker in alive:
+        for worker in living_workers:
             attempts = state.pending[worker]
             for index, attempt in enumerate(attempts):
                 pending_after = _replace_item(state.pending, worker, attempts[:index] + attempts[index + 1 :])
-                arrived = state._replace(pending=pending_after)
+                state_after_arrival = state._replace(pending=pending_after)
                 for write in attempt:
-                    if (after := _write(arrived, worker, write)) is not None:
+                    if (after := _apply_write(state_after_arrival, worker, write)) is not None:
                         owner_before = state.owners[write.lease]
-                        owner_loses = (
+                        owner_loses_lease = (
                             owner_before not in {NOBODY, after.owners[write.lease]}
                             and state.health[owner_before] == ALIVE
                         )
-                        steps.append(Transition(after, int(owner_loses), f"{self.workers[worker]}: {write}"))
+                        steps.append(Transition(after, int(owner_loses_lease), f"{self.workers[worker]}: {write}"))
                         break
                 else:
-                    steps.append(Transition(arrived, 0, f"{self.workers[worker]}: {attempt} refused"))
-        for worker in sorted(self.led.intersection(alive)):
+                    steps.append(Transition(state_after_arrival, 0, f"{self.workers[worker]}: {attempt} refused"))
+        for worker in sorted(self.led.intersection(living_workers)):
             for lease, owner in enumerate(state.owners):
                 if owner == NOBODY:
-                    change = f"s-{lease} is given to {self.workers[worker]}"
-                    steps.append(Transition(_with_owner(state, lease, worker), 0, change))
-        steps += self._planning_steps(state, alive, patient=False)
+                    what_changes = f"s-{lease} is given to {self.workers[worker]}"
+                    steps.append(Transition(_set_owner(state, lease, worker), 0, what_changes))
+        steps += self._list_planning_steps(state, living_workers, patient=False)
         # Without `patience_may_end`, timeouts expire only if no other step is possible, because only then are all
         # workers known to be waiting. If a worker in `led` has crashed, its reports to the leader must be overdue by
         # then.
-        reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
-        if self.patience_may_end or (reports_overdue and not steps):
-            steps += self._planning_steps(state, alive, patient=True)
+        are_reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
+        if self.patience_may_end or (are_reports_overdue and not steps):
+            steps += self._list_planning_steps(state, living_workers, patient=True)
         for worker, health in enumerate(state.health):
             if health == SILENT:
                 steps.append(Transition(state._replace(health=_replace_item(state.health, worker, DEAD)), 0, "expiry"))
-            elif health == ALIVE and len(state.health) - len(alive) < self.crashes:
+            elif health == ALIVE and len(state.health) - len(living_workers) < self.crashes:
                 pending = _replace_item(state.pending, worker, ())
-                silent = _replace_item(state.health, worker, SILENT)
-                crashed = state._replace(pending=pending, health=silent)
-                steps.append(Transition(crashed, 0, f"{self.workers[worker]} crashes"))
+                health_after_crash = _replace_item(state.health, worker, SILENT)
+                state_after_crash = state._replace(pending=pending, health=health_after_crash)
+                steps.append(Transition(state_after_crash, 0, f"{self.workers[worker]} crashes"))
         return steps
 
-    def _planning_steps(self, state: State, alive: list[int], *, patient: bool) -> Iterator[Transition]:
+    def _list_planning_steps(self, state: FleetState, alive: list[int], *, patient: bool) -> Iterator[Transition]:
         table_state = (state.owners, state.next_owners, state.health)
         for worker in alive:
             config = self.rules[worker]
@@ -168,8 +168,10 @@ class FleetModel:
                 plans[self._plans[arguments]] = None
             for attempts in plans:
                 if attempts:
-                    pending = _replace_item(state.pending, worker, attempts)
-                    yield Transition(state._replace(pending=pending), 0, f"{self.workers[worker]} plans {attempts}")
+                    pending_attempts = _replace_item(state.pending, worker, attempts)
+                    yield Transition(
+                        state._replace(pending=pending_attempts), 0, f"{self.workers[worker]} plans {attempts}"
+                    )
 
     def _plan_attempts(
         self, config: Config, table_state: TableState, worker: int, turn: int, patient: bool
@@ -178,45 +180,51 @@ class FleetModel:
         unchanged_seconds = WAIT_SECONDS if patient else 0.0
         leases = []
         for number, (owner, next_owner) in enumerate(zip(owners, next_owners, strict=True)):
-            dead = owner != NOBODY and health[owner] == DEAD
+            owner_is_dead = owner != NOBODY and health[owner] == DEAD
             # Other workers wait a whole cycle before they treat a next owner as dead (H1, H4), so a living next owner
             # acts first.
-            next_owner_dead = next_owner != NOBODY and health[next_owner] == DEAD
+            next_owner_is_dead = next_owner != NOBODY and health[next_owner] == DEAD
             lease = Lease(
                 key=f"s-{number}",
                 owner=None if owner == NOBODY else self.workers[owner],
-                idle=unchanged_seconds if owner == NOBODY else (2 * config.lease_seconds + unchanged_seconds) * dead,
+                idle=unchanged_seconds
+                if owner == NOBODY
+                else (2 * config.lease_seconds + unchanged_seconds) * owner_is_dead,
                 next_owner=None if next_owner == NOBODY else self.workers[next_owner],
                 next_owner_idle=unchanged_seconds
-                if next_owner_dead
+                if next_owner_is_dead
                 else min(unchanged_seconds, config.lease_seconds + STUCK_SECONDS),
                 yields=self.yields and owner != NOBODY,
             )
             leases.append(lease)
-        led = tuple(
+        led_workers = tuple(
             (self.workers[worker_led], unchanged_seconds)
             for worker_led in sorted(self.led)
             if health[worker_led] != DEAD
         )
         me = Me(
-            self.workers[worker], turn, History(owners_still=unchanged_seconds, fleet_still=unchanged_seconds, led=led)
+            self.workers[worker],
+            turn,
+            History(owners_still=unchanged_seconds, fleet_still=unchanged_seconds, led=led_workers),
         )
         actions = plan(leases, None, me, config)
-        return tuple(sorted(attempt for action in actions if (attempt := self._attempt(action))))
+        return tuple(sorted(attempt for action in actions if (attempt := self._list_writes_of_action(action))))
 
-    def _attempt(self, action: Action) -> Attempt:
+    def _list_writes_of_action(self, action: Action) -> Attempt:
         lease = action.lease
         lease_as_read = (
             int(lease.key.removeprefix("s-")),
-            self._worker_number(lease.owner),
-            self._worker_number(lease.next_owner),
+            self._find_worker_number(lease.owner),
+            self._find_worker_number(lease.next_owner),
         )
         match action:
             case Claim() | Steal() | RequestHandoff():
-                alternates = (other for alternate in action.alternates for other in self._attempt(alternate))
+                alternates = (
+                    other for alternate in action.alternates for other in self._list_writes_of_action(alternate)
+                )
                 return (ModelWrite(_TAKES[type(action)], *lease_as_read), *alternates)
             case Release(next_owner=next_owner) if next_owner is not None and next_owner != lease.next_owner:
-                return (ModelWrite("release", *lease_as_read[:2], self._worker_number(next_owner)),)
+                return (ModelWrite("release", *lease_as_read[:2], self._find_worker_number(next_owner)),)
             case Release():
                 return (ModelWrite("give", *lease_as_read),)
             case Renew() | Create() | Delete():
@@ -224,59 +232,59 @@ class FleetModel:
             case _:
                 assert_never(action)
 
-    def _worker_number(self, worker: str | None) -> int:
+    def _find_worker_number(self, worker: str | None) -> int:
         return NOBODY if worker is None else self.workers.index(worker)
 
 
-def _write(state: State, worker: int, write: ModelWrite) -> State | None:
+def _apply_write(state: FleetState, worker: int, write: ModelWrite) -> FleetState | None:
     """Return the state after the write, or None if the store rejects it."""
     if state.owners[write.lease] != write.owner:
         return None
     next_owner = state.next_owners[write.lease]
     match write.verb:
         case "claim":
-            return _with_owner(state, write.lease, worker)
+            return _set_owner(state, write.lease, worker)
         case "steal":
             # A worker that has requested the lease can steal it only while the row still names it as the next owner.
             return (
-                _with_owner(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
+                _set_owner(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
             )
         case "request":
             return (
-                _with_next_owner(state, write.lease, worker)
+                _set_next_owner(state, write.lease, worker)
                 if next_owner in {NOBODY, worker, write.next_owner}
                 else None
             )
         case "give":
             # If the next owner is not alive to accept the lease, the former owner takes it back.
-            not_accepted = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
+            is_not_accepted = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
             return (
-                _with_owner(state, write.lease, worker if not_accepted else write.next_owner)
+                _set_owner(state, write.lease, worker if is_not_accepted else write.next_owner)
                 if next_owner == write.next_owner
                 else None
             )
         case "release":
-            return _with_owner(state, write.lease, write.next_owner) if next_owner == NOBODY else None
+            return _set_owner(state, write.lease, write.next_owner) if next_owner == NOBODY else None
         case _:
             assert_never(write.verb)
 
 
-def _with_owner(state: State, lease: int, owner: int) -> State:
+def _set_owner(state: FleetState, lease: int, owner: int) -> FleetState:
     """Return the state in which the lease has this owner, no next owner and no pending claims.
 
     A claim requires the version of the row that its worker read. The new owner has changed the version, so the store
     would reject every claim that is still pending.
     """
-    remaining = (
+    remaining_attempts = (
         (tuple(write for write in attempt if write.verb != "claim" or write.lease != lease) for attempt in attempts)
         for attempts in state.pending
     )
-    pending = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining)
-    after = _with_next_owner(state, lease, NOBODY)
-    return after._replace(owners=_replace_item(state.owners, lease, owner), pending=pending)
+    pending_attempts = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining_attempts)
+    after = _set_next_owner(state, lease, NOBODY)
+    return after._replace(owners=_replace_item(state.owners, lease, owner), pending=pending_attempts)
 
 
-def _with_next_owner(state: State, lease: int, next_owner: int) -> State:
+def _set_next_owner(state: FleetState, lease: int, next_owner: int) -> FleetState:
     return state._replace(next_owners=_replace_item(state.next_owners, lease, next_owner))
 
 

@@ -90,7 +90,7 @@ class AwaitsResponse(BaseException):
         self.request = request
 
 
-def version_of(content: str) -> str:
+def compute_version(content: str) -> str:
     """Return the version of a content."""
     return blake2b(content.encode(), digest_size=6).hexdigest()
 
@@ -105,17 +105,17 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
             return rows, tuple(row for row in rows if row[0] in request.names)
         case "apply":
             (name,), write = request.names, request.content
-            written = applied(write, table.get(name))
-            outcome: Outcome = Lost(write.lease.key, table.get(name)) if written is None else Done(written)
-            if written is not None:
-                table[name] = written
+            lease_written = applied(write, table.get(name))
+            outcome: Outcome = Lost(write.lease.key, table.get(name)) if lease_written is None else Done(lease_written)
+            if lease_written is not None:
+                table[name] = lease_written
                 if isinstance(write, DeleteLease):
                     del table[name]
             return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
     (name,) = request.names
     stored = table.get(name)
     condition_holds = (
-        stored is None if request.verb == "new" else stored is not None and version_of(stored) == request.version
+        stored is None if request.verb == "new" else stored is not None and compute_version(stored) == request.version
     )
     if not condition_holds:
         return rows, name not in table if request.verb == "delete" else None
@@ -123,7 +123,7 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
         del table[name]
         return tuple(sorted(table.items())), True
     table[name] = request.content
-    return tuple(sorted(table.items())), version_of(request.content)
+    return tuple(sorted(table.items())), compute_version(request.content)
 
 
 @define
@@ -133,7 +133,7 @@ class CheckedCells:
     responses: deque[Any] = Factory(deque)
     page_leases: int = 1000
 
-    def ask(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
+    def replay_response(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
         """Return the recorded response. Raises AwaitsResponse if there is none."""
         if not self.responses:
             raise AwaitsResponse(request)
@@ -144,7 +144,7 @@ class CheckedCells:
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return all rows whose names begin with one of the prefixes."""
-        return tuple(_row(*row) for row in self.ask(CellRequest("list", prefixes)))
+        return tuple(_build_stored_row(*row) for row in self.replay_response(CellRequest("list", prefixes)))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
         """Return those of the named cells that exist."""
@@ -155,23 +155,23 @@ class CheckedCells:
             cell
             for requested in (other_names, leases)
             if requested
-            for cell in self.ask(CellRequest("read", requested))
+            for cell in self.replay_response(CellRequest("read", requested))
         ]
-        return {name: _row(name, content) for name, content in cells}
+        return {name: _build_stored_row(name, content) for name, content in cells}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a cell, and return its version, or None if the cell already exists."""
-        version: str | None = self.ask(CellRequest("new", (name,), _content(fields)))
+        version: str | None = self.replay_response(CellRequest("new", (name,), _encode_content(fields)))
         return version
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a cell if it still has this version, and return the new version; otherwise return None."""
-        new_version: str | None = self.ask(CellRequest("over", (name,), _content(fields), version))
+        new_version: str | None = self.replay_response(CellRequest("over", (name,), _encode_content(fields), version))
         return new_version
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a cell if it still has this version, and return whether it is gone."""
-        return bool(self.ask(CellRequest("delete", (name,), "", version)))
+        return bool(self.replay_response(CellRequest("delete", (name,), "", version)))
 
     def prove(self) -> None:
         """Do nothing, because the model always checks the conditions of writes."""
@@ -180,12 +180,12 @@ class CheckedCells:
         """Do nothing."""
 
 
-def _content(fields: ObjectFields) -> str:
+def _encode_content(fields: ObjectFields) -> str:
     return json.dumps(dict(fields), sort_keys=True)
 
 
-def _row(name: str, content: str) -> Stored:
-    return Stored(name, version_of(content), json.loads(content))
+def _build_stored_row(name: str, content: str) -> Stored:
+    return Stored(name, compute_version(content), json.loads(content))
 
 
 class _NoWaiting:
@@ -212,7 +212,7 @@ class _NoWaiting:
 
 
 @define
-class _Ids:
+class _SessionIds:
     """Generates the session ids of one process."""
 
     process: str
@@ -263,7 +263,7 @@ class CheckedWorker:
     given_leases: dict[str, Lease] = Factory(dict)
     lost_holdings: dict[str, CheckedHolding] = Factory(dict)
 
-    def options(self, tick: int) -> Iterator[tuple[str, str]]:
+    def list_possible_actions(self, tick: int) -> Iterator[tuple[str, str]]:
         """Yield the actions that the worker may take next, each as a verb and the key of a lease."""
         if self.moves <= 0:
             return
@@ -278,7 +278,7 @@ class CheckedWorker:
         for key in self.given_leases:
             yield "take back", key
         for key, held in self.lost_holdings.items():
-            if held.handled > numbered(held.lease):
+            if held.handled > count_records_before_checkpoint(held.lease):
                 yield "late", key
         for key, (lease, seen_at) in self.listed_leases.items():
             if key in self.holdings:
@@ -291,7 +291,7 @@ class CheckedWorker:
             if lease.owner is None:
                 yield "reset", key
 
-    def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
+    def take_action(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
         """Take an action that begins in tick `tick` and ends in tick `now`, and return the events to judge."""
         self.moves -= 1
         if verb == "handle":
@@ -306,7 +306,7 @@ class CheckedWorker:
                 held = self.lost_holdings.pop(key)
                 self.store.write(CheckpointLate(held.lease, Position(str(held.handled))))
                 return []
-            return self._write(verb, key, tick)
+            return self._write_lease(verb, key, tick)
         except OutcomeUnknown:
             if verb not in {"release", "give"}:
                 return []
@@ -315,27 +315,27 @@ class CheckedWorker:
             self.holdings[key] = evolve(self.holdings[key], tick=-1)
             return [("stops", key)]
 
-    def _write(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
+    def _write_lease(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
         store, held = self.store, self.holdings.get(key)
         if held is not None:
             lease, position = held.lease, Position(str(held.handled))
-            moved = held.handled > numbered(lease)
+            has_progress = held.handled > count_records_before_checkpoint(lease)
             write: Write
             match verb:
                 case "give":
                     write = GiveLease(lease, position)
-                case "release" if not moved:
+                case "release" if not has_progress:
                     write = ReleaseLease(lease, self.name)
                 case _:
-                    write = CheckpointLease(lease, position) if moved else RenewLease(lease)
+                    write = CheckpointLease(lease, position) if has_progress else RenewLease(lease)
             outcome = store.write(write)
             if not isinstance(outcome, Done):
                 self.lost_holdings[key] = self.holdings.pop(key)
                 return [("stops", key)]
             if verb in ("commit", "release") and not isinstance(write, ReleaseLease):
                 self.holdings[key] = evolve(held, lease=outcome.lease, tick=tick)
-                confirmed = [("done", key, outcome.lease.epoch, held.handled)] if held.handled else []
-                return [*confirmed, ("confirmed", key)]
+                confirmed_events = [("done", key, outcome.lease.epoch, held.handled)] if held.handled else []
+                return [*confirmed_events, ("confirmed", key)]
             del self.holdings[key]
             if verb == "give":
                 self.given_leases[key] = outcome.lease
@@ -354,8 +354,8 @@ class CheckedWorker:
             return []
         if verb == "reset":
             return [("reset", key)]
-        self.holdings[key] = CheckedHolding(outcome.lease, numbered(outcome.lease), tick)
-        return [("starts", key, outcome.lease.epoch, numbered(outcome.lease), verb)]
+        self.holdings[key] = CheckedHolding(outcome.lease, count_records_before_checkpoint(outcome.lease), tick)
+        return [("starts", key, outcome.lease.epoch, count_records_before_checkpoint(outcome.lease), verb)]
 
     def description(self) -> str:
         """Return a string of everything that the worker's next actions depend on."""
@@ -372,13 +372,13 @@ class CheckedWorker:
             for page in store._pages.values()  # noqa: SLF001  the state of the code under test
         ]
         rows = sorted((key, row, row.stored.etag) for key, row in store._rows.items())  # noqa: SLF001
-        free = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._free.items())  # noqa: SLF001
+        free_leases = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._free.items())  # noqa: SLF001
         sessions, unsettled = sorted(store._last_sessions.items()), store._unsettled  # noqa: SLF001
-        memory = (pages, rows, free, sessions, unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
-        return repr((self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, memory))
+        store_state = (pages, rows, free_leases, sessions, unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
+        return repr((self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, store_state))
 
 
-def numbered(lease: Lease) -> int:
+def count_records_before_checkpoint(lease: Lease) -> int:
     """Return the number of records before the lease's checkpoint."""
     return int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
 
@@ -427,7 +427,7 @@ class SessionState(NamedTuple):
     faults_left: tuple[tuple[str, int], ...] = ()
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Any, ...]:
         """The identity of the state. States with equal keys have the same possible futures."""
         workers = tuple(
             (worker.description, worker.action, worker.responses, worker.tick, worker.alive) for worker in self.workers
@@ -452,7 +452,7 @@ class BrokenLaw:
 
 
 @frozen
-class Explored:
+class ExplorationResult:
     """The result of a search. `complete` is False if states were left unvisited."""
 
     states: int
@@ -485,51 +485,51 @@ class SessionModel:
     rows: TableRows = ()
     _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
 
-    def explore(self, limit: int, findings: int = 1) -> Explored:
+    def explore(self, limit: int, findings: int = 1) -> ExplorationResult:
         """Visit states breadth-first until all are visited, `limit` states are known, or `findings` laws are broken."""
-        initial = self.first()
-        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial.key: (None, "")}
-        queue, broken_laws = deque([initial]), list[BrokenLaw]()
+        initial_state = self.build_initial_state()
+        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial_state.identity: (None, "")}
+        queue, broken_laws = deque([initial_state]), list[BrokenLaw]()
         while queue and len(parents) < limit and len(broken_laws) < findings:
             state = queue.popleft()
-            for description, after, broken in self.steps(state):
-                visited = after.key in parents
-                if not visited:
-                    parents[after.key] = (state.key, description)
+            for description, after, broken in self.list_next_steps(state):
+                is_visited = after.identity in parents
+                if not is_visited:
+                    parents[after.identity] = (state.identity, description)
                     queue.append(after)
-                broken_law = broken or ("" if visited else self.stuck(after))
+                broken_law = broken or ("" if is_visited else self.find_law_of_recovery_broken(after))
                 if broken_law:
-                    trace, parent = list[str](), parents[state.key]
-                    while parent[0] is not None:
-                        trace.append(parent[1])
-                        parent = parents[parent[0]]
+                    trace, parent_state = list[str](), parents[state.identity]
+                    while parent_state[0] is not None:
+                        trace.append(parent_state[1])
+                        parent_state = parents[parent_state[0]]
                     broken_laws.append(BrokenLaw(broken_law, (*filter(None, reversed(trace)), description)))
                     break
-        return Explored(len(parents), not queue, tuple(broken_laws))
+        return ExplorationResult(len(parents), not queue, tuple(broken_laws))
 
-    def first(self) -> SessionState:
+    def build_initial_state(self) -> SessionState:
         """Return the initial state: the leases exist, and the initial actions have been taken."""
-        workers = tuple(self._worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
+        workers = tuple(self._create_worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
         rows = self.rows
         keys = [f"s{n}" for n in range(self.leases)]
-        creator = self._worker("c", 0)
+        creating_worker = self._create_worker("c", 0)
         for key in keys:
             lease = Lease(key)
-            rows, _ = self._run_alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
+            rows, _ = self._run_alone(rows, creating_worker, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
         state = SessionState(
             rows, workers, tuple((key, TrueLease()) for key in keys), faults_left=tuple(sorted(self.faults.items()))
         )
         for number, verb, key, *response_limit in self.initial_actions:
             after_tick = state._replace(tick=state.tick + 1)
-            state = after_tick if verb == "tick" else self._after_action(state, number, verb, key, *response_limit)
+            state = after_tick if verb == "tick" else self._take_action(state, number, verb, key, *response_limit)
         return state
 
-    def _after_action(
+    def _take_action(
         self, state: SessionState, number: int, verb: str, key: str, limit: float = math.inf
     ) -> SessionState:
-        current, responses_given = self._choose(state, number, (verb, key)), 0
+        current, responses_given = self._choose_action(state, number, (verb, key)), 0
         while current.workers[number].action != ("", "") and responses_given < limit:
-            _, current, broken = next(iter(self._responses(current, number)))
+            _, current, broken = next(iter(self._list_possible_responses(current, number)))
             responses_given += 1
             if broken:
                 raise AssertionError(broken)
@@ -538,15 +538,15 @@ class SessionModel:
         worker_state = current.workers[number]
         worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
         worker.moves += 1
-        return current._replace(workers=_replace_worker(current.workers, number, snapshot_of(worker)))
+        return current._replace(workers=_replace_worker(current.workers, number, take_snapshot(worker)))
 
-    def _worker(self, name: str, moves: int) -> WorkerState:
+    def _create_worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
-        return snapshot_of(
-            CheckedWorker(name, self.make(cells, sync=_NoWaiting(), gather_seconds=0.0, ids=_Ids(name)), moves)
+        return take_snapshot(
+            CheckedWorker(name, self.make(cells, sync=_NoWaiting(), gather_seconds=0.0, ids=_SessionIds(name)), moves)
         )
 
-    def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
+    def list_next_steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
         """Yield each event that may happen next, with the state after it and the law that it breaks (or "")."""
         faults_left = dict(state.faults_left)
         for number, worker_state in enumerate(state.workers):
@@ -554,39 +554,41 @@ class SessionModel:
                 continue
             if worker_state.action == ("", ""):
                 worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
-                for option in worker.options(state.tick):
+                for option in worker.list_possible_actions(state.tick):
                     if option[0] in self.abilities:
-                        yield f"w{number} begins {' '.join(option)}", self._choose(state, number, option), ""
+                        yield f"w{number} begins {' '.join(option)}", self._choose_action(state, number, option), ""
             else:
-                yield from self._responses(state, number)
+                yield from self._list_possible_responses(state, number)
             if faults_left.get("crash"):
-                dead = worker_state._replace(
+                dead_worker = worker_state._replace(
                     alive=False, action=("", ""), responses=(), description="dead", snapshot=b""
                 )
                 after = state._replace(
-                    workers=_replace_worker(state.workers, number, dead),
+                    workers=_replace_worker(state.workers, number, dead_worker),
                     faults_left=_use_fault(state.faults_left, "crash"),
                 )
-                without_readers = after._replace(
+                state_without_readers = after._replace(
                     readers=tuple(reader for reader in after.readers if reader[1] != number)
                 )
-                yield f"w{number} crashes", without_readers, ""
+                yield f"w{number} crashes", state_without_readers, ""
                 if faults_left.get("restart"):
-                    restarted = self._worker(f"w{number}", self.moves[number])
-                    process: CheckedWorker = pickle.loads(restarted.snapshot)  # noqa: S301  our own
+                    restarted_worker = self._create_worker(f"w{number}", self.moves[number])
+                    process: CheckedWorker = pickle.loads(restarted_worker.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
-                    with_restart = without_readers._replace(
-                        workers=_replace_worker(without_readers.workers, number, snapshot_of(process))
+                    state_after_restart = state_without_readers._replace(
+                        workers=_replace_worker(state_without_readers.workers, number, take_snapshot(process))
                     )
                     yield (
                         f"w{number} is started again",
-                        with_restart._replace(faults_left=_use_fault(with_restart.faults_left, "restart")),
+                        state_after_restart._replace(
+                            faults_left=_use_fault(state_after_restart.faults_left, "restart")
+                        ),
                         "",
                     )
         for index, request in enumerate(state.late):
             rows, _ = apply_request(state.rows, request)
-            still_late = state.late[:index] + state.late[index + 1 :]
-            yield f"late: {_request_text(request)}", state._replace(rows=rows, late=still_late), ""
+            late_requests = state.late[:index] + state.late[index + 1 :]
+            yield f"late: {_describe_request(request)}", state._replace(rows=rows, late=late_requests), ""
         if faults_left.get("tick"):
             yield (
                 "time passes",
@@ -594,57 +596,57 @@ class SessionModel:
                 "",
             )
 
-    def _choose(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
+    def _choose_action(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
         worker_state = state.workers[number]._replace(action=option, responses=(), tick=state.tick)
-        after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
-        outcome = self._run(worker_state, state.tick)
-        return after if isinstance(outcome, CellRequest) else self._end_action(after, number, *outcome)[0]
+        state_after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
+        outcome = self._run_action(worker_state, state.tick)
+        return state_after if isinstance(outcome, CellRequest) else self._end_action(state_after, number, *outcome)[0]
 
-    def _run(self, worker_state: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
+    def _run_action(self, worker_state: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
         run_key = (worker_state.description, worker_state.action, worker_state.responses, worker_state.tick, now)
         if run_key not in self._outcomes:
             worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
             cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
             cells.responses = deque(worker_state.responses)
             try:
-                events = worker.act(*worker_state.action, worker_state.tick, now)
+                events = worker.take_action(*worker_state.action, worker_state.tick, now)
             except AwaitsResponse as waits:
                 self._outcomes[run_key] = waits.request
             else:
                 cells.responses = deque()
-                self._outcomes[run_key] = (snapshot_of(worker), events)
+                self._outcomes[run_key] = (take_snapshot(worker), events)
         return self._outcomes[run_key]
 
-    def _responses(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
+    def _list_possible_responses(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
         """Yield the possible outcomes of a worker's pending request."""
         worker_state = state.workers[number]
-        request: CellRequest = self._run(worker_state, state.tick)
+        request: CellRequest = self._run_action(worker_state, state.tick)
         rows, response = apply_request(state.rows, request)
-        summary = (
+        response_summary = (
             "refused"
             if response is None or isinstance(response, Lost)
             else f"{len(response)} rows"
             if isinstance(response, tuple)
             else "done"
         )
-        yield self._with_response(
-            state._replace(rows=rows), number, response, f"w{number} {_request_text(request)}: {summary}"
+        yield self._deliver_response(
+            state._replace(rows=rows), number, response, f"w{number} {_describe_request(request)}: {response_summary}"
         )
         faults_left = dict(state.faults_left)
         if request.verb in ("list", "read"):
             return
         if faults_left.get(APPLIED) and rows != state.rows:
-            applied = state._replace(rows=rows, faults_left=_use_fault(state.faults_left, APPLIED))
-            yield self._with_response(
-                applied, number, LOST, f"w{number} {_request_text(request)}: applied, not answered"
+            state_if_applied = state._replace(rows=rows, faults_left=_use_fault(state.faults_left, APPLIED))
+            yield self._deliver_response(
+                state_if_applied, number, LOST, f"w{number} {_describe_request(request)}: applied, not answered"
             )
         if faults_left.get(LATE):
-            in_flight = state._replace(late=(*state.late, request), faults_left=_use_fault(state.faults_left, LATE))
-            yield self._with_response(
-                in_flight, number, LOST, f"w{number} {_request_text(request)}: on its way, not answered"
+            state_if_late = state._replace(late=(*state.late, request), faults_left=_use_fault(state.faults_left, LATE))
+            yield self._deliver_response(
+                state_if_late, number, LOST, f"w{number} {_describe_request(request)}: on its way, not answered"
             )
 
-    def _with_response(
+    def _deliver_response(
         self,
         state: SessionState,
         number: int,
@@ -653,11 +655,11 @@ class SessionModel:
     ) -> tuple[str, SessionState, str]:
         worker_state = state.workers[number]
         worker_state = worker_state._replace(responses=(*worker_state.responses, response))
-        after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
-        outcome = self._run(worker_state, state.tick)
+        state_after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
+        outcome = self._run_action(worker_state, state.tick)
         if isinstance(outcome, CellRequest):
-            return description, after, ""
-        ended, broken = self._end_action(after, number, *outcome)
+            return description, state_after, ""
+        ended, broken = self._end_action(state_after, number, *outcome)
         return description, ended, broken
 
     def _end_action(
@@ -709,8 +711,8 @@ class SessionModel:
                     session_rows = [
                         json.loads(row_json) for name, row_json in state.rows if name.startswith(f"session/w{other[1]}")
                     ]
-                    frozen = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in session_rows)
-                    if how == "steal" or frozen:
+                    is_lease_held = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in session_rows)
+                    if how == "steal" or is_lease_held:
                         readers[other[:2]] = (*other[:3], True)
                     elif other[2] == state.tick and not other[3]:
                         return state, "two readers"
@@ -718,32 +720,32 @@ class SessionModel:
                 readers[reader_key] = (key, number, began_tick, False)
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
-    def stuck(self, state: SessionState) -> str:
+    def find_law_of_recovery_broken(self, state: SessionState) -> str:
         """Let all workers die and a new worker take every lease. Return the law that this breaks, or "" if none."""
         stuck_key = ("stuck", state.rows, state.true_leases)
         if stuck_key not in self._outcomes:
-            self._outcomes[stuck_key] = self._stuck(state)
+            self._outcomes[stuck_key] = self._check_recovery(state)
         return str(self._outcomes[stuck_key])
 
-    def _stuck(self, state: SessionState) -> str:
+    def _check_recovery(self, state: SessionState) -> str:
         rows = state.rows
         owned_leases: dict[str, Lease] = {}
         for key, _ in state.true_leases:
-            next_owner = self._worker(f"heir-of-{key}", 0)
+            next_owner = self._create_worker(f"heir-of-{key}", 0)
             for _ in range(3):
 
-                def take(store: SessionStore, key: str = key) -> object:
+                def take_lease(store: SessionStore, key: str = key) -> object:
                     (lease,) = store.get([key])
                     return store.write(ClaimLease(lease, "heir"))
 
-                rows, outcome = self._run_alone(rows, next_owner, take)
+                rows, outcome = self._run_alone(rows, next_owner, take_lease)
                 if isinstance(outcome, Done):
                     owned_leases[key] = outcome.lease
                     break
         for key, true_lease in state.true_leases:
             if key not in owned_leases:
                 return f"{key} sticks"
-            start = numbered(owned_leases[key])
+            start = count_records_before_checkpoint(owned_leases[key])
             if start > true_lease.handled or start < true_lease.done:
                 return f"an heir starts at {start}; handled {true_lease.handled}, answered Done {true_lease.done}"
         return ""
@@ -768,18 +770,29 @@ class SessionModel:
 READS = ("look", "handle", "commit", "claim")
 
 
-def settings() -> Mapping[str, SessionModel]:
+def build_session_models() -> Mapping[str, SessionModel]:
     """Return the models to explore, by name.
 
     In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
-    first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-    first_owns_two = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
-    both_listed = ((0, "look", ""), (1, "look", ""))
-    requested = (*first_owns, (1, "request", "s0"), (0, "handle", "s0"), (0, "commit", "s0"))
-    with_progress = (*first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
+    actions_until_first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+    actions_until_first_owns_two = (
+        (0, "look", ""),
+        (0, "claim", "s0"),
+        (0, "look", ""),
+        (0, "claim", "s1"),
+        (1, "look", ""),
+    )
+    actions_until_both_listed = ((0, "look", ""), (1, "look", ""))
+    actions_until_requested = (
+        *actions_until_first_owns,
+        (1, "request", "s0"),
+        (0, "handle", "s0"),
+        (0, "commit", "s0"),
+    )
+    actions_until_progress = (*actions_until_first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
-    def model(
+    def build_model(
         moves: tuple[int, ...],
         initial_actions: Any,  # noqa: ANN401  as in the model
         *verbs: str,
@@ -789,26 +802,28 @@ def settings() -> Mapping[str, SessionModel]:
         return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), initial_actions)
 
     return {
-        "expiry": model((3, 2), first_owns, tick=1),
-        "expiry, crash": model((2, 2), first_owns, tick=1, crash=1),
-        "theft": model((3, 2), first_owns, "steal"),
-        "theft, crash": model((3, 2), first_owns, "steal", crash=1),
-        "theft, lost answer": model((3, 2), first_owns, "steal", applied=1),
-        "theft, late write": model((3, 2), first_owns, "steal", late=1),
-        "late take": model((3, 3), both_listed, "release", late=1),
-        "lost take": model((3, 2), both_listed, "steal", applied=1),
-        "late release": model((5, 1), first_owns, "release", late=1),
-        "hand-over": model((3, 3), requested, "give", "take back"),
-        "hand-over, lost answer": model((3, 2), requested, "give", "take back", applied=1),
-        "hand-over, late write": model((3, 2), requested, "give", "take back", late=1),
-        "hand-over, theft": model((3, 2, 2), (*requested, (2, "look", "")), "give", "take back", "steal"),
-        "reset": model((2, 4), with_progress, "release", "reset", tick=1),
-        "late checkpoint": model((3, 4), with_progress, "release", "reset", "steal", "late"),
-        "restart": model((3, 1), first_owns, tick=1, crash=1, restart=1),
-        "stale": model((4, 2), first_owns, "steal", "release"),
-        "removal": model((4, 4), with_progress, tick=1),
-        "three workers": model((2, 2, 2), (*first_owns, (2, "look", "")), "steal", tick=1),
-        "two leases": model((3, 2), first_owns_two, "steal", leases=2, tick=1),
+        "expiry": build_model((3, 2), actions_until_first_owns, tick=1),
+        "expiry, crash": build_model((2, 2), actions_until_first_owns, tick=1, crash=1),
+        "theft": build_model((3, 2), actions_until_first_owns, "steal"),
+        "theft, crash": build_model((3, 2), actions_until_first_owns, "steal", crash=1),
+        "theft, lost answer": build_model((3, 2), actions_until_first_owns, "steal", applied=1),
+        "theft, late write": build_model((3, 2), actions_until_first_owns, "steal", late=1),
+        "late take": build_model((3, 3), actions_until_both_listed, "release", late=1),
+        "lost take": build_model((3, 2), actions_until_both_listed, "steal", applied=1),
+        "late release": build_model((5, 1), actions_until_first_owns, "release", late=1),
+        "hand-over": build_model((3, 3), actions_until_requested, "give", "take back"),
+        "hand-over, lost answer": build_model((3, 2), actions_until_requested, "give", "take back", applied=1),
+        "hand-over, late write": build_model((3, 2), actions_until_requested, "give", "take back", late=1),
+        "hand-over, theft": build_model(
+            (3, 2, 2), (*actions_until_requested, (2, "look", "")), "give", "take back", "steal"
+        ),
+        "reset": build_model((2, 4), actions_until_progress, "release", "reset", tick=1),
+        "late checkpoint": build_model((3, 4), actions_until_progress, "release", "reset", "steal", "late"),
+        "restart": build_model((3, 1), actions_until_first_owns, tick=1, crash=1, restart=1),
+        "stale": build_model((4, 2), actions_until_first_owns, "steal", "release"),
+        "removal": build_model((4, 4), actions_until_progress, tick=1),
+        "three workers": build_model((2, 2, 2), (*actions_until_first_owns, (2, "look", "")), "steal", tick=1),
+        "two leases": build_model((3, 2), actions_until_first_owns_two, "steal", leases=2, tick=1),
     }
 
 
@@ -821,24 +836,24 @@ def main(
     only: Annotated[str, typer.Option(help="One setting.")] = "",
 ) -> None:
     """Explore every setting; exit 1 if a law is broken."""
-    raise typer.Exit(report_of(settings(), limit, only))
+    raise typer.Exit(explore_and_report(build_session_models(), limit, only))
 
 
-def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") -> int:
+def explore_and_report(models: Mapping[str, SessionModel], limit: int, only: str = "") -> int:
     """Explore these settings, print the results, and return 1 if a law is broken."""
-    broken = False
+    is_law_broken = False
     for name, model in models.items():
         if only in {"", name}:
             explored = model.explore(limit)
-            extent = "whole" if explored.complete else "cut off"
-            print(f"{name:<24}{explored.states:>10,} states, {extent}", flush=True)  # noqa: T201
+            extent_explored = "whole" if explored.complete else "cut off"
+            print(f"{name:<24}{explored.states:>10,} states, {extent_explored}", flush=True)  # noqa: T201
             for finding in explored.findings:
-                broken = True
+                is_law_broken = True
                 print(f"  {finding.law}", *finding.trace, sep="\n    ")  # noqa: T201
-    return int(broken)
+    return int(is_law_broken)
 
 
-def snapshot_of(worker: CheckedWorker) -> WorkerState:
+def take_snapshot(worker: CheckedWorker) -> WorkerState:
     """Return the worker's state between two actions."""
     return WorkerState(pickle.dumps(worker), worker.description())
 
@@ -853,7 +868,7 @@ def _use_fault(remaining: tuple[tuple[str, int], ...], fault: str) -> tuple[tupl
     return tuple((name, count - (name == fault)) for name, count in remaining)
 
 
-def _request_text(request: CellRequest) -> str:
+def _describe_request(request: CellRequest) -> str:
     return f"{request.verb} {' '.join(request.names)}" + (f" {request.content}" if request.content else "")
 
 

@@ -26,12 +26,12 @@ from leasehold_lab.checker.sessions import (
     SessionModel,
     SessionState,
     WorkerState,
-    report_of,
-    snapshot_of,
+    explore_and_report,
+    take_snapshot,
 )
 
 
-def no_time() -> float:
+def stopped_clock() -> float:
     """Return 0.0. Because no time passes, the store reads the control row at every call."""
     return 0.0
 
@@ -46,26 +46,26 @@ class CheckedTable:
 
     def list(self) -> Listing:
         """Return all leases in the table."""
-        return Listing(tuple(lease for _, lease in self.cells.ask(CellRequest("list", (f"{self.name}/",)))))
+        return Listing(tuple(lease for _, lease in self.cells.replay_response(CellRequest("list", (f"{self.name}/",)))))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002
         """Return those of the requested leases that exist."""
         names = tuple(f"{self.name}/{key}" for key in keys)
-        return tuple(lease for _, lease in self.cells.ask(CellRequest("read", names)))
+        return tuple(lease for _, lease in self.cells.replay_response(CellRequest("read", names)))
 
     def write(self, write: Write) -> Outcome:
         """Apply the write if its condition holds."""
-        outcome: Outcome = self.cells.ask(CellRequest("apply", (f"{self.name}/{write.lease.key}",), write))
+        outcome: Outcome = self.cells.replay_response(CellRequest("apply", (f"{self.name}/{write.lease.key}",), write))
         return outcome
 
     def close(self) -> None:
         """Do nothing."""
 
 
-def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
+def open_swap_store(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
     """Return the store under test, with its two tables."""
     tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
-    store: Any = SwapStore(tables, "to", clock=no_time, look_seconds=0.0)
+    store: Any = SwapStore(tables, "to", clock=stopped_clock, look_seconds=0.0)
     store._cells = cells  # noqa: SLF001  where the search looks for it
     return store
 
@@ -74,8 +74,8 @@ def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows
 class SwappingWorker(CheckedWorker):
     """A worker that may also choose the table that leases move to, as `leasehold swap` does."""
 
-    def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        yield from super().options(tick)
+    def list_possible_actions(self, tick: int) -> Iterator[tuple[str, str]]:
+        yield from super().list_possible_actions(tick)
         if self.moves > 0:
             yield "send", "to"
             yield "send", "from"
@@ -83,10 +83,10 @@ class SwappingWorker(CheckedWorker):
                 if lease.owner is None and key not in self.holdings:
                     yield "carry", key
 
-    def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
+    def take_action(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
         if verb not in {"send", "carry"}:
             try:
-                return super().act(verb, key, tick, now)
+                return super().take_action(verb, key, tick, now)
             except StoreError as fault:
                 return [("contradiction", key, str(fault))]
         self.moves -= 1
@@ -106,9 +106,17 @@ class SwappingWorker(CheckedWorker):
     def description(self) -> str:
         """Return a string of everything that the worker's next actions depend on."""
         store: Any = self.store
-        memory = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
+        store_state = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
         return repr(
-            (self.name, self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, memory)
+            (
+                self.name,
+                self.moves,
+                self.holdings,
+                self.listed_leases,
+                self.given_leases,
+                self.lost_holdings,
+                store_state,
+            )
         )
 
 
@@ -116,8 +124,8 @@ class SwappingWorker(CheckedWorker):
 class SwapModel(SessionModel):
     """A small fleet whose leases start in table FROM and are to move to table TO."""
 
-    def _worker(self, name: str, moves: int) -> WorkerState:
-        return snapshot_of(SwappingWorker(name, joined_tables(CheckedCells()), moves))
+    def _create_worker(self, name: str, moves: int) -> WorkerState:
+        return take_snapshot(SwappingWorker(name, open_swap_store(CheckedCells()), moves))
 
     def _judge_event(
         self, state: SessionState, number: int, began_tick: int, event: SessionEvent
@@ -128,9 +136,9 @@ class SwapModel(SessionModel):
             return state, "renewed, and another has taken it"
         return super()._judge_event(state, number, began_tick, event)
 
-    def _stuck(self, state: SessionState) -> str:
+    def _check_recovery(self, state: SessionState) -> str:
         try:
-            return super()._stuck(state)
+            return super()._check_recovery(state)
         except StoreError as fault:
             return f"sticks: {fault}"
 
@@ -138,7 +146,7 @@ class SwapModel(SessionModel):
 _CONTROL = Lease(CONTROL, checkpoint=SHARD_END, annotations=((DIRECTION, "to"),))
 
 
-def swap_model(
+def build_swap_model(
     moves: tuple[int, ...],
     initial_actions: Any,  # noqa: ANN401  as in the model
     *verbs: str,
@@ -150,15 +158,15 @@ def swap_model(
     return SwapModel(moves, leases, faults or {}, frozenset(verbs), initial_actions, rows=rows)
 
 
-def swap_settings() -> dict[str, SwapModel]:
+def build_swap_models() -> dict[str, SwapModel]:
     """Return the models to explore, by name.
 
     In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
-    first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-    first_moved = (*first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
-    sent_back = (*first_moved, (1, "send", "from"))
-    first_owns_two = (
+    actions_until_first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+    actions_until_first_moved = (*actions_until_first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
+    actions_until_sent_back = (*actions_until_first_moved, (1, "send", "from"))
+    actions_until_first_owns_two = (
         (0, "look", ""),
         (0, "claim", "s0"),
         (0, "look", ""),
@@ -166,28 +174,32 @@ def swap_settings() -> dict[str, SwapModel]:
         (1, "look", ""),
         (2, "look", ""),
     )
-    first_released = (*first_moved, (0, "release", "s0"), (1, "look", ""))
+    actions_until_first_released = (*actions_until_first_moved, (0, "release", "s0"), (1, "look", ""))
     return {
-        "expiry": swap_model((3, 2), first_owns, *READS, faults={"tick": 1}),
-        "expiry, crash": swap_model((2, 3), first_owns, *READS, faults={"tick": 1, "crash": 1}),
-        "theft": swap_model((3, 3), first_owns, *READS, "steal"),
-        "theft, crash": swap_model((2, 3), first_owns, *READS, "steal", faults={"crash": 1}),
-        "lost answer": swap_model((3, 2), first_owns, *READS, "steal", faults={"applied": 1}),
-        "late write": swap_model((3, 2), first_owns, *READS, "steal", faults={"late": 1}),
-        "back": swap_model((3, 3), sent_back, *READS, "steal"),
-        "back, lost answer": swap_model((3, 2), sent_back, *READS, "steal", faults={"applied": 1}),
-        "back, late write": swap_model((3, 2), sent_back, *READS, "steal", faults={"late": 1}),
-        "to and fro": swap_model((4, 3), first_moved, *READS, "send", faults={"tick": 1}),
-        "release": swap_model((3, 3), first_moved, *READS, "release", faults={"applied": 1}),
-        "hand-over": swap_model((3, 3), first_owns, *READS, "request", "give", "take back"),
-        "reset": swap_model((2, 4), first_released, *READS, "reset", "send"),
-        "carried": swap_model((2, 4), (*first_released, (0, "send", "from")), *READS, "carry", faults={"applied": 1}),
-        "carried, late write": swap_model(
-            (1, 3), (*first_released, (0, "send", "from")), *READS, "carry", faults={"late": 1}
+        "expiry": build_swap_model((3, 2), actions_until_first_owns, *READS, faults={"tick": 1}),
+        "expiry, crash": build_swap_model((2, 3), actions_until_first_owns, *READS, faults={"tick": 1, "crash": 1}),
+        "theft": build_swap_model((3, 3), actions_until_first_owns, *READS, "steal"),
+        "theft, crash": build_swap_model((2, 3), actions_until_first_owns, *READS, "steal", faults={"crash": 1}),
+        "lost answer": build_swap_model((3, 2), actions_until_first_owns, *READS, "steal", faults={"applied": 1}),
+        "late write": build_swap_model((3, 2), actions_until_first_owns, *READS, "steal", faults={"late": 1}),
+        "back": build_swap_model((3, 3), actions_until_sent_back, *READS, "steal"),
+        "back, lost answer": build_swap_model((3, 2), actions_until_sent_back, *READS, "steal", faults={"applied": 1}),
+        "back, late write": build_swap_model((3, 2), actions_until_sent_back, *READS, "steal", faults={"late": 1}),
+        "to and fro": build_swap_model((4, 3), actions_until_first_moved, *READS, "send", faults={"tick": 1}),
+        "release": build_swap_model((3, 3), actions_until_first_moved, *READS, "release", faults={"applied": 1}),
+        "hand-over": build_swap_model((3, 3), actions_until_first_owns, *READS, "request", "give", "take back"),
+        "reset": build_swap_model((2, 4), actions_until_first_released, *READS, "reset", "send"),
+        "carried": build_swap_model(
+            (2, 4), (*actions_until_first_released, (0, "send", "from")), *READS, "carry", faults={"applied": 1}
         ),
-        "three workers": swap_model((2, 2, 2), (*first_owns, (2, "look", "")), *READS, "steal", faults={"tick": 1}),
-        "three workers, two leases": swap_model(
-            (2, 2, 2), first_owns_two, *READS, "steal", leases=2, faults={"tick": 1}
+        "carried, late write": build_swap_model(
+            (1, 3), (*actions_until_first_released, (0, "send", "from")), *READS, "carry", faults={"late": 1}
+        ),
+        "three workers": build_swap_model(
+            (2, 2, 2), (*actions_until_first_owns, (2, "look", "")), *READS, "steal", faults={"tick": 1}
+        ),
+        "three workers, two leases": build_swap_model(
+            (2, 2, 2), actions_until_first_owns_two, *READS, "steal", leases=2, faults={"tick": 1}
         ),
     }
 
@@ -201,7 +213,7 @@ def main(
     only: Annotated[str, typer.Option(help="One setting.")] = "",
 ) -> None:
     """Explore every setting; exit 1 if a law is broken."""
-    raise typer.Exit(report_of(swap_settings(), limit, only))
+    raise typer.Exit(explore_and_report(build_swap_models(), limit, only))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ The faults are:
 - A balanced fleet moves leases.
 - The fleet makes more moves than necessary.
 
-`explore` finds the reachable states, `cycle_of` and `most_moves_from` find paths among them, and `judge` reports the
-faults. `rows` and `page_of` format the verdicts as tables, for the terminal and for specs/proof.md.
+`explore_states` finds the reachable states, `find_cycle` and `count_most_moves` find paths among them, and `judge_case`
+reports the faults. `build_terminal_table` and `format_page` format the verdicts as tables, for the terminal and for
+specs/proof.md.
 """
 
 from collections import deque
@@ -20,11 +21,11 @@ from attrs import field, frozen
 from rich.table import Table
 
 from leasehold.balancer.rules.shares import Groups, least_moves, uneven
-from leasehold_lab.checker.fleet import ALIVE, NOBODY, FleetModel, State
+from leasehold_lab.checker.fleet import ALIVE, NOBODY, FleetModel, FleetState
 
 
 @frozen
-class Graph:
+class StateGraph:
     """The reachable states, numbered in order of discovery.
 
     Attributes:
@@ -33,53 +34,53 @@ class Graph:
             limit, this is shorter than `states`.
     """
 
-    states: tuple[State, ...]
+    states: tuple[FleetState, ...]
     steps: tuple[tuple[tuple[int, int], ...], ...]
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every state was expanded."""
         return len(self.steps) == len(self.states)
 
 
-def explore(fleet: FleetModel, starts: Iterable[State], limit: int) -> Graph:
+def explore_states(fleet: FleetModel, starts: Iterable[FleetState], limit: int) -> StateGraph:
     """Search breadth-first from the start states until no new state is found, or `limit` states have been expanded."""
-    numbers: dict[State, int] = {}
+    numbers: dict[FleetState, int] = {}
     for start in starts:
         numbers.setdefault(start, len(numbers))
-    waiting = deque(numbers)
+    states_to_expand = deque(numbers)
     steps: list[tuple[tuple[int, int], ...]] = []
-    while waiting and len(steps) < limit:
+    while states_to_expand and len(steps) < limit:
         followers: dict[int, int] = {}
-        for step in fleet.steps(waiting.popleft()):
+        for step in fleet.list_next_steps(states_to_expand.popleft()):
             if step.state not in numbers:
                 numbers[step.state] = len(numbers)
-                waiting.append(step.state)
-            number = numbers[step.state]
-            followers[number] = max(step.moves, followers.get(number, 0))
+                states_to_expand.append(step.state)
+            state_number = numbers[step.state]
+            followers[state_number] = max(step.moves, followers.get(state_number, 0))
         steps.append(tuple(followers.items()))
-    return Graph(tuple(numbers), tuple(steps))
+    return StateGraph(tuple(numbers), tuple(steps))
 
 
-def topological_order(graph: Graph) -> tuple[int, ...]:
+def sort_topologically(graph: StateGraph) -> tuple[int, ...]:
     """Return the numbers of the states in topological order, without states on a cycle or after one."""
-    arrivals = [0] * len(graph.states)
+    arrival_counts = [0] * len(graph.states)
     for followers in graph.steps:
         for number, _ in followers:
-            arrivals[number] += 1
-    ready = [number for number, count in enumerate(arrivals) if not count]
-    ordered = []
-    while ready:
-        number = ready.pop()
-        ordered.append(number)
+            arrival_counts[number] += 1
+    states_without_arrivals = [number for number, count in enumerate(arrival_counts) if not count]
+    ordered_states = []
+    while states_without_arrivals:
+        number = states_without_arrivals.pop()
+        ordered_states.append(number)
         for follower, _ in graph.steps[number] if number < len(graph.steps) else ():
-            arrivals[follower] -= 1
-            if not arrivals[follower]:
-                ready.append(follower)
-    return tuple(ordered)
+            arrival_counts[follower] -= 1
+            if not arrival_counts[follower]:
+                states_without_arrivals.append(follower)
+    return tuple(ordered_states)
 
 
-def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
+def find_cycle(graph: StateGraph, ordered: Iterable[int]) -> tuple[int, ...]:
     """Return a cycle of states that the fleet may repeat forever, or () if there is none."""
     on_cycles = set(range(len(graph.states))) - set(ordered)
     predecessors: dict[int, int] = {}
@@ -97,7 +98,7 @@ def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
     return tuple(reversed(path[path.index(position) :]))
 
 
-def most_moves_from(graph: Graph, ordered: tuple[int, ...]) -> list[int]:
+def count_most_moves(graph: StateGraph, ordered: tuple[int, ...]) -> list[int]:
     """Return, for each state, the largest number of moves on any path from it. States on cycles count as 0."""
     most_moves = [0] * len(graph.states)
     for number in reversed(ordered):
@@ -112,7 +113,7 @@ Fault = Literal["livelock", "unowned", "uneven", "restless", "overshoot"]
 
 
 @frozen
-class Case:
+class FleetCase:
     """A fleet to explore, starting from every possible assignment of leases to workers, or from one.
 
     Attributes:
@@ -150,42 +151,43 @@ class CheckVerdict:
     worst: tuple[int, int] = field(default=(0, 0))
 
 
-def judge(case: Case) -> CheckVerdict:
+def judge_case(case: FleetCase) -> CheckVerdict:
     """Explore one fleet, and return the faults that were found."""
     fleet, size = case.fleet, len(case.fleet.workers)
     all_owners = product(range(NOBODY, size), repeat=fleet.leases)
-    starts = [fleet.start(owners) for owners in (all_owners if case.owners is None else [case.owners])]
-    graph = explore(fleet, starts, case.limit)
-    ordered = topological_order(graph)
+    starts = [fleet.initial_state(owners) for owners in (all_owners if case.owners is None else [case.owners])]
+    graph = explore_states(fleet, starts, case.limit)
+    ordered_states = sort_topologically(graph)
     faults: dict[Fault, str] = {}
 
-    if path := cycle_of(graph, ordered):
+    if path := find_cycle(graph, ordered_states):
         states = [graph.states[number] for number in path]
-        pairs = zip(states, states[1:] + states[:1], strict=True)
+        consecutive_states = zip(states, states[1:] + states[:1], strict=True)
         steps = (
-            next(step.what for step in fleet.steps(current) if step.state == following) for current, following in pairs
+            next(step.what for step in fleet.list_next_steps(current) if step.state == following)
+            for current, following in consecutive_states
         )
-        faults["livelock"] = f"from {_describe(fleet, states[0])}: " + "; ".join(steps)
+        faults["livelock"] = f"from {_describe_state(fleet, states[0])}: " + "; ".join(steps)
 
     for state, followers in zip(graph.states, graph.steps, strict=False):
-        if not followers and unowned(state):
-            faults.setdefault("unowned", _describe(fleet, state))
-        if not followers and _uneven(case, state):
-            faults.setdefault("uneven", _describe(fleet, state))
+        if not followers and has_unowned_lease(state):
+            faults.setdefault("unowned", _describe_state(fleet, state))
+        if not followers and _is_uneven(case, state):
+            faults.setdefault("uneven", _describe_state(fleet, state))
 
     # S5: a balanced fleet moves no leases.
     for start in starts if not fleet.crashes else ():
-        if not unowned(start) and not _uneven(case, start) and fleet.steps(start):
-            faults["restless"] = _describe(fleet, start)
+        if not has_unowned_lease(start) and not _is_uneven(case, start) and fleet.list_next_steps(start):
+            faults["restless"] = _describe_state(fleet, start)
             break
 
     # If every worker holds a lease and none fails, every order of events takes the least possible number of moves (S6).
-    most_moves = dict(zip(graph.states[: len(starts)], most_moves_from(graph, ordered), strict=False))
+    most_moves = dict(zip(graph.states[: len(starts)], count_most_moves(graph, ordered_states), strict=False))
     for start, moves in most_moves.items():
         if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:
-            minimum = _least_moves(case, start)
-            if moves > minimum:
-                faults["overshoot"] = f"{_describe(fleet, start)}: {moves} moves, least {minimum}"
+            least_move_count = _count_least_moves(case, start)
+            if moves > least_move_count:
+                faults["overshoot"] = f"{_describe_state(fleet, start)}: {moves} moves, least {least_move_count}"
                 break
 
     single_owner_starts = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
@@ -195,33 +197,37 @@ def judge(case: Case) -> CheckVerdict:
         faults=faults,
         expanded=len(graph.steps),
         discovered=len(graph.states),
-        worst=max(((most_moves[start], _least_moves(case, start)) for start in single_owner_starts), default=(0, 0)),
+        worst=max(
+            ((most_moves[start], _count_least_moves(case, start)) for start in single_owner_starts), default=(0, 0)
+        ),
     )
 
 
-def unowned(state: State) -> bool:
+def has_unowned_lease(state: FleetState) -> bool:
     """Return whether a lease has no living owner."""
     return any(owner == NOBODY or state.health[owner] != ALIVE for owner in state.owners)
 
 
-def _uneven(case: Case, state: State) -> bool:
+def _is_uneven(case: FleetCase, state: FleetState) -> bool:
     fleet = case.fleet
-    alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
-    counts = {fleet.workers[worker]: state.owners.count(worker) for worker in alive}
-    takers = (fleet.workers[worker] for worker in alive if fleet.rules[worker] is not None or worker in fleet.led)
-    return bool(uneven(counts, takers, fleet.leases, case.groups))
+    living_workers = [worker for worker, health in enumerate(state.health) if health == ALIVE]
+    counts = {fleet.workers[worker]: state.owners.count(worker) for worker in living_workers}
+    taking_workers = (
+        fleet.workers[worker] for worker in living_workers if fleet.rules[worker] is not None or worker in fleet.led
+    )
+    return bool(uneven(counts, taking_workers, fleet.leases, case.groups))
 
 
-def _least_moves(case: Case, start: State) -> int:
-    return least_moves(dict(enumerate(_owners(case.fleet, start))), case.fleet.workers, case.groups)
+def _count_least_moves(case: FleetCase, start: FleetState) -> int:
+    return least_moves(dict(enumerate(_list_owners(case.fleet, start))), case.fleet.workers, case.groups)
 
 
-def _owners(fleet: FleetModel, state: State) -> list[str | None]:
+def _list_owners(fleet: FleetModel, state: FleetState) -> list[str | None]:
     return [None if owner == NOBODY else fleet.workers[owner] for owner in state.owners]
 
 
-def _describe(fleet: FleetModel, state: State) -> str:
-    return " ".join(f"s-{number}:{owner or 'nobody'}" for number, owner in enumerate(_owners(fleet, state)))
+def _describe_state(fleet: FleetModel, state: FleetState) -> str:
+    return " ".join(f"s-{number}:{owner or 'nobody'}" for number, owner in enumerate(_list_owners(fleet, state)))
 
 
 HEADINGS = ("fleet", "leases x workers", "states", "found", "most / least moves")
@@ -243,44 +249,44 @@ Generated by `{command}`; do not edit. The check followed every interleaving of 
 """
 
 
-def surprises(cases: Sequence[Case], verdicts: Sequence[CheckVerdict]) -> list[str]:
+def find_surprises(cases: Sequence[FleetCase], verdicts: Sequence[CheckVerdict]) -> list[str]:
     """Return the faults that were found but not expected, and those that were expected but not found."""
-    unknown = [
+    unexpected_faults = [
         f"{verdict.case} {verdict.size}: {fault}: {example}"
         for case, verdict in zip(cases, verdicts, strict=True)
         for fault, example in verdict.faults.items()
         if fault not in case.known
     ]
-    return unknown + [
+    return unexpected_faults + [
         f"{verdict.case} {verdict.size}: {fault} was not found"
         for case, verdict in zip(cases, verdicts, strict=True)
         for fault in sorted(case.known - verdict.faults.keys())
     ]
 
 
-def rows(verdicts: Sequence[CheckVerdict]) -> Table:
+def build_terminal_table(verdicts: Sequence[CheckVerdict]) -> Table:
     """Return the verdicts as a table for the terminal."""
     table = Table(*HEADINGS)
     for verdict in verdicts:
-        table.add_row(*_cells(verdict))
+        table.add_row(*_format_cells(verdict))
     return table
 
 
-def page_of(verdicts: Sequence[CheckVerdict], command: str) -> str:
+def format_page(verdicts: Sequence[CheckVerdict], command: str) -> str:
     """Return the verdicts as the Markdown page that is kept in specs/."""
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *(_cells(verdict) for verdict in verdicts)]
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *(_format_cells(verdict) for verdict in verdicts)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    examples = [
+    example_lines = [
         f"- {verdict.case}, {verdict.size}, {fault}: {example}"
         for verdict in verdicts
         for fault, example in verdict.faults.items()
     ]
     return "\n".join(
-        (INTRODUCTION.format(command=command), table, "", "## One example of each fault", "", *examples, "")
+        (INTRODUCTION.format(command=command), table, "", "## One example of each fault", "", *example_lines, "")
     )
 
 
-def _cells(verdict: CheckVerdict) -> tuple[str, ...]:
+def _format_cells(verdict: CheckVerdict) -> tuple[str, ...]:
     states = f"{verdict.expanded:,}"
     if verdict.expanded < verdict.discovered:
         states += f" of {verdict.discovered:,} and more"

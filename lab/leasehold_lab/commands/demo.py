@@ -12,8 +12,8 @@ from rich.live import Live
 
 from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.demo.screen import Screen, verdict_view
-from leasehold_lab.demo.stage import StageError, services, staged
+from leasehold_lab.demo.screen import Screen, render_verdict
+from leasehold_lab.demo.stage import StageError, open_stage, run_services
 from leasehold_lab.demo.story import Story
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -54,14 +54,14 @@ def command(
     if as_json:
         print(json.dumps(verdict.as_json()))
     else:
-        console.print(verdict_view(verdict))
+        console.print(render_verdict(verdict))
     raise typer.Exit(0 if verdict.ok else 1)
 
 
 @contextmanager
 def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
     console.print("Starting stand-ins for Kinesis and DynamoDB ...")
-    with services() as (kinesis, dynamodb), staged(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
+    with run_services() as (kinesis, dynamodb), open_stage(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
         story = Story(stage, kinesis, rate)
         if not live:
             story.on_sentence = lambda seconds, what: console.print(
@@ -73,9 +73,9 @@ def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
         # The thread that reads the table also draws the screen, so nothing changes while the screen is drawn.
         with Live(screen, console=console, auto_refresh=False) as live_screen:
 
-            def show() -> None:
-                screen.count()
+            def refresh_display() -> None:
+                screen.record_counts()
                 live_screen.refresh()
 
-            story.on_update = show
+            story.on_update = refresh_display
             yield story

@@ -17,10 +17,10 @@ from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signa
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
-from leasehold_lab.demo.child import isolate
-from leasehold_lab.demo.dev import DevServices, dev_services, parse_stream
+from leasehold_lab.demo.child import replace_aws_environment
+from leasehold_lab.demo.dev import DevServices, parse_stream, run_dev_services
 from leasehold_lab.demo.stage import StreamError
-from leasehold_lab.standins.node import Command, serving
+from leasehold_lab.standins.node import ServiceCommand, run_service
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -72,35 +72,41 @@ def command(
         requested_streams = [parse_stream(stream) for stream in streams or ["orders=4"]]
         if len({stream.name for stream in requested_streams}) < len(requested_streams):
             raise ValueError("STREAM: a stream is named twice")
-        isolate()
-        with raising_on_signal(), dev_services(requested_streams, folder, rate, in_postgres=in_postgres) as running:
+        replace_aws_environment()
+        with raising_on_signal(), run_dev_services(requested_streams, folder, rate, in_postgres=in_postgres) as running:
             if as_json:
-                sources = {name: stream.source for name, stream in running.streams.items()}
-                tables = {name: stream.table for name, stream in running.streams.items()}
-                described = {"streams": sources, "tables": tables, "environment": dict(running.environment)}
-                print(json.dumps(described), flush=True)  # flushed, because a program may be waiting for it on a pipe
+                source_urls = {name: stream.source for name, stream in running.streams.items()}
+                table_urls = {name: stream.table for name, stream in running.streams.items()}
+                stream_description = {
+                    "streams": source_urls,
+                    "tables": table_urls,
+                    "environment": dict(running.environment),
+                }
+                print(
+                    json.dumps(stream_description), flush=True
+                )  # flushed, because a program may be waiting for it on a pipe
                 wait_for_signal()
-            with _page(running) as page:
+            with _serve_page(running) as page:
                 _print_streams(running, page)
                 wait_for_signal()
 
 
 @contextmanager
-def _page(running: DevServices) -> Iterator[str]:
+def _serve_page(running: DevServices) -> Iterator[str]:
     """Create the lease tables, run `leasehold serve` for them, and yield a sentence with the URL of its page."""
     if not all(map(find_spec, ("starlette", "uvicorn"))):
         yield "To serve a page with the leases: pip install 'leasehold[serve]'"
         return
     os.environ.update(running.environment)
-    tables = [stream.table for stream in running.streams.values()]
-    for table in tables:
+    table_urls = [stream.table for stream in running.streams.values()]
+    for table in table_urls:
         open_store(table).close()
 
-    def command(port: int) -> Command:
+    def build_command(port: int) -> ServiceCommand:
         program = "from leasehold.adapters.cli import run; run()"
-        return Command((sys.executable, "-P", "-c", program, "serve", *tables, "--port", str(port)))
+        return ServiceCommand((sys.executable, "-P", "-c", program, "serve", *table_urls, "--port", str(port)))
 
-    with serving("page", command) as page:
+    with run_service("page", build_command) as page:
         yield f"Page with the leases: {page.url}/"
 
 
@@ -111,7 +117,7 @@ def _print_streams(running: DevServices, page: str) -> None:
         print(f"stream {name}\n  source  {stream.source}\n  store   {stream.table}")
     print(f"\n{page}")
     print("\nPaste this into your shell, so that URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
-    print(f"{running.exports}\n")
+    print(f"{running.export_command}\n")
     print("To run a worker, and to show the leases:\n")
     first_stream = next(iter(running.streams.values()))
     table = shlex.quote(first_stream.pasted_table)

@@ -19,9 +19,9 @@ from leasehold_lab.simulator.question import (
     Kind,
     ScanPace,
     SimulationQuestion,
-    on_spark,
-    on_this_machine,
-    summaries,
+    simulate_on_spark,
+    simulate_on_this_machine,
+    summarize_figures,
 )
 from leasehold_lab.simulator.scenario import StartPattern
 
@@ -100,7 +100,7 @@ def command(  # noqa: PLR0917  typer calls it by name
 ) -> None:
     """Run the simulation, and print its result."""
     with ending("simulate"):
-        sizes = _sizes(workers)
+        sizes = _parse_sizes(workers)
         question = SimulationQuestion(
             leases=leases,
             workers=sizes,
@@ -123,44 +123,48 @@ def command(  # noqa: PLR0917  typer calls it by name
         )
     seeds = range(seed, seed + sweep)
     if master is not None:
-        answers = _on_cluster(question, seeds, master)
+        answers = _simulate_on_cluster(question, seeds, master)
     else:
-        running = on_this_machine(question, seeds, min(jobs, sweep))
+        outcome_iterator = simulate_on_this_machine(question, seeds, min(jobs, sweep))
         console = Console(stderr=True)
-        answers = list(track(running, "simulating", sweep, console=console, disable=sweep == 1, transient=True))
+        answers = list(
+            track(outcome_iterator, "simulating", sweep, console=console, disable=sweep == 1, transient=True)
+        )
     if as_json:
-        by_seed = [{"seed": number, **outcome} for number, outcome in answers]
-        print(json.dumps(answers[0][1] if sweep == 1 else {"seeds": by_seed}))
+        outcomes_by_seed = [{"seed": number, **outcome} for number, outcome in answers]
+        print(json.dumps(answers[0][1] if sweep == 1 else {"seeds": outcomes_by_seed}))
     else:
-        _show(question, [outcome for _, outcome in answers])
+        _print_figures(question, [outcome for _, outcome in answers])
 
 
-def _sizes(workers: str) -> tuple[int, ...]:
+def _parse_sizes(workers: str) -> tuple[int, ...]:
     sizes = tuple(decimal(size, _WORKERS) or 0 for size in workers.split("+"))
     if not all(sizes):
         raise ValueError(f"workers: {workers!r} is not a number of workers, or several numbers joined by +")
     return sizes
 
 
-def _on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:
+def _simulate_on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:
     from leasehold.adapters.spark.pipeline import session_at  # noqa: PLC0415  rarely needed
 
     with ending("simulate", ServiceError):
         spark = session_at(master, "leasehold simulate")
     try:
-        return on_spark(question, seeds, spark)
+        return simulate_on_spark(question, seeds, spark)
     finally:
         spark.stop()
 
 
-def _show(question: SimulationQuestion, outcomes: list[dict[str, object]]) -> None:
-    several = len(outcomes) > 1
+def _print_figures(question: SimulationQuestion, outcomes: list[dict[str, object]]) -> None:
+    has_several_seeds = len(outcomes) > 1
     title = (
         f"{question.kind}, {question.leases} leases, {'+'.join(map(str, question.workers))} workers, {question.rules}"
     )
-    table = Table("figure", *(("median", "worst") if several else ("value",)), title=title)
-    for row in summaries(outcomes):
-        table.add_row(row.figure, *(f"{value:g}" for value in ((row.median, row.worst) if several else (row.median,))))
-    if not several:
+    table = Table("figure", *(("median", "worst") if has_several_seeds else ("value",)), title=title)
+    for row in summarize_figures(outcomes):
+        table.add_row(
+            row.figure, *(f"{value:g}" for value in ((row.median, row.worst) if has_several_seeds else (row.median,)))
+        )
+    if not has_several_seeds:
         table.add_row("groups", str(outcomes[0]["groups"]))
     Console().print(table)

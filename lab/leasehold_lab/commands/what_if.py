@@ -22,7 +22,7 @@ from leasehold.adapters.ops.watching import without_dead_owners
 from leasehold.adapters.options import Options
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
-from leasehold_lab.what_if import FleetChange, forecast, names_of
+from leasehold_lab.what_if import FleetChange, choose_joining_names, forecast_change
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -61,12 +61,12 @@ def command(  # noqa: PLR0917  one for each option
     with ending("what-if", StoreError):
         config = fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
-            dated = not table_store.capabilities.free_annotations
+            has_dated_rows = not table_store.capabilities.free_annotations
             table = watch_table(table_store, config, span)
-        present = [row.owner for row in without_dead_owners(table.unended, config) if row.owner is not None]
-        added = names_of(add or (), present)
-        change = FleetChange(added, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
-        result = forecast(table, config, change, dated=dated)
+        present_workers = [row.owner for row in without_dead_owners(table.unended, config) if row.owner is not None]
+        added_workers = choose_joining_names(add or (), present_workers)
+        change = FleetChange(added_workers, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
+        result = forecast_change(table, config, change, dated=has_dated_rows)
     if as_json:
         print(json.dumps(result.as_json() | ({"swap": list(table.swapping)} if table.swapping else {})))
         return
@@ -85,8 +85,8 @@ def command(  # noqa: PLR0917  one for each option
         (name, str(held), str(gained[name]), str(given_away[name]), f"{result.loads[name]:.1f}")
         for name, held in result.held.items()
     )
-    numbers = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))
-    print_table(Cells((Column("worker"), *numbers), rows), wide=wide)
+    number_columns = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))
+    print_table(Cells((Column("worker"), *number_columns), rows), wide=wide)
     print()
     move_rows = tuple((f"{move.t:.1f}", move.key, move.before or "", move.after or "") for move in result.moves)
     print_table(

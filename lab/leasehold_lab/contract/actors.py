@@ -17,46 +17,46 @@ FULL = Lease(
 )
 
 
-def done(outcome: Outcome) -> Lease:
+def expect_applied(outcome: Outcome) -> Lease:
     """Check that a write was applied, and return its lease."""
     assert isinstance(outcome, Done), outcome
     return outcome.lease
 
 
-def lost(outcome: Outcome) -> Lease | None:
+def expect_rejected(outcome: Outcome) -> Lease | None:
     """Check that a write was rejected, and return the stored lease."""
     assert isinstance(outcome, Lost), outcome
     assert outcome.lease is None or outcome.lease.key == outcome.key
     return outcome.lease
 
 
-def facts(lease: Lease | None) -> Lease | None:
+def clear_layout_fields(lease: Lease | None) -> Lease | None:
     """Return the lease with its version, epoch and age cleared, because these differ between layouts."""
     return lease and evolve(lease, version=Version(""), epoch=0, idle=0.0)
 
 
-def stored(store: Store, key: str = KEY) -> Lease:
+def read_stored_lease(store: Store, key: str = KEY) -> Lease:
     """Read the lease, consistently."""
     (lease,) = store.get([key])
     return lease
 
 
-def placed(store: Store, lease: Lease) -> Lease:
+def create_placed_lease(store: Store, lease: Lease) -> Lease:
     """Create this lease, and claim it for its owner if it has one."""
-    row = done(store.write(CreateLease(lease)))
-    return row if lease.owner is None else done(store.write(ClaimLease(row, lease.owner)))
+    row = expect_applied(store.write(CreateLease(lease)))
+    return row if lease.owner is None else expect_applied(store.write(ClaimLease(row, lease.owner)))
 
 
-def unowned(store: Store, key: str = KEY, checkpoint: Position = TRIM_HORIZON) -> Lease:
+def create_unowned_lease(store: Store, key: str = KEY, checkpoint: Position = TRIM_HORIZON) -> Lease:
     """Create a free lease with this checkpoint."""
-    return placed(store, Lease(key, checkpoint=checkpoint))
+    return create_placed_lease(store, Lease(key, checkpoint=checkpoint))
 
 
-def owned(store: Store, owner: str = "ann", key: str = KEY, checkpoint: Position = TRIM_HORIZON) -> Lease:
+def create_owned_lease(store: Store, owner: str = "ann", key: str = KEY, checkpoint: Position = TRIM_HORIZON) -> Lease:
     """Create a lease with this checkpoint and claim it for this worker."""
-    return placed(store, Lease(key, owner=owner, checkpoint=checkpoint))
+    return create_placed_lease(store, Lease(key, owner=owner, checkpoint=checkpoint))
 
 
-def requested(store: Store) -> Lease:
+def create_requested_lease(store: Store) -> Lease:
     """Create a lease that ann owns and bob has requested."""
-    return done(store.write(RequestLease(owned(store, "ann"), "bob")))
+    return expect_applied(store.write(RequestLease(create_owned_lease(store, "ann"), "bob")))

@@ -33,7 +33,17 @@ from leasehold.stores.writes import (
     WithdrawRequest,
     Write,
 )
-from leasehold_lab.contract.actors import FULL, KEY, done, facts, lost, owned, requested, stored, unowned
+from leasehold_lab.contract.actors import (
+    FULL,
+    KEY,
+    clear_layout_fields,
+    create_owned_lease,
+    create_requested_lease,
+    create_unowned_lease,
+    expect_applied,
+    expect_rejected,
+    read_stored_lease,
+)
 
 STEPS: tuple[Callable[[Store, Lease], Outcome], ...] = (
     lambda store, lease: store.write(ClaimLease(lease, "ann")),
@@ -47,16 +57,16 @@ STEPS: tuple[Callable[[Store, Lease], Outcome], ...] = (
 )
 
 
-class Ownership:
+class OwnershipClauses:
     """Tests of creates, claims, steals, renewals, releases and deletes, and of listings and reads by key."""
 
     def test_create_stores_all_fields(self, store: Store) -> None:
         """A new lease has all the field values with which it was created."""
-        row = done(store.write(CreateLease(FULL)))
-        assert facts(row) == facts(FULL)
+        row = expect_applied(store.write(CreateLease(FULL)))
+        assert clear_layout_fields(row) == clear_layout_fields(FULL)
         assert store.list().malformed == ()
-        assert [facts(lease) for lease in store.list().leases] == [facts(FULL)]
-        assert store.get([KEY]) == (stored(store),)
+        assert [clear_layout_fields(lease) for lease in store.list().leases] == [clear_layout_fields(FULL)]
+        assert store.get([KEY]) == (read_stored_lease(store),)
 
     def test_new_store_is_empty(self, store: Store) -> None:
         """A new store contains no leases. Workers would treat leftover rows as leases of their stream."""
@@ -65,46 +75,48 @@ class Ownership:
     def test_get_returns_existing_leases_in_requested_order(self, store: Store) -> None:
         """Leases are returned in the order of the requested keys, and missing ones are left out."""
         for key in ("x", "y", "z"):
-            unowned(store, key=key)
+            create_unowned_lease(store, key=key)
         assert [lease.key for lease in store.get(["z", "none", "x"])] == ["z", "x"]
         assert store.get([]) == ()
 
     def test_create_of_existing_lease_is_rejected(self, store: Store) -> None:
         """Creating an existing lease changes nothing, so a second worker cannot reset the checkpoint when it starts."""
-        first = owned(store, checkpoint=Position("41"))
-        assert facts(lost(store.write(CreateLease(Lease(KEY))))) == facts(first)
-        assert stored(store) == first
+        first = create_owned_lease(store, checkpoint=Position("41"))
+        assert clear_layout_fields(expect_rejected(store.write(CreateLease(Lease(KEY))))) == clear_layout_fields(first)
+        assert read_stored_lease(store) == first
 
     def test_created_lease_has_no_owner(self, store: Store) -> None:
         """A new lease has no owner, even if one is given. A worker must claim a lease before it reads the shard."""
-        row = done(store.write(CreateLease(evolve(FULL, owner="ann", next_owner="bob", yields=True))))
-        assert facts(row) == facts(FULL)
-        assert stored(store) == row
+        row = expect_applied(store.write(CreateLease(evolve(FULL, owner="ann", next_owner="bob", yields=True))))
+        assert clear_layout_fields(row) == clear_layout_fields(FULL)
+        assert read_stored_lease(store) == row
 
     def test_claim_changes_owner_and_keeps_other_fields(self, store: Store) -> None:
         """A claim changes the owner, and keeps the checkpoint, the parents and the annotations."""
-        free = done(store.write(CreateLease(FULL)))
-        row = done(store.write(ClaimLease(free, "ann", (("b", "new"), ("c", "3")))))
+        free = expect_applied(store.write(CreateLease(FULL)))
+        row = expect_applied(store.write(ClaimLease(free, "ann", (("b", "new"), ("c", "3")))))
         annotations = (("a", "1"), ("b", "new"), ("c", "3"))
-        assert facts(row) == facts(evolve(FULL, owner="ann", yields=True, annotations=annotations))
-        assert stored(store) == row
+        assert clear_layout_fields(row) == clear_layout_fields(
+            evolve(FULL, owner="ann", yields=True, annotations=annotations)
+        )
+        assert read_stored_lease(store) == row
 
     def test_a_claim_is_refused_once_the_owner_woke_up(self, store: Store) -> None:
         """A claim requires the current version, so that a slow but living owner keeps its lease."""
-        initial = owned(store)
-        renewed = done(store.write(RenewLease(initial)))
-        assert lost(store.write(ClaimLease(initial, "bob"))) == renewed
+        initial = create_owned_lease(store)
+        renewed = expect_applied(store.write(RenewLease(initial)))
+        assert expect_rejected(store.write(ClaimLease(initial, "bob"))) == renewed
 
     def test_claim_of_own_expired_lease_is_applied(self, store: Store) -> None:
         """A worker that was paused can claim its own expired lease, which gets a new version."""
-        initial = owned(store)
-        reclaimed = done(store.write(ClaimLease(initial, "ann")))
+        initial = create_owned_lease(store)
+        reclaimed = expect_applied(store.write(ClaimLease(initial, "ann")))
         assert (reclaimed.owner, reclaimed.version != initial.version) == ("ann", True)
 
     def test_writes_to_missing_lease_are_rejected(self, store: Store) -> None:
         """A write to a missing lease is rejected. An incomplete row would make Java workers stop."""
-        initial = owned(store)
-        done(store.write(DeleteLease(initial)))
+        initial = create_owned_lease(store)
+        expect_applied(store.write(DeleteLease(initial)))
         missing = Lost(KEY, None)
         assert [
             store.write(ClaimLease(initial, "bob")),
@@ -124,67 +136,69 @@ class Ownership:
 
     def test_steal_is_applied_despite_renewals(self, store: Store) -> None:
         """Renewals do not prevent a steal, because an owner may renew more often than other workers read the table."""
-        initial = owned(store)
-        renewed = done(store.write(RenewLease(initial)))
-        done(store.write(RenewLease(renewed)))
-        assert facts(done(store.write(StealLease(initial, "bob")))) == facts(evolve(initial, owner="bob"))
+        initial = create_owned_lease(store)
+        renewed = expect_applied(store.write(RenewLease(initial)))
+        expect_applied(store.write(RenewLease(renewed)))
+        assert clear_layout_fields(expect_applied(store.write(StealLease(initial, "bob")))) == clear_layout_fields(
+            evolve(initial, owner="bob")
+        )
 
     def test_steal_from_another_owner_is_rejected(self, store: Store) -> None:
         """A steal is rejected if the owner has changed, so that a new owner keeps the lease that it just took."""
-        initial = owned(store)
-        current = done(store.write(StealLease(initial, "bob")))
-        assert lost(store.write(StealLease(initial, "cat"))) == current
-        assert lost(store.write(StealLease(evolve(initial, owner=None), "cat"))) == current
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(StealLease(initial, "bob")))
+        assert expect_rejected(store.write(StealLease(initial, "cat"))) == current
+        assert expect_rejected(store.write(StealLease(evolve(initial, owner=None), "cat"))) == current
 
     def test_rejected_renewal_returns_new_owner(self, store: Store) -> None:
         """The rejection of a former owner's renewal contains the new owner."""
-        initial = owned(store)
-        current = done(store.write(StealLease(initial, "bob")))
-        assert lost(store.write(RenewLease(initial))) == current
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(StealLease(initial, "bob")))
+        assert expect_rejected(store.write(RenewLease(initial))) == current
 
     def test_renewal_changes_version_and_writes_annotations(self, store: Store) -> None:
         """A renewal changes the version, which shows that the owner is alive. It may also write annotations."""
-        initial = owned(store)
-        current = done(store.write(RenewLease(initial, (("n", "7"),))))
-        assert facts(current) == facts(evolve(initial, annotations=(("n", "7"),)))
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(RenewLease(initial, (("n", "7"),))))
+        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, annotations=(("n", "7"),)))
         assert current.version != initial.version
-        assert stored(store) == current
+        assert read_stored_lease(store) == current
 
     def test_renewal_requires_current_version_and_owner(self, store: Store) -> None:
         """A renewal requires the current version and owner, so only one of two concurrent renewals succeeds."""
-        initial = owned(store)
-        current = done(store.write(RenewLease(initial)))
-        assert lost(store.write(RenewLease(initial))) == current
-        assert lost(store.write(RenewLease(evolve(current, owner="bob")))) == current
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(RenewLease(initial)))
+        assert expect_rejected(store.write(RenewLease(initial))) == current
+        assert expect_rejected(store.write(RenewLease(evolve(current, owner="bob")))) == current
 
     def test_release_of_own_lease_requires_only_ownership(self, store: Store) -> None:
         """A worker may release its own lease without knowing the latest version, for example when it shuts down."""
-        initial = owned(store)
-        done(store.write(RenewLease(initial)))
-        assert facts(done(store.write(ReleaseLease(initial, "ann")))) == facts(
+        initial = create_owned_lease(store)
+        expect_applied(store.write(RenewLease(initial)))
+        assert clear_layout_fields(expect_applied(store.write(ReleaseLease(initial, "ann")))) == clear_layout_fields(
             evolve(initial, owner=None, yields=False)
         )
-        assert lost(store.write(ReleaseLease(initial, "ann"))) == stored(store)
+        assert expect_rejected(store.write(ReleaseLease(initial, "ann"))) == read_stored_lease(store)
 
     def test_release_may_set_a_new_owner(self, store: Store) -> None:
         """A release may set a new owner, because some workers do not take leases by themselves (M14)."""
-        initial = owned(store)
-        released = done(store.write(ReleaseLease(initial, "ann", "java")))
-        assert facts(released) == facts(evolve(initial, owner="java", yields=False))
-        assert lost(store.write(ReleaseLease(initial, "ann", "java"))) == released
+        initial = create_owned_lease(store)
+        released = expect_applied(store.write(ReleaseLease(initial, "ann", "java")))
+        assert clear_layout_fields(released) == clear_layout_fields(evolve(initial, owner="java", yields=False))
+        assert expect_rejected(store.write(ReleaseLease(initial, "ann", "java"))) == released
 
     def test_release_of_another_owners_lease_requires_current_version(self, store: Store) -> None:
         """Releasing another worker's lease requires the current version, so a renewal in between prevents it."""
-        initial = owned(store)
-        renewed = done(store.write(RenewLease(initial)))
-        assert lost(store.write(ReleaseLease(initial, "bob"))) == renewed
-        assert done(store.write(ReleaseLease(renewed, "bob"))).owner is None
+        initial = create_owned_lease(store)
+        renewed = expect_applied(store.write(RenewLease(initial)))
+        assert expect_rejected(store.write(ReleaseLease(initial, "bob"))) == renewed
+        assert expect_applied(store.write(ReleaseLease(renewed, "bob"))).owner is None
 
     def test_no_owner_change_reuses_a_version(self, store: Store) -> None:
         """Each change of owner creates a new version, so a former owner always notices that it lost the lease."""
-        rows = [unowned(store)]
+        rows = [create_unowned_lease(store)]
         for step in STEPS:
-            rows.append(done(step(store, rows[-1])))
+            rows.append(expect_applied(step(store, rows[-1])))
         changes = [row for before, row in pairwise(rows) if row.owner != before.owner]
         assert len(changes) == len(STEPS) - 2
         assert len({row.version for row in [rows[0], *changes]}) == 1 + len(changes)
@@ -193,22 +207,22 @@ class Ownership:
 
     def test_delete_requires_unchanged_lease(self, store: Store) -> None:
         """A lease is deleted only if it is unchanged since it was read, so a lease in use keeps its checkpoint."""
-        initial = owned(store)
-        bystander = unowned(store, key="bystander")
-        renewed = done(store.write(RenewLease(initial)))
+        initial = create_owned_lease(store)
+        bystander = create_unowned_lease(store, key="bystander")
+        renewed = expect_applied(store.write(RenewLease(initial)))
         assert store.write(DeleteLease(initial)) == Lost(KEY, renewed)
         assert store.write(DeleteLease(renewed)) == Done(renewed)
         assert store.list().leases == (bystander,)
 
     def test_delete_of_deleted_lease_succeeds(self, store: Store) -> None:
         """Deleting a deleted lease succeeds, so two workers may clean up at the same time."""
-        initial = owned(store)
+        initial = create_owned_lease(store)
         assert store.write(DeleteLease(initial)) == store.write(DeleteLease(initial)) == Done(initial)
 
     def test_delete_of_ended_lease_ignores_owner(self, store: Store) -> None:
         """An ended lease can be deleted even if another worker keeps renewing it."""
-        ended = done(store.write(CheckpointLease(owned(store), SHARD_END, keep_owner=True)))
-        done(store.write(ClaimLease(ended, "bob")))
+        ended = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END, keep_owner=True)))
+        expect_applied(store.write(ClaimLease(ended, "bob")))
         assert store.write(DeleteLease(ended)) == Done(ended)
         assert store.get([KEY]) == ()
 
@@ -229,309 +243,335 @@ FORWARD = (
 )
 
 
-class Checkpoints:
+class CheckpointClauses:
     """Tests of checkpoints, of late checkpoints by former owners, and of annotations."""
 
     def test_checkpoint_renews_lease(self, store: Store) -> None:
         """A checkpoint also renews the lease."""
-        initial = owned(store)
-        current = done(store.write(CheckpointLease(initial, Position("41", 3, "offset-9"))))
-        assert facts(current) == facts(evolve(initial, checkpoint=Position("41", 3)))
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(CheckpointLease(initial, Position("41", 3, "offset-9"))))
+        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, checkpoint=Position("41", 3)))
         assert (current.checkpoint.token, current.version != initial.version) == ("offset-9", True)
-        assert stored(store) == current
-        assert done(store.write(CheckpointLease(current, Position("42")))).checkpoint.token == ""
+        assert read_stored_lease(store) == current
+        assert expect_applied(store.write(CheckpointLease(current, Position("42")))).checkpoint.token == ""
 
     def test_checkpoint_moves_forward(self, store: Store) -> None:
         """A checkpoint moves forward. Sequence numbers are compared as numbers, and sentinels by their meaning."""
         for number, (before, after) in enumerate(FORWARD):
-            initial = owned(store, key=f"shard-{number}", checkpoint=before)
-            assert done(store.write(CheckpointLease(initial, after))).checkpoint == after, (before, after)
+            initial = create_owned_lease(store, key=f"shard-{number}", checkpoint=before)
+            assert expect_applied(store.write(CheckpointLease(initial, after))).checkpoint == after, (before, after)
 
     def test_checkpoint_never_moves_back(self, store: Store) -> None:
         """A checkpoint before the stored one is rejected. It would repeat records, or reopen a finished shard."""
         for number, (after, before) in enumerate(FORWARD):
             if before == NOON:
                 continue  # any starting position may replace another starting position
-            initial = owned(store, key=f"shard-{number}", checkpoint=before)
-            assert lost(store.write(CheckpointLease(initial, after))) == initial, (before, after)
+            initial = create_owned_lease(store, key=f"shard-{number}", checkpoint=before)
+            assert expect_rejected(store.write(CheckpointLease(initial, after))) == initial, (before, after)
 
     def test_checkpoint_at_stored_position_renews_lease(self, store: Store) -> None:
         """A checkpoint at the stored position renews the lease. An idle shard has such checkpoints."""
-        initial = owned(store, checkpoint=Position("41", 3))
-        assert facts(done(store.write(CheckpointLease(initial, Position("41", 3))))) == facts(initial)
+        initial = create_owned_lease(store, checkpoint=Position("41", 3))
+        assert clear_layout_fields(
+            expect_applied(store.write(CheckpointLease(initial, Position("41", 3))))
+        ) == clear_layout_fields(initial)
 
     def test_checkpoint_requires_current_version_and_owner(self, store: Store) -> None:
         """A checkpoint requires the current version and owner, so a former owner cannot move the checkpoint."""
-        initial = owned(store)
-        current = done(store.write(StealLease(initial, "bob")))
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(StealLease(initial, "bob")))
         if store.capabilities.owner_checked_checkpoint:
-            assert lost(store.write(CheckpointLease(initial, Position("41")))) == current
-            assert lost(store.write(CheckpointLease(evolve(current, owner="ann"), Position("41")))) == current
-            assert stored(store).checkpoint == TRIM_HORIZON
+            assert expect_rejected(store.write(CheckpointLease(initial, Position("41")))) == current
+            assert (
+                expect_rejected(store.write(CheckpointLease(evolve(current, owner="ann"), Position("41")))) == current
+            )
+            assert read_stored_lease(store).checkpoint == TRIM_HORIZON
 
     def test_end_releases_lease(self, store: Store) -> None:
         """The checkpoint at the end of a shard releases the lease, so that it no longer counts as load."""
-        initial = owned(store, checkpoint=Position("41"))
-        current = done(store.write(CheckpointLease(initial, SHARD_END, children=("c-1", "c-2"))))
-        assert facts(current) == facts(evolve(initial, checkpoint=SHARD_END, owner=None, yields=False))
+        initial = create_owned_lease(store, checkpoint=Position("41"))
+        current = expect_applied(store.write(CheckpointLease(initial, SHARD_END, children=("c-1", "c-2"))))
+        assert clear_layout_fields(current) == clear_layout_fields(
+            evolve(initial, checkpoint=SHARD_END, owner=None, yields=False)
+        )
         assert current.version != initial.version
 
     def test_end_keeps_owner_with_keep_owner(self, store: Store) -> None:
         """With `keep_owner`, an ended lease keeps its owner, so the rule set `kcl` can count leases as KCL 2.x does."""
-        initial = owned(store, checkpoint=Position("41"))
-        current = done(store.write(CheckpointLease(initial, SHARD_END, children=("c-1",), keep_owner=True)))
-        assert facts(current) == facts(evolve(initial, checkpoint=SHARD_END))
-        assert done(store.write(RenewLease(current))).owner == "ann"
+        initial = create_owned_lease(store, checkpoint=Position("41"))
+        current = expect_applied(store.write(CheckpointLease(initial, SHARD_END, children=("c-1",), keep_owner=True)))
+        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, checkpoint=SHARD_END))
+        assert expect_applied(store.write(RenewLease(current))).owner == "ann"
 
     def test_end_is_final(self, store: Store) -> None:
         """After the end, all checkpoints are rejected, so a late write cannot reopen the shard."""
-        initial = owned(store, checkpoint=Position("41"))
-        ended = done(store.write(CheckpointLease(initial, SHARD_END, keep_owner=True)))
+        initial = create_owned_lease(store, checkpoint=Position("41"))
+        ended = expect_applied(store.write(CheckpointLease(initial, SHARD_END, keep_owner=True)))
         for position in (Position("42"), SHARD_END, TRIM_HORIZON):
-            assert lost(store.write(CheckpointLease(ended, position))) == ended
-            assert lost(store.write(CheckpointLate(ended, position))) == ended
+            assert expect_rejected(store.write(CheckpointLease(ended, position))) == ended
+            assert expect_rejected(store.write(CheckpointLate(ended, position))) == ended
 
     def test_renewal_of_ended_lease_is_rejected(self, store: Store) -> None:
         """A renewal is rejected if the lease has ended, so its reader stops."""
-        initial = owned(store)
-        done(store.write(CheckpointLate(initial, SHARD_END)))
-        assert lost(store.write(RenewLease(initial))) == stored(store)
-        assert stored(store).ended
+        initial = create_owned_lease(store)
+        expect_applied(store.write(CheckpointLate(initial, SHARD_END)))
+        assert expect_rejected(store.write(RenewLease(initial))) == read_stored_lease(store)
+        assert read_stored_lease(store).ended
 
     def test_late_checkpoint_keeps_version(self, store: Store) -> None:
         """A late checkpoint does not change the version, so the new owner's next renewal succeeds."""
-        initial = owned(store)
-        current = done(store.write(StealLease(initial, "bob")))
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(StealLease(initial, "bob")))
         if not store.capabilities.late_checkpoints:
-            assert lost(store.write(CheckpointLate(initial, Position("41", 3)))) == current
+            assert expect_rejected(store.write(CheckpointLate(initial, Position("41", 3)))) == current
             return
-        late = done(store.write(CheckpointLate(initial, Position("41", 3))))
-        assert facts(late) == facts(evolve(current, checkpoint=Position("41", 3)))
+        late = expect_applied(store.write(CheckpointLate(initial, Position("41", 3))))
+        assert clear_layout_fields(late) == clear_layout_fields(evolve(current, checkpoint=Position("41", 3)))
         assert (late.version, late.epoch) == (current.version, current.epoch)
-        assert done(store.write(RenewLease(current))).checkpoint == Position("41", 3)
+        assert expect_applied(store.write(RenewLease(current))).checkpoint == Position("41", 3)
 
     def test_late_checkpoint_only_moves_forward(self, store: Store) -> None:
         """A late checkpoint only moves the checkpoint forward, so a slow drain cannot undo the new owner's progress."""
-        current = owned(store, checkpoint=Position("100", 3))
+        current = create_owned_lease(store, checkpoint=Position("100", 3))
         for position in (Position("99", 9), Position("100", 3), Position("100", 2), LATEST):
-            assert lost(store.write(CheckpointLate(current, position))) == current
+            assert expect_rejected(store.write(CheckpointLate(current, position))) == current
 
     def test_annotation_keeps_version(self, store: Store) -> None:
         """If the store supports it, an annotation does not change the version, so the owner's next renewal succeeds."""
-        initial = done(store.write(RenewLease(owned(store), (("a", "1"),))))
-        current = done(store.write(AnnotateLease(initial, "b", "2")))
-        assert facts(current) == facts(evolve(initial, annotations=(("a", "1"), ("b", "2"))))
-        assert stored(store) == current
+        initial = expect_applied(store.write(RenewLease(create_owned_lease(store), (("a", "1"),))))
+        current = expect_applied(store.write(AnnotateLease(initial, "b", "2")))
+        assert clear_layout_fields(current) == clear_layout_fields(
+            evolve(initial, annotations=(("a", "1"), ("b", "2")))
+        )
+        assert read_stored_lease(store) == current
         if store.capabilities.free_annotations:
             assert current.version == initial.version
 
     def test_annotation_after_owner_change_is_rejected(self, store: Store) -> None:
         """An annotation is rejected if the owner of the lease has changed."""
-        initial = owned(store)
-        current = done(store.write(StealLease(initial, "bob")))
-        assert lost(store.write(AnnotateLease(initial, "a", "1"))) == current
-        assert lost(store.write(AnnotateLease(evolve(initial, owner=None), "a", "1"))) == current
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(StealLease(initial, "bob")))
+        assert expect_rejected(store.write(AnnotateLease(initial, "a", "1"))) == current
+        assert expect_rejected(store.write(AnnotateLease(evolve(initial, owner=None), "a", "1"))) == current
 
     def test_annotation_of_free_lease_is_applied(self, store: Store) -> None:
         """A lease without an owner can be annotated."""
-        initial = done(store.write(ReleaseLease(owned(store), "ann")))
-        assert done(store.write(AnnotateLease(initial, "a", "1"))).annotation("a") == "1"
+        initial = expect_applied(store.write(ReleaseLease(create_owned_lease(store), "ann")))
+        assert expect_applied(store.write(AnnotateLease(initial, "a", "1"))).annotation("a") == "1"
 
     def test_renewals_and_checkpoints_store_throughput(self, store: Store) -> None:
         """Renewals and checkpoints store the throughput that the owner measured."""
-        row = done(store.write(RenewLease(evolve(owned(store), weight=12_801))))
-        assert (row.weight, stored(store).weight) == (12_801, 12_801)
-        row = done(store.write(CheckpointLease(evolve(row, weight=256), Position("41"))))
-        assert (row.weight, stored(store).weight) == (256, 256)
-        assert done(store.write(RenewLease(evolve(row, weight=None)))).weight == 256
+        row = expect_applied(store.write(RenewLease(evolve(create_owned_lease(store), weight=12_801))))
+        assert (row.weight, read_stored_lease(store).weight) == (12_801, 12_801)
+        row = expect_applied(store.write(CheckpointLease(evolve(row, weight=256), Position("41"))))
+        assert (row.weight, read_stored_lease(store).weight) == (256, 256)
+        assert expect_applied(store.write(RenewLease(evolve(row, weight=None)))).weight == 256
 
     def test_other_writes_keep_annotations(self, store: Store) -> None:
         """All other writes keep the annotations, which may contain a fixed start or the end of a shard."""
-        row = done(store.write(AnnotateLease(requested(store), "a", "1")))
-        row = done(store.write(RenewLease(store.get([KEY])[0])))
-        row = done(store.write(CheckpointLease(row, Position("41"))))
-        row = done(store.write(GiveLease(row, Position("42"))))
-        row = done(store.write(ClaimLease(row, "bob")))
-        row = done(store.write(StealLease(row, "cat")))
-        row = done(store.write(ClaimLease(row, "dan")))
-        row = done(store.write(CheckpointLease(row, SHARD_END)))
+        row = expect_applied(store.write(AnnotateLease(create_requested_lease(store), "a", "1")))
+        row = expect_applied(store.write(RenewLease(store.get([KEY])[0])))
+        row = expect_applied(store.write(CheckpointLease(row, Position("41"))))
+        row = expect_applied(store.write(GiveLease(row, Position("42"))))
+        row = expect_applied(store.write(ClaimLease(row, "bob")))
+        row = expect_applied(store.write(StealLease(row, "cat")))
+        row = expect_applied(store.write(ClaimLease(row, "dan")))
+        row = expect_applied(store.write(CheckpointLease(row, SHARD_END)))
         assert row.annotations == (("a", "1"),)
 
 
-class Handoff:
+class HandoffClauses:
     """Tests of hand-offs: the request, the gift, its acceptance, taking it back, and withdrawing (rules H1 to H5)."""
 
     def test_request_sets_next_owner_and_keeps_version(self, store: Store) -> None:
         """A request does not change the version, so the owner's next renewal succeeds, and returns the request."""
-        initial = owned(store)
-        current = done(store.write(RequestLease(initial, "bob")))
-        assert facts(current) == facts(evolve(initial, next_owner="bob"))
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(RequestLease(initial, "bob")))
+        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, next_owner="bob"))
         assert current.version == initial.version
-        assert done(store.write(RenewLease(initial))).next_owner == "bob"
+        assert expect_applied(store.write(RenewLease(initial))).next_owner == "bob"
 
     def test_request_requires_owner_that_answers_requests(self, store: Store) -> None:
         """A lease can be requested only if its owner answers requests. Otherwise the request would delay the move."""
-        free = unowned(store)
-        assert lost(store.write(RequestLease(free, "bob"))) == free
+        free = create_unowned_lease(store)
+        assert expect_rejected(store.write(RequestLease(free, "bob"))) == free
 
     def test_request_after_owner_change_is_rejected(self, store: Store) -> None:
         """A request is rejected if the owner has changed, so a new owner keeps the lease that it just took."""
-        initial = owned(store)
-        current = done(store.write(StealLease(initial, "bob")))
-        assert lost(store.write(RequestLease(initial, "cat"))) == current
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(StealLease(initial, "bob")))
+        assert expect_rejected(store.write(RequestLease(initial, "cat"))) == current
 
     def test_request_of_ended_lease_is_rejected(self, store: Store) -> None:
         """An ended lease cannot be requested, because no records are left to read."""
-        ended = done(store.write(CheckpointLease(owned(store), SHARD_END, keep_owner=True)))
-        assert lost(store.write(RequestLease(ended, "bob"))) == ended
+        ended = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END, keep_owner=True)))
+        assert expect_rejected(store.write(RequestLease(ended, "bob"))) == ended
 
     def test_request_replaces_only_a_known_request(self, store: Store) -> None:
         """A worker can replace another worker's request only after reading it, so two workers don't drain one owner."""
-        initial = owned(store)
-        current = done(store.write(RequestLease(initial, "bob")))
-        assert lost(store.write(RequestLease(initial, "cat"))) == current
-        assert done(store.write(RequestLease(current, "bob"))) == current
-        assert done(store.write(RequestLease(current, "cat"))).next_owner == "cat"
+        initial = create_owned_lease(store)
+        current = expect_applied(store.write(RequestLease(initial, "bob")))
+        assert expect_rejected(store.write(RequestLease(initial, "cat"))) == current
+        assert expect_applied(store.write(RequestLease(current, "bob"))) == current
+        assert expect_applied(store.write(RequestLease(current, "cat"))).next_owner == "cat"
 
     def test_gift_moves_owner_and_checkpoint_together(self, store: Store) -> None:
         """A gift changes owner and checkpoint in one write, so the next owner starts where the former owner stopped."""
-        initial = requested(store)
-        current = done(store.write(GiveLease(initial, Position("41", 3))))
-        assert facts(current) == facts(evolve(initial, owner="bob", next_owner=None, checkpoint=Position("41", 3)))
+        initial = create_requested_lease(store)
+        current = expect_applied(store.write(GiveLease(initial, Position("41", 3))))
+        assert clear_layout_fields(current) == clear_layout_fields(
+            evolve(initial, owner="bob", next_owner=None, checkpoint=Position("41", 3))
+        )
         assert current.version != initial.version
-        assert stored(store) == current
+        assert read_stored_lease(store) == current
 
     def test_gift_requires_current_version_owner_and_next_owner(self, store: Store) -> None:
         """A gift requires the current version, owner and next owner, so a withdrawn request gets no lease."""
-        initial = requested(store)
-        renewed_lease = done(store.write(RenewLease(initial)))
-        assert lost(store.write(GiveLease(initial, Position("41")))) == renewed_lease
-        assert lost(store.write(GiveLease(evolve(renewed_lease, owner="cat"), Position("41")))) == renewed_lease
-        assert lost(store.write(GiveLease(evolve(renewed_lease, next_owner="cat"), Position("41")))) == renewed_lease
-        alone = done(store.write(WithdrawRequest(renewed_lease, "bob")))
-        assert lost(store.write(GiveLease(renewed_lease, Position("41")))) == alone
-        assert lost(store.write(GiveLease(alone, Position("41")))) == alone
-        assert stored(store).checkpoint == TRIM_HORIZON
+        initial = create_requested_lease(store)
+        renewed_lease = expect_applied(store.write(RenewLease(initial)))
+        assert expect_rejected(store.write(GiveLease(initial, Position("41")))) == renewed_lease
+        assert (
+            expect_rejected(store.write(GiveLease(evolve(renewed_lease, owner="cat"), Position("41")))) == renewed_lease
+        )
+        assert (
+            expect_rejected(store.write(GiveLease(evolve(renewed_lease, next_owner="cat"), Position("41"))))
+            == renewed_lease
+        )
+        alone = expect_applied(store.write(WithdrawRequest(renewed_lease, "bob")))
+        assert expect_rejected(store.write(GiveLease(renewed_lease, Position("41")))) == alone
+        assert expect_rejected(store.write(GiveLease(alone, Position("41")))) == alone
+        assert read_stored_lease(store).checkpoint == TRIM_HORIZON
 
     def test_gift_never_moves_checkpoint_back(self, store: Store) -> None:
         """A gift never moves the checkpoint back, so the next owner repeats no records."""
-        initial = done(store.write(CheckpointLease(requested(store), Position("41", 3))))
-        assert lost(store.write(GiveLease(initial, Position("41", 2)))) == initial
+        initial = expect_applied(store.write(CheckpointLease(create_requested_lease(store), Position("41", 3))))
+        assert expect_rejected(store.write(GiveLease(initial, Position("41", 2)))) == initial
 
     def test_accepted_gift_cannot_be_taken_back(self, store: Store) -> None:
         """The next owner accepts a gift by a write, after which the former owner cannot take it back."""
-        gift = done(store.write(GiveLease(requested(store), Position("41"))))
-        current = done(store.write(ClaimLease(gift, "bob")))
-        assert facts(current) == facts(gift)
-        assert lost(store.write(TakeBackLease(gift, "ann"))) == current
-        assert lost(store.write(ClaimLease(gift, "bob"))) == current
+        gift = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
+        current = expect_applied(store.write(ClaimLease(gift, "bob")))
+        assert clear_layout_fields(current) == clear_layout_fields(gift)
+        assert expect_rejected(store.write(TakeBackLease(gift, "ann"))) == current
+        assert expect_rejected(store.write(ClaimLease(gift, "bob"))) == current
 
     def test_gift_not_accepted_can_be_taken_back(self, store: Store) -> None:
         """A gift that the next owner has not accepted can be taken back, because that worker may be dead."""
-        gift = done(store.write(GiveLease(requested(store), Position("41"))))
-        current = done(store.write(TakeBackLease(gift, "ann")))
-        assert facts(current) == facts(evolve(gift, owner="ann"))
-        assert lost(store.write(ClaimLease(gift, "bob"))) == current
+        gift = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
+        current = expect_applied(store.write(TakeBackLease(gift, "ann")))
+        assert clear_layout_fields(current) == clear_layout_fields(evolve(gift, owner="ann"))
+        assert expect_rejected(store.write(ClaimLease(gift, "bob"))) == current
 
     def test_request_is_withdrawn_only_by_next_owner(self, store: Store) -> None:
         """A request can be withdrawn only by its next owner."""
-        initial = requested(store)
-        assert lost(store.write(WithdrawRequest(initial, "cat"))) == initial
-        current = done(store.write(WithdrawRequest(initial, "bob")))
-        assert facts(current) == facts(evolve(initial, next_owner=None))
+        initial = create_requested_lease(store)
+        assert expect_rejected(store.write(WithdrawRequest(initial, "cat"))) == initial
+        current = expect_applied(store.write(WithdrawRequest(initial, "bob")))
+        assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, next_owner=None))
         assert current.version == initial.version
-        assert lost(store.write(WithdrawRequest(initial, "bob"))) == current
+        assert expect_rejected(store.write(WithdrawRequest(initial, "bob"))) == current
 
     def test_withdrawal_requires_current_owner(self, store: Store) -> None:
         """A withdrawal requires the current owner, so a late withdrawal does not cancel a later request."""
-        initial = requested(store)
-        stolen = done(store.write(StealLease(initial, "cat")))
-        current = done(store.write(RequestLease(stolen, "bob")))
-        assert lost(store.write(WithdrawRequest(initial, "bob"))) == current
+        initial = create_requested_lease(store)
+        stolen = expect_applied(store.write(StealLease(initial, "cat")))
+        current = expect_applied(store.write(RequestLease(stolen, "bob")))
+        assert expect_rejected(store.write(WithdrawRequest(initial, "bob"))) == current
 
     def test_steal_after_request_requires_current_request(self, store: Store) -> None:
         """A worker that has requested a lease can steal it only while it is still the next owner."""
-        initial = requested(store)
-        other = done(store.write(RequestLease(initial, "cat")))
-        assert lost(store.write(StealLease(initial, "bob"))) == other
-        current = done(store.write(StealLease(other, "cat")))
-        assert facts(current) == facts(evolve(other, owner="cat", next_owner=None))
+        initial = create_requested_lease(store)
+        other = expect_applied(store.write(RequestLease(initial, "cat")))
+        assert expect_rejected(store.write(StealLease(initial, "bob"))) == other
+        current = expect_applied(store.write(StealLease(other, "cat")))
+        assert clear_layout_fields(current) == clear_layout_fields(evolve(other, owner="cat", next_owner=None))
 
     def test_claim_removes_request(self, store: Store) -> None:
         """A claim removes a request, because the request was for the former owner."""
-        initial = requested(store)
-        assert done(store.write(ClaimLease(initial, "dan"))).next_owner is None
+        initial = create_requested_lease(store)
+        assert expect_applied(store.write(ClaimLease(initial, "dan"))).next_owner is None
 
     def test_release_removes_request(self, store: Store) -> None:
         """A release removes a request, because the request was for the former owner."""
-        freed = done(store.write(ReleaseLease(requested(store), "ann")))
+        freed = expect_applied(store.write(ReleaseLease(create_requested_lease(store), "ann")))
         assert (freed.owner, freed.next_owner, freed.yields) == (None, None, False)
-        assert done(store.write(ClaimLease(freed, "cat"))).next_owner is None
+        assert expect_applied(store.write(ClaimLease(freed, "cat"))).next_owner is None
 
 
-class Resets:
+class ResetClauses:
     """Tests of resets, and of the fencing number during the whole life of a lease."""
 
     def test_reset_moves_checkpoint_in_either_direction(self, store: Store) -> None:
         """A reset may move the checkpoint forward or back, even from the end of the shard."""
         for number, (before, after) in enumerate(FORWARD):
             for key, start, target in ((f"f-{number}", before, after), (f"b-{number}", after, before)):
-                initial = unowned(store, key, start)
-                current = done(store.write(ResetLease(initial, target)))
-                assert facts(current) == facts(evolve(initial, checkpoint=target)), (start, target)
+                initial = create_unowned_lease(store, key, start)
+                current = expect_applied(store.write(ResetLease(initial, target)))
+                assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, checkpoint=target)), (
+                    start,
+                    target,
+                )
                 assert current.version != initial.version
-                assert stored(store, key) == current
+                assert read_stored_lease(store, key) == current
 
     def test_reset_keeps_other_fields_and_writes_annotations(self, store: Store) -> None:
         """A reset keeps the other fields, such as the parents, and may also write annotations."""
-        initial = done(store.write(CreateLease(FULL)))
-        current = done(store.write(ResetLease(initial, TRIM_HORIZON, (("b", "new"), ("c", "3")))))
+        initial = expect_applied(store.write(CreateLease(FULL)))
+        current = expect_applied(store.write(ResetLease(initial, TRIM_HORIZON, (("b", "new"), ("c", "3")))))
         annotations = (("a", "1"), ("b", "new"), ("c", "3"))
-        assert facts(current) == facts(evolve(FULL, checkpoint=TRIM_HORIZON, annotations=annotations))
-        assert stored(store) == current
+        assert clear_layout_fields(current) == clear_layout_fields(
+            evolve(FULL, checkpoint=TRIM_HORIZON, annotations=annotations)
+        )
+        assert read_stored_lease(store) == current
 
     def test_reset_requires_free_lease(self, store: Store) -> None:
         """A reset requires a free lease, because an owner would continue to read and overwrite the checkpoint."""
-        initial = owned(store, checkpoint=Position("41"))
-        assert lost(store.write(ResetLease(initial, TRIM_HORIZON))) == initial
-        assert lost(store.write(ResetLease(evolve(initial, owner=None), TRIM_HORIZON))) == initial
-        assert stored(store) == initial
+        initial = create_owned_lease(store, checkpoint=Position("41"))
+        assert expect_rejected(store.write(ResetLease(initial, TRIM_HORIZON))) == initial
+        assert expect_rejected(store.write(ResetLease(evolve(initial, owner=None), TRIM_HORIZON))) == initial
+        assert read_stored_lease(store) == initial
 
     def test_reset_requires_current_version(self, store: Store) -> None:
         """A reset requires the current version, so it does not undo the work of an owner since the row was read."""
-        initial = unowned(store, checkpoint=Position("41"))
-        current = done(store.write(ReleaseLease(done(store.write(ClaimLease(initial, "ann"))), "ann")))
-        assert lost(store.write(ResetLease(initial, TRIM_HORIZON))) == current
-        done(store.write(ClaimLease(current, "bob")))
-        assert lost(store.write(ResetLease(current, TRIM_HORIZON))) == stored(store)
-        assert stored(store).checkpoint == Position("41")
+        initial = create_unowned_lease(store, checkpoint=Position("41"))
+        current = expect_applied(
+            store.write(ReleaseLease(expect_applied(store.write(ClaimLease(initial, "ann"))), "ann"))
+        )
+        assert expect_rejected(store.write(ResetLease(initial, TRIM_HORIZON))) == current
+        expect_applied(store.write(ClaimLease(current, "bob")))
+        assert expect_rejected(store.write(ResetLease(current, TRIM_HORIZON))) == read_stored_lease(store)
+        assert read_stored_lease(store).checkpoint == Position("41")
 
     def test_reset_lease_is_read_to_the_end_again(self, store: Store) -> None:
         """After a reset, an ended lease can be read and checkpointed up to the end of the shard again."""
-        ended = done(store.write(CheckpointLease(owned(store), SHARD_END, children=("c-1",))))
-        row = done(store.write(ClaimLease(done(store.write(ResetLease(ended, TRIM_HORIZON))), "bob")))
-        row = done(store.write(CheckpointLease(row, Position("41"))))
-        assert done(store.write(CheckpointLease(row, SHARD_END, children=("c-1",)))).ended
+        ended = expect_applied(store.write(CheckpointLease(create_owned_lease(store), SHARD_END, children=("c-1",))))
+        row = expect_applied(
+            store.write(ClaimLease(expect_applied(store.write(ResetLease(ended, TRIM_HORIZON))), "bob"))
+        )
+        row = expect_applied(store.write(CheckpointLease(row, Position("41"))))
+        assert expect_applied(store.write(CheckpointLease(row, SHARD_END, children=("c-1",)))).ended
 
     def test_writes_of_former_owner_after_reset_are_rejected(self, store: Store) -> None:
         """After a reset, writes of the former owner are rejected, even if it was paused during the reset."""
-        initial = owned(store, checkpoint=Position("41"))
-        current = done(store.write(ResetLease(done(store.write(ReleaseLease(initial, "bob"))), TRIM_HORIZON)))
-        assert lost(store.write(RenewLease(initial))) == current
-        assert lost(store.write(CheckpointLease(initial, Position("42")))) == current
+        initial = create_owned_lease(store, checkpoint=Position("41"))
+        current = expect_applied(
+            store.write(ResetLease(expect_applied(store.write(ReleaseLease(initial, "bob"))), TRIM_HORIZON))
+        )
+        assert expect_rejected(store.write(RenewLease(initial))) == current
+        assert expect_rejected(store.write(CheckpointLease(initial, Position("42")))) == current
 
     def test_fencing_number_never_falls(self, store: Store) -> None:
         """The fencing number never falls. Otherwise a system that checks it would reject the next owner's writes."""
-        row = unowned(store)
+        row = create_unowned_lease(store)
         rows = [row]
         for worker in ("ann", "bob"):
-            rows.append(done(store.write(ClaimLease(rows[-1], worker))))
-            rows.append(done(store.write(CheckpointLease(rows[-1], Position("41")))))
-            rows.append(done(store.write(ReleaseLease(rows[-1], worker))))
-            rows.append(done(store.write(ResetLease(rows[-1], TRIM_HORIZON))))
-        rows.append(done(store.write(ResetLease(rows[-1], TRIM_HORIZON, epoch=502))))
-        rows.append(done(store.write(ResetLease(rows[-1], TRIM_HORIZON, epoch=7))))
-        rows.append(done(store.write(ClaimLease(rows[-1], "cat"))))
+            rows.append(expect_applied(store.write(ClaimLease(rows[-1], worker))))
+            rows.append(expect_applied(store.write(CheckpointLease(rows[-1], Position("41")))))
+            rows.append(expect_applied(store.write(ReleaseLease(rows[-1], worker))))
+            rows.append(expect_applied(store.write(ResetLease(rows[-1], TRIM_HORIZON))))
+        rows.append(expect_applied(store.write(ResetLease(rows[-1], TRIM_HORIZON, epoch=502))))
+        rows.append(expect_applied(store.write(ResetLease(rows[-1], TRIM_HORIZON, epoch=7))))
+        rows.append(expect_applied(store.write(ClaimLease(rows[-1], "cat"))))
         epochs = [row.epoch for row in rows]
         if store.capabilities.counts_owners:
             assert all(
@@ -544,89 +584,93 @@ class Resets:
 
     def test_fencing_number_continues_from_created_value(self, store: Store) -> None:
         """The fencing number of a lease that was copied from another store continues from its value there."""
-        row = done(store.write(CreateLease(Lease(KEY, epoch=502))))
-        assert stored(store) == row
+        row = expect_applied(store.write(CreateLease(Lease(KEY, epoch=502))))
+        assert read_stored_lease(store) == row
         if store.capabilities.counts_owners:
-            assert (row.epoch, done(store.write(ClaimLease(row, "ann"))).epoch) == (502, 503)
+            assert (row.epoch, expect_applied(store.write(ClaimLease(row, "ann"))).epoch) == (502, 503)
 
 
 WORKERS = tuple(f"w-{number}" for number in range(32))
 ROUNDS = 3
 
 
-def winners(store: Store, writes: Sequence[Write]) -> list[Lease]:
+def write_concurrently(store: Store, writes: Sequence[Write]) -> list[Lease]:
     """Send all writes at the same time from separate threads, and return the leases of the applied ones."""
     gate = Barrier(len(writes))
 
-    def run(write: Write) -> Outcome:
+    def write_at_once(write: Write) -> Outcome:
         gate.wait()
         return store.write(write)
 
     with ThreadPoolExecutor(len(writes)) as pool:
-        outcomes = list(pool.map(run, writes))
+        outcomes = list(pool.map(write_at_once, writes))
     return [outcome.lease for outcome in outcomes if isinstance(outcome, Done)]
 
 
-class Races:
+class RaceClauses:
     """Tests of races between workers that have all read the same state of the lease."""
 
     def test_one_of_many_creations_is_applied(self, store: Store) -> None:
         """If many workers create a lease, one creation is applied."""
         for number in range(ROUNDS):
             key = f"shard-{number}"
-            won = winners(store, [CreateLease(Lease(key, annotations=(("by", me),))) for me in WORKERS])
-            assert won == [stored(store, key)]
+            won = write_concurrently(store, [CreateLease(Lease(key, annotations=(("by", me),))) for me in WORKERS])
+            assert won == [read_stored_lease(store, key)]
 
     def test_one_of_many_claims(self, store: Store) -> None:
         """If many workers claim a lease at the same time, one claim is applied, so one worker reads the shard."""
         for number in range(ROUNDS):
-            initial = unowned(store, f"shard-{number}")
-            assert winners(store, [ClaimLease(initial, me) for me in WORKERS]) == [stored(store, initial.key)]
+            initial = create_unowned_lease(store, f"shard-{number}")
+            assert write_concurrently(store, [ClaimLease(initial, me) for me in WORKERS]) == [
+                read_stored_lease(store, initial.key)
+            ]
 
     def test_one_of_many_steals_is_applied(self, store: Store) -> None:
         """If many workers steal a lease, one steal is applied."""
         for number in range(ROUNDS):
-            initial = owned(store, key=f"shard-{number}")
-            assert winners(store, [StealLease(initial, me) for me in WORKERS]) == [stored(store, initial.key)]
+            initial = create_owned_lease(store, key=f"shard-{number}")
+            assert write_concurrently(store, [StealLease(initial, me) for me in WORKERS]) == [
+                read_stored_lease(store, initial.key)
+            ]
 
     def test_renewal_or_one_claim_is_applied(self, store: Store) -> None:
         """Either the owner's renewal is applied, or one of many claims."""
         owner, *others = WORKERS
-        initial = owned(store, owner)
-        won = winners(store, [RenewLease(initial), *(ClaimLease(initial, me) for me in others)])
-        assert won == [stored(store)]
+        initial = create_owned_lease(store, owner)
+        won = write_concurrently(store, [RenewLease(initial), *(ClaimLease(initial, me) for me in others)])
+        assert won == [read_stored_lease(store)]
 
     def test_gift_is_accepted_or_taken_back(self, store: Store) -> None:
         """A gift is either accepted or taken back."""
-        gift = done(store.write(GiveLease(requested(store), Position("41"))))
-        won = winners(store, [ClaimLease(gift, "bob"), TakeBackLease(gift, "ann")] * 16)
-        assert won == [stored(store)]
+        gift = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
+        won = write_concurrently(store, [ClaimLease(gift, "bob"), TakeBackLease(gift, "ann")] * 16)
+        assert won == [read_stored_lease(store)]
 
     def test_one_of_many_claims_or_resets_is_applied(self, store: Store) -> None:
         """If many workers claim or reset a lease, one write is applied, so no claim misses a confirmed reset."""
         for number in range(ROUNDS):
-            initial = unowned(store, f"shard-{number}", Position("41"))
+            initial = create_unowned_lease(store, f"shard-{number}", Position("41"))
             writes = [
                 write for me in WORKERS[1::2] for write in (ResetLease(initial, TRIM_HORIZON), ClaimLease(initial, me))
             ]
-            assert winners(store, writes) == [stored(store, initial.key)]
+            assert write_concurrently(store, writes) == [read_stored_lease(store, initial.key)]
 
     def test_listings_meanwhile_take_nothing_from_an_owner(self, store: Store) -> None:
         """Concurrent listings never make an owner's write fail or disappear."""
         finished = Event()
 
-        def lists() -> None:
+        def list_repeatedly() -> None:
             while not finished.is_set():
                 store.list()
 
-        rows = [unowned(store, f"shard-{number}") for number in range(ROUNDS)]
+        rows = [create_unowned_lease(store, f"shard-{number}") for number in range(ROUNDS)]
         with ThreadPoolExecutor(1) as pool:
-            listing = pool.submit(lists)
+            listing = pool.submit(list_repeatedly)
             try:
                 for number in range(3):
-                    rows = [done(store.write(ClaimLease(row, "ann"))) for row in rows]
-                    rows = [done(store.write(CheckpointLease(row, Position(str(number))))) for row in rows]
-                    rows = [done(store.write(ReleaseLease(row, "ann"))) for row in rows]
+                    rows = [expect_applied(store.write(ClaimLease(row, "ann"))) for row in rows]
+                    rows = [expect_applied(store.write(CheckpointLease(row, Position(str(number))))) for row in rows]
+                    rows = [expect_applied(store.write(ReleaseLease(row, "ann"))) for row in rows]
             finally:
                 finished.set()
         listing.result()
@@ -636,10 +680,10 @@ class Races:
 
     def test_furthest_late_checkpoint_is_kept(self, store: Store) -> None:
         """If many late checkpoints are written at the same time, the furthest one is kept."""
-        initial = owned(store)
-        winners(store, [CheckpointLate(initial, Position(str(number))) for number in range(len(WORKERS))])
+        initial = create_owned_lease(store)
+        write_concurrently(store, [CheckpointLate(initial, Position(str(number))) for number in range(len(WORKERS))])
         assert store.get([KEY]) == (evolve(initial, checkpoint=Position("31")),)
 
 
-class StoreContract(Ownership, Checkpoints, Handoff, Resets, Races):
+class StoreContract(OwnershipClauses, CheckpointClauses, HandoffClauses, ResetClauses, RaceClauses):
     """All clauses of `leasehold.stores.protocol`."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from leasehold_lab.standins import guard
-from leasehold_lab.standins.node import guarded, tail
+from leasehold_lab.standins.node import read_last_lines, start_guarded
 
 DRAIN_SECONDS = 20.0
 
@@ -33,7 +33,7 @@ HIDDEN_VARIABLES = (
 """Environment variables of the user that apply to the real services, and are removed for the stand-ins."""
 
 
-def isolate() -> None:
+def replace_aws_environment() -> None:
     """Replace the AWS credentials and settings of this process by those for the stand-ins.
 
     The user's credentials are then never sent to a stand-in, and no request can reach the real services.
@@ -56,7 +56,7 @@ class Child:
         environment = {name: value for name, value in os.environ.items() if name not in HIDDEN_VARIABLES}
         with self.out.open("wb") as out, self._log.open("wb") as log:
             grace = {guard.GRACE: str(DRAIN_SECONDS)}
-            self._process = guarded((program, *arguments), out, log, {**environment, **ENVIRONMENT, **grace})
+            self._process = start_guarded((program, *arguments), out, log, {**environment, **ENVIRONMENT, **grace})
 
     @property
     def pid(self) -> int:
@@ -64,7 +64,7 @@ class Child:
         return self._process.pid
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the process is still running."""
         if self._process.poll() is None:
             return True
@@ -74,15 +74,15 @@ class Child:
     @property
     def last_output(self) -> str:
         """The last lines of the process's standard error."""
-        return tail(self._log)
+        return read_last_lines(self._log)
 
     def kill(self) -> None:
         """Send SIGKILL to the process and its guard at the same time, and wait for the guard to end."""
-        self.signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         self._process.wait()
         self.ask_to_end()  # the process has ended; this closes the pipe
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the process and its guard."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)

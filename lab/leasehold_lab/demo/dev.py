@@ -24,17 +24,17 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said
 from leasehold_lab.demo.child import ENVIRONMENT
-from leasehold_lab.demo.stage import Stream, StreamError, client, put
+from leasehold_lab.demo.stage import Stream, StreamError, create_kinesis_client, put_records
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
-from leasehold_lab.standins.postgres import postgres, store_url
+from leasehold_lab.standins.postgres import build_store_url, run_postgres
 from leasehold_lab.standins.services import (
     AZURITE_ACCOUNT,
-    azurite,
     azurite_connection_string,
-    dynalite,
-    kinesis_local,
+    run_azurite,
+    run_dynalite,
+    run_kinesis_local,
 )
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 if TYPE_CHECKING:  # users do not have the stubs
     from types_boto3_kinesis import KinesisClient
@@ -87,17 +87,17 @@ class DevServices:
     environment: Mapping[str, str]
 
     @property
-    def exports(self) -> str:
+    def export_command(self) -> str:
         """A shell command that exports the environment variables."""
         return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
 
-    def first(self, name: str) -> "DevServices":
+    def with_stream_first(self, name: str) -> "DevServices":
         """Return a copy with this stream first and with its URLs in the environment."""
         first_stream = self.streams[name]
         urls = {"SOURCE": first_stream.pasted, "STORE": first_stream.pasted_table}
         return evolve(self, streams={name: first_stream, **self.streams}, environment={**self.environment, **urls})
 
-    def beside(self, other: "DevServices") -> "DevServices":
+    def combine_with(self, other: "DevServices") -> "DevServices":
         """Return the services, streams and environment variables of both."""
         return DevServices(
             (*self.services, *other.services),
@@ -152,15 +152,15 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
 def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
     """Put records until `ending` is set. Each contains its key and its number among the records of the key."""
     numbers, positions = Counter[str](), count()
-    pause = max(1 / PUTS_PER_SECOND, 1 / rate)
+    pause_seconds = max(1 / PUTS_PER_SECOND, 1 / rate)
     while not ending.is_set():
         rows: KeyedRows = []
-        for _ in range(max(1, round(rate * pause))):
+        for _ in range(max(1, round(rate * pause_seconds))):
             key = f"sensor-{next(positions) % KEYS:02}"
             numbers[key] += 1
             rows.append((key, json.dumps({"key": key, "number": numbers[key]}).encode()))
         put(rows)
-        ending.wait(pause)
+        ending.wait(pause_seconds)
 
 
 Tables = Callable[[str], str]
@@ -172,32 +172,32 @@ CONTAINER = "leases"
 
 
 @contextmanager
-def hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
+def run_hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
     """Start a stand-in with these hubs, and put `rate` events per second into each.
 
     If `tables` is None, also start a stand-in for Azure Blob Storage, for the leases. Raises ServiceError if a stand-in
     cannot be installed or started.
     """
     with ExitStack() as stack:
-        running = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
-        environment = {"EVENTHUBS_CONNECTION_STRING": running.connection_string()}
+        local_hubs = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
+        environment = {"EVENTHUBS_CONNECTION_STRING": local_hubs.connection_string()}
         if tables is None:
-            blobs = azurite_connection_string(stack.enter_context(azurite()))
+            blobs = azurite_connection_string(stack.enter_context(run_azurite()))
             environment["AZURE_STORAGE_CONNECTION_STRING"] = blobs
 
-        def put(hub: RequestedStream, rows: KeyedRows) -> None:
+        def put_events(hub: RequestedStream, rows: KeyedRows) -> None:
             # All events of a key are put into one partition, in order.
             by_partition: dict[int, list[str]] = defaultdict(list)
             for key, row in rows:
                 by_partition[zlib.crc32(key.encode()) % hub.shards].append(row.decode())
             for partition, bodies in by_partition.items():
-                running.put(hub.name, str(partition), bodies)
+                local_hubs.put(hub.name, str(partition), bodies)
 
         streams = {}
         for hub in hubs:
-            stack.enter_context(put_samples(hub.name, rate, partial(put, hub)))
-            source = f"eventhubs://{running.namespace}/{hub.name}"
-            table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={running.namespace}/{hub.name}"
+            stack.enter_context(put_samples(hub.name, rate, partial(put_events, hub)))
+            source = f"eventhubs://{local_hubs.namespace}/{hub.name}"
+            table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={local_hubs.namespace}/{hub.name}"
             table = table if tables is None else tables(hub.name)
             streams[hub.name] = DevStream(source, table, source, table)
         yield DevServices(("Event Hubs", *(("Azure Blob",) if tables is None else ())), streams, environment)
@@ -207,7 +207,7 @@ REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
 
 
 @contextmanager
-def dev_services(
+def run_dev_services(
     streams: Sequence[RequestedStream], folder: Path | None, rate: int, *, in_postgres: bool = False
 ) -> Iterator[DevServices]:
     """Start the stand-ins that these streams need, and put `rate` records per second into each stream.
@@ -224,27 +224,29 @@ def dev_services(
         ServiceError: A stand-in cannot be installed or started.
     """
     hubs = [stream for stream in streams if stream.kind == "eventhubs"]
-    others = [stream for stream in streams if stream.kind != "eventhubs"]
+    other_streams = [stream for stream in streams if stream.kind != "eventhubs"]
     if folder is not None and any(stream.kind != "kinesis" for stream in streams):
         raise ValueError("--folder: event hubs and tables can only be kept in memory; run them without --folder")
     with ExitStack() as stack:
-        tables: Tables | None = None
-        running = list[DevServices]()
+        build_table_url: Tables | None = None
+        running_services = list[DevServices]()
         if in_postgres:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-            service = stack.enter_context(postgres(folder and folder.absolute()))
+            service = stack.enter_context(run_postgres(folder and folder.absolute()))
 
-            def tables(name: str) -> str:
-                return store_url(service, re.sub(r"\W", "_", f"{name}_app"))
+            def build_table_url(name: str) -> str:
+                return build_store_url(service, re.sub(r"\W", "_", f"{name}_app"))
 
         if hubs:
-            running.append(stack.enter_context(hub_services(hubs, rate, tables)))
-        if others:
-            running.append(stack.enter_context(_aws_services(others, folder, rate, tables)))
+            running_services.append(stack.enter_context(run_hub_services(hubs, rate, build_table_url)))
+        if other_streams:
+            running_services.append(
+                stack.enter_context(_run_aws_services(other_streams, folder, rate, build_table_url))
+            )
         if in_postgres:
-            running.append(DevServices(("PostgreSQL",), {}, {}))
-        yield reduce(DevServices.beside, running).first(streams[0].name)
+            running_services.append(DevServices(("PostgreSQL",), {}, {}))
+        yield reduce(DevServices.combine_with, running_services).with_stream_first(streams[0].name)
 
 
 ROLL_SECONDS = 60.0
@@ -255,7 +257,7 @@ In DynamoDB, a shard stays open for some hours, and is removed after a day.
 
 
 @contextmanager
-def _aws_services(
+def _run_aws_services(
     streams: Sequence[RequestedStream], folder: Path | None, rate: int, tables: Tables | None
 ) -> Iterator[DevServices]:
     folders: dict[str, Path] = {}
@@ -270,19 +272,17 @@ def _aws_services(
         }
         sources = {}
         if kinesis_streams := [stream for stream in streams if stream.kind == "kinesis"]:
-            kinesis = stack.enter_context(kinesis_local(folders.get("kinesis")))
+            kinesis = stack.enter_context(run_kinesis_local(folders.get("kinesis")))
             environment["AWS_ENDPOINT_URL_KINESIS"] = kinesis.url
             for stream in kinesis_streams:
                 stream_client = stack.enter_context(_open_stream(kinesis.url, stream))
-                stack.enter_context(put_samples(stream.name, rate, partial(put, stream_client, stream.name)))
+                stack.enter_context(put_samples(stream.name, rate, partial(put_records, stream_client, stream.name)))
                 query = f"?region={REGION}&endpoint={kinesis.url}"
                 sources[stream.name] = f"kinesis://{stream.name}{query}", f"kinesis://{stream.name}"
         for stream in (stream for stream in streams if stream.kind == "table"):
             table = TableStreams(stream.name, stream.shards, roll_seconds=ROLL_SECONDS, retention=60 * ROLL_SECONDS)
             # The URL must contain the endpoint, because the environment has the endpoint of the lease tables' service.
-            source = (
-                f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(serve_table(table))}"
-            )
+            source = f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(run_table_server(table))}"
             stack.enter_context(put_samples(stream.name, rate, partial(_put_items, table)))
             sources[stream.name] = source, source
         names = [
@@ -294,7 +294,7 @@ def _aws_services(
                 name: DevStream(source, tables(name), short, tables(name)) for name, (source, short) in sources.items()
             }
         else:
-            dynamodb = stack.enter_context(dynalite(folders.get("dynamodb")))
+            dynamodb = stack.enter_context(run_dynalite(folders.get("dynamodb")))
             environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
             query = f"region={REGION}&endpoint={dynamodb.url}"
             dev_streams = {
@@ -314,7 +314,7 @@ def _open_stream(endpoint: str, requested: RequestedStream) -> "Iterator[Kinesis
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
             raise StreamError(f"stream {requested.name} could not be created: {error}") from error
-    with closing(client(endpoint)) as stream_client:
+    with closing(create_kinesis_client(endpoint)) as stream_client:
         yield stream_client
 
 

@@ -11,35 +11,35 @@ from threading import Event
 
 from leasehold.adapters.signals import replace_handler
 from leasehold_lab.demo.dev import KeyedRows, put_rows
-from leasehold_lab.demo.stage import client, put
-from leasehold_lab.judge.events import Sent
+from leasehold_lab.demo.stage import create_kinesis_client, put_records
+from leasehold_lab.judge.events import SentRecord
 
 
-def sent_of(line: str | bytes) -> Sent:
+def parse_sent_record(line: str | bytes) -> SentRecord:
     """Parse a line of the producer's output."""
     key, number, digest = json.loads(line)
-    return Sent(key, number, digest)
+    return SentRecord(key, number, digest)
 
 
-def produce(endpoint: str, stream: str, rate: int, ending: Event) -> None:
+def produce_records(endpoint: str, stream: str, rate: int, ending: Event) -> None:
     """Put `rate` records per second until `ending` is set, and print each record that the stream acknowledged."""
-    stream_client = client(endpoint)
+    stream_client = create_kinesis_client(endpoint)
 
-    def acknowledged(rows: KeyedRows) -> None:
-        put(stream_client, stream, rows)
+    def print_acknowledged(rows: KeyedRows) -> None:
+        put_records(stream_client, stream, rows)
         rows_sent = (
             (key, json.loads(data)["number"], sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows
         )
         print(*map(json.dumps, rows_sent), sep="\n", flush=True)  # noqa: T201  the record of what must not be lost
 
-    put_rows(rate, acknowledged, ending)
+    put_rows(rate, print_acknowledged, ending)
 
 
 def main(endpoint: str, stream: str, rate: str) -> None:
     """Produce until SIGTERM."""
     ending = Event()
     replace_handler(signal.SIGTERM, lambda _number, _frame: ending.set())
-    produce(endpoint, stream, int(rate), ending)
+    produce_records(endpoint, stream, int(rate), ending)
 
 
 if __name__ == "__main__":

@@ -25,27 +25,27 @@ SHARDS = 2
 @pytest.fixture(scope="session")
 def leasehold_kinesis() -> Iterator["Service"]:
     """A stand-in for Kinesis whose shards can split and merge. It has no fan-out."""
-    from leasehold_lab.standins.services import kinesis_local  # noqa: PLC0415  an extra
+    from leasehold_lab.standins.services import run_kinesis_local  # noqa: PLC0415  an extra
 
-    with kinesis_local() as service:
+    with run_kinesis_local() as service:
         yield service
 
 
 @pytest.fixture(scope="session")
 def leasehold_dynamodb() -> Iterator["Service"]:
     """A stand-in for DynamoDB with reliable conditional writes."""
-    from leasehold_lab.standins.services import dynalite  # noqa: PLC0415  an extra
+    from leasehold_lab.standins.services import run_dynalite  # noqa: PLC0415  an extra
 
-    with dynalite() as service:
+    with run_dynalite() as service:
         yield service
 
 
 @pytest.fixture(scope="session")
 def leasehold_azurite() -> Iterator["Service"]:
     """A stand-in for Azure Blob Storage."""
-    from leasehold_lab.standins.services import azurite  # noqa: PLC0415  an extra
+    from leasehold_lab.standins.services import run_azurite  # noqa: PLC0415  an extra
 
-    with azurite() as service:
+    with run_azurite() as service:
         yield service
 
 

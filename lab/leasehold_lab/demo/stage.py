@@ -1,8 +1,8 @@
 """Starts and kills the workers of a demo, reshards its stream, and records the history.
 
-`staged` creates a stream and a lease table for a run, and finally ends all its processes. `Stream` splits and merges
-shards, and waits until the service has finished. `Tail` reads complete lines from a file that another process is still
-writing. The order of events is in the module `story`, and the display in `screen`.
+`open_stage` creates a stream and a lease table for a run, and finally ends all its processes. `Stream` splits and
+merges shards, and waits until the service has finished. `Tail` reads complete lines from a file that another process is
+still writing. The order of events is in the module `story`, and the display in `screen`.
 """
 
 import tempfile
@@ -24,19 +24,19 @@ from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.balancer.model import Lease, Shard
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
-from leasehold_lab.demo.child import ENVIRONMENT, Child, isolate
+from leasehold_lab.demo.child import ENVIRONMENT, Child, replace_aws_environment
 from leasehold_lab.judge.events import (
     Incident,
     IncidentKind,
     ObservedRow,
     ReadingEvent,
     RunHistory,
-    Sent,
-    event_of,
+    SentRecord,
+    parse_event,
 )
-from leasehold_lab.judge.explanations import RunVerdict, verdict_on
+from leasehold_lab.judge.explanations import RunVerdict, judge_finished_run
 from leasehold_lab.judge.tenures import TenureHistory
-from leasehold_lab.standins.services import dynalite, kinesis_local
+from leasehold_lab.standins.services import run_dynalite, run_kinesis_local
 
 if TYPE_CHECKING:  # users do not have the stubs
     from types_boto3_kinesis import KinesisClient
@@ -50,7 +50,7 @@ class StreamError(Exception):
     """Raised if the stand-in did not carry out a request."""
 
 
-def client(endpoint: str) -> "KinesisClient":
+def create_kinesis_client(endpoint: str) -> "KinesisClient":
     """Return a client that does not retry, because a retried put might write records twice."""
     return boto3.client(
         "kinesis",
@@ -65,7 +65,7 @@ class Stream:
     def __init__(self, endpoint: str, name: str, shards: int) -> None:
         """Create the stream, and wait until it is active."""
         self.name, self.url = name, f"kinesis://{name}?endpoint={endpoint}"
-        self._client = client(endpoint)
+        self._client = create_kinesis_client(endpoint)
         self._source = KinesisSource(self._client, name)
         self._client.create_stream(StreamName=name, ShardCount=shards)
         self._wait_until_active()
@@ -83,7 +83,9 @@ class Stream:
 
         By default, the shard with the largest hash range is split.
         """
-        shard = max(self._open(), key=lambda shard: (shard.id == chosen, _width(shard), shard.id))
+        shard = max(
+            self._list_open_shards(), key=lambda shard: (shard.id == chosen, _hash_range_width(shard), shard.id)
+        )
         first, last = shard.hash_range or (0, 0)
         self._client.split_shard(
             StreamName=self.name, ShardToSplit=shard.id, NewStartingHashKey=str((first + last) // 2 + 1)
@@ -96,12 +98,12 @@ class Stream:
 
         If `chosen` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
-        ordered = sorted(self._open(), key=lambda shard: shard.hash_range or (0, 0))
+        ordered_shards = sorted(self._list_open_shards(), key=lambda shard: shard.hash_range or (0, 0))
         left, right = min(
-            pairwise(ordered),
+            pairwise(ordered_shards),
             key=lambda pair: (
                 chosen not in {pair[0].id, pair[1].id},
-                _width(pair[0]) + _width(pair[1]),
+                _hash_range_width(pair[0]) + _hash_range_width(pair[1]),
                 pair[0].id,
             ),
         )
@@ -111,13 +113,13 @@ class Stream:
 
     def put(self, *rows: tuple[str, bytes]) -> None:
         """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected."""
-        put(self._client, self.name, rows)
+        put_records(self._client, self.name, rows)
 
     def close(self) -> None:
         """Close the client's connections."""
         self._client.close()
 
-    def _open(self) -> tuple[Shard, ...]:
+    def _list_open_shards(self) -> tuple[Shard, ...]:
         return tuple(shard for shard in self.shards() if shard.open)
 
     def _wait_until_active(self) -> None:
@@ -129,7 +131,7 @@ class Stream:
             time.sleep(POLL_SECONDS)
 
 
-def put(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
+def put_records(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
     """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected.
 
     Rejected records are not retried, because a retry would change the order of records within a key. The stand-in never
@@ -141,20 +143,20 @@ def put(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]
         raise StreamError(f"stream {stream}: {rejected_count} of {len(entries)} records were rejected")
 
 
-def _width(shard: Shard) -> int:
+def _hash_range_width(shard: Shard) -> int:
     first, last = shard.hash_range or (0, 0)
     return last - first
 
 
-def short(shard: str) -> str:
+def shorten_shard_id(shard: str) -> str:
     """Shorten `shardId-000000000007` to `7`."""
-    number = shard.rpartition("-")[2]
-    return number.lstrip("0") or "0" if number.isdigit() else shard
+    shard_number = shard.rpartition("-")[2]
+    return shard_number.lstrip("0") or "0" if shard_number.isdigit() else shard
 
 
-def shard_names(shards: Iterable[str]) -> str:
+def format_shard_names(shards: Iterable[str]) -> str:
     """Format the shards as `shard 3`, or as `shards 2, 3 and 5`."""
-    names = [short(shard) for shard in sorted(shards)]
+    names = [shorten_shard_id(shard) for shard in sorted(shards)]
     if len(names) == 1:
         return f"shard {names[0]}"
     return f"shards {', '.join(names[:-1])} and {names[-1]}" if names else "nothing"
@@ -173,7 +175,7 @@ class Tail(Generic[T]):
         self._path, self._read = path, read
         self._place = 0
 
-    def more(self) -> list[T]:
+    def read_new_items(self) -> list[T]:
         """Return the lines that were completed since the last call, parsed by `read`."""
         with self._path.open("rb") as file:
             file.seek(self._place)
@@ -235,33 +237,33 @@ class Stage:
     def join(self, worker: str) -> None:
         """Start a worker with this name."""
         command = ("-m", "leasehold.adapters.cli.main", "consume", self.stream.url, "--store", self.store_url)
-        self.admit(Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder))
+        self.add_process(Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder))
 
-    def admit(self, child: Child) -> None:
+    def add_process(self, child: Child) -> None:
         """Add a process that prints event lines. The name of the process is the name of the worker."""
         self._children[child.name] = child
-        self._tails.append(Tail(child.out, event_of))
-        self._incident("start", child.name, "at work")
+        self._tails.append(Tail(child.out, parse_event))
+        self._record_incident("start", child.name, "at work")
 
     def kill(self, worker: str) -> None:
         """Kill a worker with SIGKILL."""
         self._children.pop(worker).kill()
-        self._incident("crash", worker, "killed")
+        self._record_incident("crash", worker, "killed")
         self.tick()  # read the worker's last events before recording its death
-        self.reading.died(worker, self.history.incidents[-1].t)
+        self.reading.end_tenures_of_dead_process(worker, self.history.incidents[-1].t)
 
-    def leave(self, worker: str) -> Child:
+    def drain_worker(self, worker: str) -> Child:
         """Make a worker drain, by SIGTERM, and return its process. The caller must wait for the process to end."""
         child = self._children.pop(worker)
-        self._incident("leave", worker, "drained")
+        self._record_incident("leave", worker, "drained")
         child.ask_to_end()
         return child
 
     def split(self, chosen: str = "") -> str:
         """Split a shard, by default the one with the largest hash range, and return its id."""
-        began = time.time()
+        begin_time = time.time()
         shard = self.stream.split(chosen)
-        self.history.incidents.append(Incident(began, "split", shard))
+        self.history.incidents.append(Incident(begin_time, "split", shard))
         self._count_open_shards()
         return shard
 
@@ -270,15 +272,15 @@ class Stage:
 
         If `chosen` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
-        began = time.time()
+        begin_time = time.time()
         shards = self.stream.merge(chosen)
-        self.history.incidents.append(Incident(began, "merge", " ".join(shards)))
+        self.history.incidents.append(Incident(begin_time, "merge", " ".join(shards)))
         self._count_open_shards()
         return shards
 
     def end(self) -> None:
         """Make all workers drain at the same time, and wait until they have ended."""
-        self._incident("end")
+        self._record_incident("end")
         for child in self._children.values():
             child.ask_to_end()
         self._read_table_and_events()
@@ -288,7 +290,7 @@ class Stage:
         self._children.clear()
         self.tick()
 
-    def abandon(self) -> None:
+    def kill_all_workers(self) -> None:
         """Kill all workers immediately."""
         for child in self._children.values():
             child.kill()
@@ -300,7 +302,7 @@ class Stage:
         """Read the new events of all workers and the lease table. Raises StageError if a worker has ended."""
         self._read_table_and_events()
         for worker, child in self._children.items():
-            if not child.running:
+            if not child.is_running:
                 raise StageError(f"{worker} ended by itself; its last words:\n{child.last_output}")
         self.watched(self)
 
@@ -318,51 +320,58 @@ class Stage:
         """Tick for this many seconds."""
         self.until(lambda: False, seconds)
 
-    def living(self) -> tuple[str, ...]:
+    def list_living_workers(self) -> tuple[str, ...]:
         """Return the names of the workers that are running and not draining."""
         return tuple(worker for worker, state in self.workers.items() if state == AT_WORK)
 
-    def held(self) -> Mapping[str, int]:
+    def count_leases_of_workers(self) -> Mapping[str, int]:
         """Return the number of unfinished leases of each living worker."""
-        counts = dict.fromkeys(self.living(), 0)
+        lease_counts = dict.fromkeys(self.list_living_workers(), 0)
         for lease in self.leases:
-            if lease.owner in counts and not lease.ended:
-                counts[lease.owner] += 1
-        return counts
+            if lease.owner in lease_counts and not lease.ended:
+                lease_counts[lease.owner] += 1
+        return lease_counts
 
-    def balanced(self) -> bool:
+    def is_balanced(self) -> bool:
         """Return whether the fleet is balanced.
 
         The fleet is balanced if each open shard is read by the living owner of its lease, and the lease counts of any
         two workers differ by at most one.
         """
-        current = [lease for lease in self.leases if not lease.ended]
-        held = self.held()
-        all_read = all(self.reading.owner(lease.shard) == lease.owner and lease.owner in held for lease in current)
-        return all_read and len(current) == self.open_shards and max(held.values()) - min(held.values()) <= 1
+        unfinished_leases = [lease for lease in self.leases if not lease.ended]
+        lease_counts = self.count_leases_of_workers()
+        are_all_read = all(
+            self.reading.find_reader(lease.shard) == lease.owner and lease.owner in lease_counts
+            for lease in unfinished_leases
+        )
+        return (
+            are_all_read
+            and len(unfinished_leases) == self.open_shards
+            and max(lease_counts.values()) - min(lease_counts.values()) <= 1
+        )
 
-    def verdict(self, sent: list[Sent]) -> RunVerdict:
+    def verdict(self, sent: list[SentRecord]) -> RunVerdict:
         """Return the judge's verdict on the history."""
-        return verdict_on(self.recorded(sent))
+        return judge_finished_run(self.build_history(sent))
 
-    def recorded(self, sent: list[Sent]) -> RunHistory:
+    def build_history(self, sent: list[SentRecord]) -> RunHistory:
         """Return the history so far, with the records that a producer sent."""
         return evolve(self.history, sent=sent, parents=dict(self.stream.parents()), end=time.time())
 
     def _read_table_and_events(self) -> None:
-        for event in (event for tail in self._tails for event in tail.more()):
+        for event in (event for tail in self._tails for event in tail.read_new_items()):
             self._record_event(event)
         self.leases, now = self.store.list().leases, time.time()
         self.history.rows += [ObservedRow(now, lease.shard, lease.owner, lease.checkpoint) for lease in self.leases]
 
     def _record_event(self, event: ReadingEvent) -> None:
         self.history.events.append(event)
-        self.reading.add(event)
+        self.reading.add_event(event)
         if event.event == "record":
             self.distinct.add((event.key, event.digest))
             self.handed[event.worker] += 1
 
-    def _incident(self, what: IncidentKind, subject: str = "", state: str = "") -> None:
+    def _record_incident(self, what: IncidentKind, subject: str = "", state: str = "") -> None:
         self.history.incidents.append(Incident(time.time(), what, subject))
         if state:
             self.workers[subject] = state
@@ -372,7 +381,7 @@ class Stage:
 
 
 @contextmanager
-def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...]) -> Iterator[Stage]:
+def open_stage(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...]) -> Iterator[Stage]:
     """Create a stream and the name of a lease table in two running services, and yield a stage for a run.
 
     `settings` are additional options for all workers.
@@ -383,16 +392,16 @@ def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-demo-")))
         stream = stack.enter_context(closing(Stream(kinesis, name, shards)))
         stage = Stage(folder, stream, stack.enter_context(closing(open_store(table))), table, settings)
-        stack.callback(stage.abandon)
+        stack.callback(stage.kill_all_workers)
         yield stage
 
 
 @contextmanager
-def services() -> Iterator[tuple[str, str]]:
+def run_services() -> Iterator[tuple[str, str]]:
     """Start stand-ins for Kinesis and DynamoDB, and yield their URLs.
 
     The AWS credentials in the environment of this process are replaced by dummy ones.
     """
-    isolate()
-    with kinesis_local() as kinesis, dynalite() as dynamodb:
+    replace_aws_environment()
+    with run_kinesis_local() as kinesis, run_dynalite() as dynamodb:
         yield kinesis.url, dynamodb.url

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from leasehold_lab.demo.child import Child
-from leasehold_lab.demo.producer import sent_of
-from leasehold_lab.demo.stage import Stage, StageError, Tail, shard_names, short
-from leasehold_lab.judge.events import Sent
+from leasehold_lab.demo.producer import parse_sent_record
+from leasehold_lab.demo.stage import Stage, StageError, Tail, format_shard_names, shorten_shard_id
+from leasehold_lab.judge.events import SentRecord
 from leasehold_lab.judge.explanations import RunVerdict
 
 SETTLE_SECONDS = 25.0
@@ -26,19 +26,19 @@ class Story:
     """
 
     def __init__(self, stage: Stage, endpoint: str, rate: int) -> None:
-        self.sent: list[Sent] = []
+        self.sent: list[SentRecord] = []
         self.chapter = ""
         self.sentences: list[tuple[float, str]] = []
         self.on_sentence: Callable[[float, str], None] = lambda _seconds, _what: None
         self.on_update: Callable[[], None] = lambda: None
         self._stage, self._began = stage, time.monotonic()
-        stage.watched = self._update
+        stage.watched = self._update_progress
         command = ("-m", "leasehold_lab.demo.producer", endpoint, stage.stream.name, str(rate))
         self._producer = Child("producer", command, stage.folder)
-        self._produced = Tail(self._producer.out, sent_of)
+        self._produced = Tail(self._producer.out, parse_sent_record)
 
     @property
-    def seconds(self) -> float:
+    def elapsed_seconds(self) -> float:
         """The number of seconds since the start of the run."""
         return time.monotonic() - self._began
 
@@ -49,60 +49,62 @@ class Story:
                 "A worker starts alone",
                 f"worker-1 starts. All {self._stage.open_shards} shards of the stream are free, and it takes them.",
             )
-            self._join("worker-1")
+            self._start_worker("worker-1")
             self._start_chapter(
                 "Two workers join",
                 "worker-2 starts. There is no coordinator: it reads the lease table and requests its share of leases. "
                 "An owner finishes its batch, writes a checkpoint, and hands the lease off.",
             )
-            self._join("worker-2")
-            self._say("worker-3 starts, and gets a third of the leases from both.")
-            self._join("worker-3")
-            self._kill()
+            self._start_worker("worker-2")
+            self._say_sentence("worker-3 starts, and gets a third of the leases from both.")
+            self._start_worker("worker-3")
+            self._kill_worker()
             self._start_chapter(
                 "A worker is added", "worker-4 starts. As few leases as possible move, each by a hand-off."
             )
-            self._join("worker-4")
+            self._start_worker("worker-4")
             self.chapter = "A shard is split"
-            self._say(
-                f"Shard {short(self._stage.split())} is split in two. It is read to its end first; then its children "
-                "get leases, so that no record overtakes an earlier one of its key."
+            self._say_sentence(
+                f"Shard {shorten_shard_id(self._stage.split())} is split in two. It is read to its end "
+                "first; then its children get leases, so that no record overtakes an earlier one of its key."
             )
             self._wait_until_balanced()
             self.chapter = "Two shards are merged"
-            left, right = map(short, self._stage.merge())
-            self._say(f"Shards {left} and {right} are merged. Their child is read once both are finished.")
+            left, right = map(shorten_shard_id, self._stage.merge())
+            self._say_sentence(f"Shards {left} and {right} are merged. Their child is read once both are finished.")
             self._wait_until_balanced()
-            self._finish()
+            self._finish_run()
         finally:
             self._producer.kill()
         return self._stage.verdict(self.sent)
 
-    def _update(self, _stage: Stage) -> None:
-        self.sent += self._produced.more()
+    def _update_progress(self, _stage: Stage) -> None:
+        self.sent += self._produced.read_new_items()
         self.on_update()
 
-    def _say(self, sentence: str) -> None:
-        self.sentences.append((self.seconds, sentence))
+    def _say_sentence(self, sentence: str) -> None:
+        self.sentences.append((self.elapsed_seconds, sentence))
         self.on_sentence(*self.sentences[-1])
         self.on_update()
 
-    def _kill(self) -> None:
+    def _kill_worker(self) -> None:
         stage = self._stage
-        shards = shard_names(lease.shard for lease in stage.leases if lease.owner == "worker-2" and not lease.ended)
+        shards = format_shard_names(
+            lease.shard for lease in stage.leases if lease.owner == "worker-2" and not lease.ended
+        )
         self.chapter = "A worker is killed"
         stage.kill("worker-2")
-        self._say(
+        self._say_sentence(
             f"worker-2 is killed (SIGKILL) while it reads {shards}. No one is notified. Its leases are no longer "
             "renewed, and after 3 s other workers may take them and continue from its last checkpoint. Records after "
             "that checkpoint are dispatched again."
         )
         self._wait_until_balanced()
-        killed = stage.history.incidents[-1].t
-        waits_for_reader = [tenure.begin - killed for tenure in stage.reading.tenures if tenure.begin > killed]
-        self._say(f"All its shards are read again {max(waits_for_reader, default=0.0):.1f} s after the kill.")
+        kill_time = stage.history.incidents[-1].t
+        wait_times = [tenure.begin - kill_time for tenure in stage.reading.tenures if tenure.begin > kill_time]
+        self._say_sentence(f"All its shards are read again {max(wait_times, default=0.0):.1f} s after the kill.")
 
-    def _finish(self) -> None:
+    def _finish_run(self) -> None:
         stage = self._stage
         self._start_chapter(
             "The end", "The producer stops, the last records arrive, and the workers release their leases."
@@ -115,29 +117,29 @@ class Story:
         stage.until(lambda: len(stage.distinct) >= len(self.sent), ARRIVE_SECONDS)
         stage.end()
 
-    def _join(self, worker: str) -> None:
+    def _start_worker(self, worker: str) -> None:
         self._stage.join(worker)
         self._wait_until_balanced()
 
     def _start_chapter(self, chapter: str, sentence: str) -> None:
         self.chapter = chapter
-        self._say(sentence)
+        self._say_sentence(sentence)
 
     def _wait_until_balanced(self) -> None:
         stage = self._stage
-        tenures_before = len(stage.reading.tenures)
-        if not stage.until(stage.balanced, SETTLE_SECONDS):
-            self._say(f"Not balanced after {SETTLE_SECONDS:g} s.")
+        tenure_count_before = len(stage.reading.tenures)
+        if not stage.until(stage.is_balanced, SETTLE_SECONDS):
+            self._say_sentence(f"Not balanced after {SETTLE_SECONDS:g} s.")
             return
         stage.pause(STEADY_SECONDS)
-        counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.held().items()))
+        counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.count_leases_of_workers().items()))
         # Count the shards that have moved since then: a living reader was replaced before it reached the end of the
         # shard.
         tenures = stage.reading.tenures
-        earlier = {tenure.shard: tenure for tenure in tenures[:tenures_before]}
-        moved = 0
-        for tenure in tenures[tenures_before:]:
-            previous = earlier.get(tenure.shard)
-            moved += previous is not None and previous.how not in {"cut", "shard-ended"}
-            earlier[tenure.shard] = tenure
-        self._say(f"Balanced: {counts}" + (f" ({moved} moved)." if moved else "."))
+        earlier_tenures = {tenure.shard: tenure for tenure in tenures[:tenure_count_before]}
+        moved_count = 0
+        for tenure in tenures[tenure_count_before:]:
+            previous = earlier_tenures.get(tenure.shard)
+            moved_count += previous is not None and previous.how not in {"cut", "shard-ended"}
+            earlier_tenures[tenure.shard] = tenure
+        self._say_sentence(f"Balanced: {counts}" + (f" ({moved_count} moved)." if moved_count else "."))

@@ -32,7 +32,7 @@ BreachKind = Literal[
 
 
 @frozen
-class Limits:
+class JudgeLimits:
     """The limits with which the judge checks a run.
 
     Attributes:

@@ -64,13 +64,13 @@ REJECTABLE: frozenset[WriteVerb] = frozenset({"claim", "steal", "request", "rele
 """Writes that are rejected if another worker has made one first."""
 
 
-def worker_of(process: str) -> str:
+def parse_worker_id(process: str) -> str:
     """Return the worker id in the name of a process."""
     return re.sub(r"#\d+$", "", process)
 
 
 @frozen
-class Sent:
+class SentRecord:
     """A record that was sent and that the stream acknowledged.
 
     Attributes:
@@ -116,7 +116,7 @@ class ReadingEvent:
     @property
     def worker(self) -> str:
         """The id of the process's worker."""
-        return worker_of(self.process)
+        return parse_worker_id(self.process)
 
 
 @frozen
@@ -172,7 +172,7 @@ class WriteAnswer:
     @property
     def worker(self) -> str:
         """The id of the process's worker."""
-        return worker_of(self.process)
+        return parse_worker_id(self.process)
 
     @property
     def done(self) -> bool:
@@ -238,7 +238,7 @@ class RunHistory:
     """
 
     first: tuple[Lease, ...] = ()
-    sent: list[Sent] = field(factory=list)
+    sent: list[SentRecord] = field(factory=list)
     events: list[ReadingEvent] = field(factory=list)
     writes: list[WriteEvent] = field(factory=list)
     rows: list[ObservedRow] = field(factory=list)
@@ -249,12 +249,12 @@ class RunHistory:
     end: float = 0.0
     answers: list[WriteAnswer] = field(factory=list)
 
-    def of_kinds(self, *events: str) -> Iterator[ReadingEvent]:
+    def select_events(self, *events: str) -> Iterator[ReadingEvent]:
         """Yield the events of these kinds, in order of time."""
         yield from sorted((event for event in self.events if event.event in events), key=lambda event: event.t)
 
 
-def event_of(line: str | bytes) -> ReadingEvent:
+def parse_event(line: str | bytes) -> ReadingEvent:
     """Parse a line that `leasehold consume --events` printed. Raises ValueError if the line is not an event."""
     try:
         fields = json.loads(line)

@@ -17,7 +17,7 @@ Four rules hold:
 4. Faults are recorded by the program that causes them. A long wait, or a repeated dispatch, that no recorded fault
    explains is a breach.
 
-`verdict_on` returns the verdict on a finished run, which contains its figures and all breaches.
+`judge_finished_run` returns the verdict on a finished run, which contains its figures and all breaches.
 """
 
 import math
@@ -30,10 +30,10 @@ from attrs import asdict, field, frozen
 
 from leasehold.balancer.rules.shares import least_moves
 from leasehold_lab.judge import records, rights
-from leasehold_lab.judge.breach import Breach, Limits
-from leasehold_lab.judge.events import IncidentKind, ReadingEvent, RecordPlace, RunHistory, worker_of
-from leasehold_lab.judge.rights import longest_unowned, read_spans
-from leasehold_lab.judge.run import JudgedRun, ReaderChange, alive_at
+from leasehold_lab.judge.breach import Breach, JudgeLimits
+from leasehold_lab.judge.events import IncidentKind, ReadingEvent, RecordPlace, RunHistory, parse_worker_id
+from leasehold_lab.judge.rights import list_reader_spans, measure_longest_unowned
+from leasehold_lab.judge.run import JudgedRun, ReaderChange, find_workers_alive_at
 from leasehold_lab.judge.tenures import Tenure
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
@@ -70,7 +70,7 @@ class _FaultReach:
     subjects: frozenset[str]
     note: str
 
-    def touches(self, since: float, until: float, subjects: frozenset[str]) -> bool:
+    def may_explain(self, since: float, until: float, subjects: frozenset[str]) -> bool:
         """Return whether the fault may explain an effect on these subjects between `since` and `until`."""
         return self.begin < until and self.end > since and (not self.subjects or bool(self.subjects & subjects))
 
@@ -81,17 +81,17 @@ class Explanations:
 
     _history: RunHistory
     _tenures: Mapping[str, list[Tenure]]
-    _limits: Limits
+    _limits: JudgeLimits
     _reaches: Sequence[_FaultReach] = field(init=False)
     _owners: Mapping[str, list[tuple[float, str]]] = field(init=False)
 
     @_reaches.default
-    def _all_reaches(self) -> Sequence[_FaultReach]:
+    def _compute_reaches(self) -> Sequence[_FaultReach]:
         return [
             _FaultReach(
                 incident.t,
                 incident.t + (incident.seconds if incident.what == "trouble" else 0.0) + self._limits.reach_seconds,
-                frozenset(worker_of(word) for word in incident.subject.split()),
+                frozenset(parse_worker_id(word) for word in incident.subject.split()),
                 incident.note or f"{incident.what} {incident.subject}".strip(),
             )
             for incident in self._history.incidents
@@ -99,65 +99,69 @@ class Explanations:
         ]
 
     @_owners.default
-    def _observed_owners(self) -> Mapping[str, list[tuple[float, str]]]:
+    def _collect_observed_owners(self) -> Mapping[str, list[tuple[float, str]]]:
         owners: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for row in sorted(self._history.rows, key=lambda row: row.t):
             if row.owner is not None:
                 owners[row.shard].append((row.t, row.owner))
         return owners
 
-    def waits(self) -> Iterator[RecordWait]:
+    def list_record_waits(self) -> Iterator[RecordWait]:
         """Yield the wait of each record whose times of acknowledgment and dispatch are known."""
         first_dispatch: dict[tuple[str, str], ReadingEvent] = {}
-        for event in self._history.of_kinds("record"):
+        for event in self._history.select_events("record"):
             first_dispatch.setdefault((event.key, event.digest), event)
         for sent in self._history.sent:
-            dispatched = first_dispatch.get((sent.key, sent.digest))
-            if sent.t is not None and dispatched is not None:
-                yield RecordWait(dispatched.shard, sent.t, max(sent.t, dispatched.t))
+            first_event = first_dispatch.get((sent.key, sent.digest))
+            if sent.t is not None and first_event is not None:
+                yield RecordWait(first_event.shard, sent.t, max(sent.t, first_event.t))
 
-    def longest(self) -> RecordWait | None:
+    def find_longest_wait(self) -> RecordWait | None:
         """Return the longest wait with its explanation, or None if no times are known."""
-        longest = max(self.waits(), key=lambda wait: wait.seconds, default=None)
-        return None if longest is None else self.explained(longest)
+        longest_wait = max(self.list_record_waits(), key=lambda wait: wait.seconds, default=None)
+        return None if longest_wait is None else self.explain_wait(longest_wait)
 
-    def explained(self, wait: RecordWait) -> RecordWait:
+    def explain_wait(self, wait: RecordWait) -> RecordWait:
         """Return the wait with the faults that explain it and the number of unexplained seconds."""
         subjects = self._subjects_between(wait.shard, wait.since, wait.until)
-        relevant_faults = [fault for fault in self._reaches if fault.touches(wait.since, wait.until, subjects)]
+        relevant_faults = [fault for fault in self._reaches if fault.may_explain(wait.since, wait.until, subjects)]
         explained_seconds, explained_until = 0.0, wait.since
         for fault in sorted(relevant_faults, key=lambda each: each.begin):
             # Faults may overlap, so add only the part of this fault that earlier faults have not covered.
             begin, end = max(fault.begin, explained_until), min(fault.end, wait.until)
             if end > begin:
                 explained_seconds, explained_until = explained_seconds + end - begin, end
-        faults = tuple(fault.note for fault in relevant_faults)
-        return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - explained_seconds)
+        fault_notes = tuple(fault.note for fault in relevant_faults)
+        return RecordWait(wait.shard, wait.since, wait.until, fault_notes, wait.seconds - explained_seconds)
 
-    def breaches(self) -> Iterator[Breach]:
+    def find_breaches(self) -> Iterator[Breach]:
         """Yield each shard's longest unexplained wait, if it is above the limit, and each unexplained repetition."""
         if self._limits.wait_seconds == math.inf:
             return
         worst: dict[str, RecordWait] = {}
-        for wait in self.waits():
+        for wait in self.list_record_waits():
             if wait.seconds > self._limits.wait_seconds:
-                explained = self.explained(wait)
-                worst[wait.shard] = max(worst.get(wait.shard, explained), explained, key=lambda each: each.unexplained)
+                explained_wait = self.explain_wait(wait)
+                worst[wait.shard] = max(
+                    worst.get(wait.shard, explained_wait), explained_wait, key=lambda each: each.unexplained
+                )
         for wait in worst.values():
             if wait.unexplained > self._limits.wait_seconds:
                 why = f"a record of {wait.shard} waited for {wait.seconds:.1f} s from {wait.since:.3f}"
-                unexplained = f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
-                yield Breach("unread", wait.until, f"{why}, {unexplained}")
+                unexplained_part = (
+                    f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
+                )
+                yield Breach("unread", wait.until, f"{why}, {unexplained_part}")
         last_dispatch: dict[tuple[str, RecordPlace], ReadingEvent] = {}
         reported: set[tuple[str, str]] = set()
-        for record in self._history.of_kinds("record"):
+        for record in self._history.select_events("record"):
             previous = last_dispatch.get((record.shard, record.place))
             last_dispatch[record.shard, record.place] = record
-            # `records.again_only_where_due` checks repetitions by the same process.
+            # `records.check_repetitions` checks repetitions by the same process.
             if previous is None or previous.process == record.process or (record.process, record.shard) in reported:
                 continue
             subjects = self._subjects_between(record.shard, previous.t, record.t)
-            if not any(fault.touches(previous.t, record.t, subjects) for fault in self._reaches):
+            if not any(fault.may_explain(previous.t, record.t, subjects) for fault in self._reaches):
                 reported.add((record.process, record.shard))
                 why = f"{record.process} handed over {record.place[0]} of {record.shard} after {previous.process} had"
                 delay = f"{record.t - previous.t:.1f} s later; no fault explains it"
@@ -183,44 +187,44 @@ class Explanations:
         return frozenset(subjects)
 
 
-def nothing_unexplained(run: JudgedRun) -> Iterator[Breach]:
+def check_everything_is_explained(run: JudgedRun) -> Iterator[Breach]:
     """Check rule 4, and that no exception was left unhandled."""
-    yield from Explanations(run.history, run.tenures, run.limits).breaches()
+    yield from Explanations(run.history, run.tenures, run.limits).find_breaches()
     if not run.limits.callable_faults:
         yield from (Breach("unforeseen", run.history.end, fault) for fault in run.history.faults)
 
 
 LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
-    records.everything_sent_was_dispatched,
-    records.again_only_where_due,
-    records.in_order_within_a_key,
-    records.parents_before_children,
-    records.one_process_for_each_token,
-    nothing_unexplained,
-    rights.one_holder_at_a_time,
-    rights.nothing_unfinished_is_checkpointed,
-    rights.only_holders_dispatch,
-    rights.everything_held_is_read,
-    rights.responses_agree,
-    rights.finished_stays_finished,
-    rights.only_writers_dispatch,
-    rights.at_rest,
-    rights.no_needless_move,
+    records.check_sent_records_are_dispatched,
+    records.check_repetitions,
+    records.check_order_within_keys,
+    records.check_parents_before_children,
+    records.check_one_process_per_token,
+    check_everything_is_explained,
+    rights.check_one_holder_at_a_time,
+    rights.check_only_finished_is_checkpointed,
+    rights.check_only_holders_dispatch,
+    rights.check_held_leases_are_read,
+    rights.check_responses_agree,
+    rights.check_finished_stays_finished,
+    rights.check_only_writers_dispatch,
+    rights.check_fleet_at_rest,
+    rights.check_needless_moves,
 )
 """The laws that the judge checks in every run."""
 
 
-def breaches(run: JudgedRun) -> tuple[Breach, ...]:
+def check_laws(run: JudgedRun) -> tuple[Breach, ...]:
     """Check all laws, and return the breaches in order of time."""
     return tuple(sorted((breach for law in LAWS for breach in law(run)), key=lambda breach: breach.t))
 
 
-def judge(history: RunHistory, limits: Limits) -> tuple[Breach, ...]:
+def judge_history(history: RunHistory, limits: JudgeLimits) -> tuple[Breach, ...]:
     """Check all laws in a history, and return the breaches in order of time."""
-    return breaches(JudgedRun(history, limits))
+    return check_laws(JudgedRun(history, limits))
 
 
-UNLIMITED = Limits()
+UNLIMITED = JudgeLimits()
 
 
 @frozen
@@ -265,25 +269,25 @@ class RunVerdict:
 
     def as_json(self) -> dict[str, object]:
         """Return values that `json.dumps` accepts, with times in milliseconds, as in event lines."""
-        changes = [{**asdict(change), "t": round(change.t * 1000)} for change in self.owner_changes]
+        owner_changes = [{**asdict(change), "t": round(change.t * 1000)} for change in self.owner_changes]
         return {
             "ok": self.ok,
             **asdict(self),
-            "owner_changes": changes,
+            "owner_changes": owner_changes,
             "faults": [str(breach) for breach in self.faults],
         }
 
 
-def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
+def judge_finished_run(history: RunHistory, limits: JudgeLimits = UNLIMITED) -> RunVerdict:
     """Return the verdict on a finished run. If the history has an incident "end", workers need not read after it."""
     run = JudgedRun(history, limits)
-    end = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
-    unread = longest_unowned(read_spans(run.tenures, history.parents), 0.0, end)
-    shard, seconds = max(unread.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
-    move_count, least_move_count = moves(run)
+    end_time = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
+    unread_seconds = measure_longest_unowned(list_reader_spans(run.tenures, history.parents), 0.0, end_time)
+    shard, seconds = max(unread_seconds.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
+    move_count, least_move_count = count_moves(run)
     # A handler that compares tokens rejects every token that is lower than the highest one before it in the shard.
     highest, fenced = Counter[str](), 0
-    for record in run.records:
+    for record in run.dispatches:
         if record.token is not None:
             fenced += record.token < highest[record.shard]
             highest[record.shard] = max(highest[record.shard], record.token)
@@ -292,7 +296,7 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
         delivered=len(history.sent) - len(run.undispatched_records),
         lost=len(run.undispatched_records),
         strangers=len(run.unsent_records),
-        duplicates=len(run.records) - len({(event.shard, event.place, event.digest) for event in run.records}),
+        duplicates=len(run.dispatches) - len({(event.shard, event.place, event.digest) for event in run.dispatches}),
         fenced=fenced,
         shards=len(run.tenures),
         unowned_seconds_max=round(seconds, 3),
@@ -300,34 +304,37 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
         moves=move_count,
         moves_least=least_move_count,
         owner_changes=run.reader_changes,
-        faults=breaches(run),
+        faults=check_laws(run),
     )
 
 
-def moves(run: JudgedRun) -> tuple[int, int]:
+def count_moves(run: JudgedRun) -> tuple[int, int]:
     """Return the number of moves before the incident "end", and the least number that would have been enough.
 
     A move takes a shard away from a living reader. The least number is computed for each period between two incidents,
     and the numbers are added. In each period, it depends on the shards that are read at the end and on their readers at
     the start. A shard that is new, or whose reader has died, needs no move.
     """
-    move_count = least_count = 0
+    move_count = least_move_count = 0
     for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
         if incident.what == "end":
             break
-        living = alive_at(run.lives, incident.t)
+        living_workers = find_workers_alive_at(run.lifetimes, incident.t)
         move_count += sum(
-            before.worker in living and before.worker != after.worker
+            before.worker in living_workers and before.worker != after.worker
             for readers in run.tenures.values()
             for before, after in pairwise(readers)
             if incident.t <= after.begin < following.t
         )
-        still_read = [readers for readers in run.tenures.values() if _reader_at(readers, following.t) is not None]
-        least_count += least_moves(
-            {readers[0].shard: _reader_at(readers, incident.t) for readers in still_read}, living
+        readers_of_read_shards = [
+            readers for readers in run.tenures.values() if _find_reader_at(readers, following.t) is not None
+        ]
+        least_move_count += least_moves(
+            {readers[0].shard: _find_reader_at(readers, incident.t) for readers in readers_of_read_shards},
+            living_workers,
         )
-    return move_count, least_count
+    return move_count, least_move_count
 
 
-def _reader_at(readers: list[Tenure], t: float) -> str | None:
+def _find_reader_at(readers: list[Tenure], t: float) -> str | None:
     return next((tenure.worker for tenure in reversed(readers) if tenure.begin < t <= tenure.end), None)

@@ -17,18 +17,18 @@ from leasehold_lab.judge.events import ReadingEvent, RecordPlace
 from leasehold_lab.judge.run import TAKES, JudgedRun
 
 
-def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
+def check_sent_records_are_dispatched(run: JudgedRun) -> Iterator[Breach]:
     """Check that every acknowledged record was dispatched, except in shards that restarted at LATEST (law 1 and L13).
 
     Check also that no other records were dispatched, and that each process dispatched only records of shards that it
     was reading.
     """
     # If no worker plans at the end of the run, the last records may have no reader.
-    must_be_dispatched = run.limits.settled is None or run.planners
-    lost = [record for record in run.undispatched_records if record.key not in run.forgotten_shards]
-    if must_be_dispatched and lost:
-        first_lost = f"the first is number {lost[0].number} of {lost[0].key}"
-        yield Breach("lost", run.history.end, f"{len(lost)} records were never handed over, {first_lost}")
+    must_be_dispatched = run.limits.settled is None or run.planning_workers
+    lost_records = [record for record in run.undispatched_records if record.key not in run.forgotten_shards]
+    if must_be_dispatched and lost_records:
+        first_lost = f"the first is number {lost_records[0].number} of {lost_records[0].key}"
+        yield Breach("lost", run.history.end, f"{len(lost_records)} records were never handed over, {first_lost}")
     if unsent := run.unsent_records:
         why = f"{len(unsent)} records were handed over and never sent, one of them of {unsent[0][0]}"
         yield Breach("stranger", run.history.end, why)
@@ -37,37 +37,39 @@ def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
         yield Breach("handed over unheld", outside[0].t, why)
 
 
-def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
+def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
     """Check that the records of each key are in order (law 2), within each tenure and then over all tenures."""
     for tenure in run.tenure_history.tenures:
         last_numbers: dict[str, int] = {}
         seen_places: set[RecordPlace] = set()
         for record in tenure.records:
-            number = run.record_numbers.get((record.key, record.digest))
-            if number is None or record.place in seen_places:
+            record_number = run.record_numbers.get((record.key, record.digest))
+            if record_number is None or record.place in seen_places:
                 continue  # other laws report records that were never sent, and repetitions
             seen_places.add(record.place)
-            if number < last_numbers.get(record.key, number):
-                position = f"after number {last_numbers[record.key]}, both of {tenure.shard}"
-                why = f"{tenure.process} handed over number {number} of {record.key} {position}"
+            if record_number < last_numbers.get(record.key, record_number):
+                earlier_position = f"after number {last_numbers[record.key]}, both of {tenure.shard}"
+                why = f"{tenure.process} handed over number {record_number} of {record.key} {earlier_position}"
                 yield Breach("out of order", record.t, why)
                 break
-            last_numbers[record.key] = number
+            last_numbers[record.key] = record_number
     first_dispatches: dict[tuple[str, int], float] = {}
-    for record in run.records:
-        number = run.record_numbers.get((record.key, record.digest))
-        if number is not None and (record.key, record.digest) not in run.former_stream_records:
-            first_dispatches.setdefault((record.key, number), record.t)
+    for record in run.dispatches:
+        record_number = run.record_numbers.get((record.key, record.digest))
+        if record_number is not None and (record.key, record.digest) not in run.former_stream_records:
+            first_dispatches.setdefault((record.key, record_number), record.t)
     latest: dict[str, tuple[float, int]] = {}
-    for (key, number), t in sorted(first_dispatches.items()):
-        latest_time, latest_number = latest.get(key, (t, number))
+    for (key, record_number), t in sorted(first_dispatches.items()):
+        latest_time, latest_number = latest.get(key, (t, record_number))
         if t < latest_time:
-            yield Breach("out of order", t, f"number {number} of {key} was handed over before number {latest_number}")
+            yield Breach(
+                "out of order", t, f"number {record_number} of {key} was handed over before number {latest_number}"
+            )
             return
-        latest[key] = (t, number)
+        latest[key] = (t, record_number)
 
 
-def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
+def check_parents_before_children(run: JudgedRun) -> Iterator[Breach]:
     """Check law 2 for parents and children, regardless of keys.
 
     Records of former streams are ignored, because their shards may have the same names. If an operator deleted a
@@ -76,7 +78,7 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
     first_records: dict[str, ReadingEvent] = {}
     last_new_records: dict[str, ReadingEvent] = {}
     seen_places: set[tuple[str, RecordPlace]] = set()
-    for record in run.records:
+    for record in run.dispatches:
         if (record.key, record.digest) in run.former_stream_records:
             continue
         first_records.setdefault(record.shard, record)
@@ -99,29 +101,29 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
                 yield Breach("out of order", child_record.t, f"{why} {parent_position}")
 
 
-def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
+def check_repetitions(run: JudgedRun) -> Iterator[Breach]:
     """Check for forbidden repetitions (law 3), first within each tenure, and then from one tenure to the next."""
     # If handlers don't report when they finish, a record counts as finished when it is dispatched.
-    finish_reported = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
+    are_finishes_reported = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
     for tenure in run.tenure_history.tenures:
         first_records = {record.place: record for record in reversed(tenure.records)}
-        repeated = (
+        repeated_records = (
             tenure.again
-            if finish_reported
+            if are_finishes_reported
             else [record for record in tenure.records if first_records[record.place] is not record]
         )
-        if repeated:
-            why = f"{tenure.process} handed over {len(repeated)} records of {tenure.shard} twice"
-            yield Breach("repeated", repeated[0].t, f"{why} without a change of owner")
+        if repeated_records:
+            why = f"{tenure.process} handed over {len(repeated_records)} records of {tenure.shard} twice"
+            yield Breach("repeated", repeated_records[0].t, f"{why} without a change of owner")
     for change in run.reader_changes:
         if change.replayed or (change.duplicates and not run.limits.duplicates):
-            count = change.replayed if run.limits.duplicates else change.duplicates
+            repeated_count = change.replayed if run.limits.duplicates else change.duplicates
             circumstance = "that were checkpointed when it took it" if change.replayed else f"after {change.before}"
-            why = f"{change.after} handed over {count} records of {change.shard} again {circumstance}"
+            why = f"{change.after} handed over {repeated_count} records of {change.shard} again {circumstance}"
             yield Breach("handed over again", change.t, why)
 
 
-def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
+def check_one_process_per_token(run: JudgedRun) -> Iterator[Breach]:
     """Check that each token belongs to one process (law 4), separately for each row that the lease has had."""
     deletions = [(write.before.shard, write.t) for write in run.history.writes if write.before and write.after is None]
     deletions += [
@@ -132,7 +134,7 @@ def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
         deletion_times = sorted(t for deleted_shard, t in deletions if deleted_shard == shard)
         lease_writes = [write for write in applied_writes if write.key == shard] if deletion_times else []
         # A worker that remembers a deleted row recreates it with a higher counter, so its tokens continue.
-        new_rows = sorted(
+        row_creation_times = sorted(
             write.t for write in lease_writes if write.verb == "create" and write.after and not write.after.epoch
         )
         takes = [write for write in lease_writes if write.verb in TAKES]
@@ -140,10 +142,10 @@ def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
         # A reader gets its token when it starts, and keeps the token if it takes over a recreated row.
         for tenure in sorted((tenure for tenure in readers if tenure.records), key=lambda each: each.records[0].t):
             own_takes = (write.t for write in takes if write.process == tenure.process and write.t <= tenure.begin)
-            row = bisect(new_rows, max(own_takes, default=0.0))
+            row_number = bisect(row_creation_times, max(own_takes, default=0.0))
             for record in (record for record in tenure.records if record.token is not None):
                 first_process = readers_by_token.setdefault(
-                    (bisect(deletion_times, record.t), row, record.token or 0), record.process
+                    (bisect(deletion_times, record.t), row_number, record.token or 0), record.process
                 )
                 if first_process != record.process:
                     why = f"{record.process} read {shard} under {record.token}, as {first_process} did"

@@ -23,8 +23,9 @@ was sent after the response to the other:
 Laws 6 to 9 and 11 are no longer checked after a lease was deleted, because the versions of its next row start over. Law
 8 is no longer checked after a lease was reset, for example because its stream was recreated.
 
-A fleet is at rest (`at_rest`) when every lease has a living owner, only renewals are written, and the load is even. The
-owners of each lease over time come from its writes (`written_spans`) or from its readers (`read_spans`).
+A fleet is at rest (`check_fleet_at_rest`) when every lease has a living owner, only renewals are written, and the load
+is even. The owners of each lease over time come from its writes (`list_written_owner_spans`) or from its readers
+(`list_reader_spans`).
 """
 
 import math
@@ -46,9 +47,17 @@ from leasehold_lab.judge.events import (
     WriteAnswer,
     WriteEvent,
     WriteVerb,
-    worker_of,
+    parse_worker_id,
 )
-from leasehold_lab.judge.run import OPERATOR, TAKES, JudgedRun, Life, PositionOrder, alive_at, lives
+from leasehold_lab.judge.run import (
+    OPERATOR,
+    TAKES,
+    JudgedRun,
+    PositionOrder,
+    ProcessLifetime,
+    find_lifetimes,
+    find_workers_alive_at,
+)
 from leasehold_lab.judge.tenures import Tenure
 
 VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
@@ -71,27 +80,33 @@ The limit is used only if the lease duration of the worker is unknown.
 """
 
 
-def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
+def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
     """Check laws 1 and 2 for each write."""
     last_writes: dict[str, WriteEvent] = {}
     for write in run.history.writes:
         before, after = write.before, write.after
         if not write.done or before is None or after is None or write.verb == "delete":
             continue
-        previous = last_writes.get(write.key)
+        previous_write = last_writes.get(write.key)
         # Law 1 is checked only for claims and releases, because a steal may take a lease that is held, and a hand-off
         # is written by the owner.
         if (
             write.verb in {"claim", "release"}
-            and previous is not None
-            and before.owner == previous.worker
+            and previous_write is not None
+            and before.owner == previous_write.worker
             and before.owner != write.worker
         ):
-            held_until = previous.sent + CLOCK_RATE * run.limits.lease_seconds.get(previous.worker, 0.0)
-            running = any(life.process == previous.process and life.end > write.t for life in run.lives)
-            if running and write.t < held_until:
-                reason = f"until {held_until:.3f} by its {previous.verb} of {previous.sent:.3f}"
-                why = f"{write.process} claimed {write.key}, which {previous.process} held {reason}"
+            held_until_time = previous_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(
+                previous_write.worker, 0.0
+            )
+            is_holder_running = any(
+                life.process == previous_write.process and life.end > write.t for life in run.lifetimes
+            )
+            if is_holder_running and write.t < held_until_time:
+                holding_period = (
+                    f"until {held_until_time:.3f} by its {previous_write.verb} of {previous_write.sent:.3f}"
+                )
+                why = f"{write.process} claimed {write.key}, which {previous_write.process} held {holding_period}"
                 yield Breach("two holders", write.t, why)
         if before.owner != after.owner and after.epoch != before.epoch + 1:
             counter_change = f"its counter went from {before.epoch} to {after.epoch}, not by one"
@@ -105,15 +120,15 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
             last_writes[write.key] = write
 
 
-def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
+def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     """Check that checkpoints pass only finished records (law 3), if handlers report the records that they finish."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
-    for event in run.history.of_kinds("finished", "dead-lettered", "acknowledged"):
+    for event in run.history.select_events("finished", "dead-lettered", "acknowledged"):
         finished[event.shard].setdefault(event.place, event.t)
     if not finished and not run.limits.acknowledged:
         return
     places: dict[str, list[PositionOrder]] = defaultdict(list)
-    for shard, place in sorted({(event.shard, event.place) for event in run.records}):
+    for shard, place in sorted({(event.shard, event.place) for event in run.dispatches}):
         places[shard].append((1, *place))
     # For each record of a shard, in order, the time by which that record and all earlier ones were finished.
     finished_times = {
@@ -123,8 +138,8 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     for write in run.history.writes:
         # If no worker remembers a deleted row, a worker may create it again at LATEST. No handler finishes the records
         # that are skipped in this way.
-        remembered = write.after is not None and write.after.shard not in run.forgotten_shards
-        if remembered and write.done and write.before and write.after and write.verb != "delete":
+        is_row_remembered = write.after is not None and write.after.shard not in run.forgotten_shards
+        if is_row_remembered and write.done and write.before and write.after and write.verb != "delete":
             shard, order = write.after.shard, write.after.checkpoint.order
             passed_count = bisect_right(places[shard], order)
             if (
@@ -139,7 +154,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
                 yield Breach("unfinished", write.t, f"{why}, and no handler has finished {unfinished_place[1]}")
 
 
-def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
+def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
     """Replay the writes, and check that the process that dispatched each batch held the lease (law 4)."""
     history, limits = run.history, run.limits
     if not history.writes or not limits.lease_seconds:
@@ -148,40 +163,40 @@ def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
     owners = {row.key: row.owner for row in history.first}
     writes = iter(history.writes)
     write = next(writes, None)
-    for (t, process, shard), records in groupby(run.records, lambda each: (each.t, each.process, each.shard)):
+    for (t, process, shard), records in groupby(run.dispatches, lambda each: (each.t, each.process, each.shard)):
         while write is not None and write.t <= t:
             if write.done and write.after is not None:
                 owners[write.key] = None if write.verb == "delete" else write.after.owner
                 if write.after.owner == write.worker:
                     expiry_times[write.process, write.key] = write.sent + limits.lease_seconds.get(write.worker, 0.0)
             write = next(writes, None)
-        expiry = expiry_times.get((process, shard), 0.0)
+        expiry_time = expiry_times.get((process, shard), 0.0)
         # A paused process cannot notice that it has lost the lease. After the pause, it needs a moment to notice.
         was_paused = any(
-            sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.naps
+            sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.pauses
         )
-        if owners.get(shard) != worker_of(process) and t > expiry + limits.notice_seconds and not was_paused:
-            holding_period = f"held until {expiry:.3f}" if expiry else "never held"
+        if owners.get(shard) != parse_worker_id(process) and t > expiry_time + limits.notice_seconds and not was_paused:
+            holding_period = f"held until {expiry_time:.3f}" if expiry_time else "never held"
             why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding_period}"
             yield Breach("handed over unheld", t, f"{why}; its owner is {owners.get(shard)}")
 
 
-def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
+def check_held_leases_are_read(run: JudgedRun) -> Iterator[Breach]:
     """Check law 5, if reads were recorded."""
     if not any(event.event == "read" for event in run.history.events):
         return
     activity_times: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in run.history.of_kinds("read", "record", "finished", "dead-lettered"):
+    for event in run.history.select_events("read", "record", "finished", "dead-lettered"):
         activity_times[event.process, event.shard].append(event.t)
-    for span in ownership_spans(run):
+    for span in find_ownership_spans(run):
         times_in_span = [t for t in activity_times[span.process, span.key] if span.begin < t < span.end]
         for since, until in pairwise((span.begin, *times_in_span, span.end)):
-            pauses = (
+            pause_durations = (
                 end - begin
-                for sleeper, begin, end in run.naps
+                for sleeper, begin, end in run.pauses
                 if sleeper == span.process and begin < until and end > since
             )
-            if until - since - sum(pauses) > UNREAD_SECONDS:
+            if until - since - sum(pause_durations) > UNREAD_SECONDS:
                 why = f"{span.process} held {span.key} from {since:.3f} and did not read it"
                 yield Breach("held unread", until, why)
 
@@ -197,7 +212,7 @@ class OwnershipSpan:
     written: float
 
 
-def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
+def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
     """Yield the periods in which a process held a lease, according to its writes.
 
     The period of a child shard's lease starts no earlier than the end of its parents.
@@ -207,7 +222,7 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
     open_spans: dict[str, OwnershipSpan] = {}
     finished_spans: list[OwnershipSpan] = []
 
-    def silence_limit(worker: str) -> float:
+    def find_silence_limit(worker: str) -> float:
         return run.limits.lease_seconds.get(worker, SILENT_SECONDS)
 
     for write in history.writes:
@@ -216,7 +231,7 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         owner = None if write.verb == "delete" or write.after.ended else write.after.owner
         span = open_spans.get(write.key)
         if span is not None:
-            worker = worker_of(span.process)
+            worker = parse_worker_id(span.process)
             # If another process of the same worker writes the lease, a new period starts.
             if owner != worker or (write.worker == worker and write.process != span.process):
                 span.end = write.t
@@ -224,21 +239,21 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         # A worker counts as the holder from its own first write. After a hand-off, a lease therefore has no holder
         # until the next owner has claimed it.
         if owner == write.worker and write.key not in open_spans:
-            parents = [end_times.get(parent, history.end) for parent in history.parents.get(write.key, ())]
-            begin = max((write.t, *parents))
-            open_spans[write.key] = OwnershipSpan(write.process, write.key, begin, history.end, write.t)
+            parent_end_times = [end_times.get(parent, history.end) for parent in history.parents.get(write.key, ())]
+            begin_time = max((write.t, *parent_end_times))
+            open_spans[write.key] = OwnershipSpan(write.process, write.key, begin_time, history.end, write.t)
         elif (current := open_spans.get(write.key)) is not None and current.process == write.process:
-            if write.t - current.written > silence_limit(write.worker):
+            if write.t - current.written > find_silence_limit(write.worker):
                 # The lease had expired, so the process dropped it, and took it again with this write.
                 finished_spans.append(evolve(current, end=write.t))
                 current.begin = write.t
             current.written = write.t
-    ends = {life.process: life.end for life in run.lives}
+    process_ends = {life.process: life.end for life in run.lifetimes}
     for span in (*finished_spans, *open_spans.values()):
         # A process that died or stopped renewing no longer held the lease, even if no other process took it.
-        limit = silence_limit(worker_of(span.process))
-        last_time = min(span.end, ends.get(span.process, span.end), span.written + limit)
-        span.end = max(span.begin, last_time)
+        silence_seconds = find_silence_limit(parse_worker_id(span.process))
+        last_holding_time = min(span.end, process_ends.get(span.process, span.end), span.written + silence_seconds)
+        span.end = max(span.begin, last_holding_time)
         yield span
 
 
@@ -251,17 +266,17 @@ HOLDING_VERBS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 """Writes whose sender holds the lease afterwards."""
 
 
-def responses_agree(run: JudgedRun) -> Iterator[Breach]:
+def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
     """Check that responses to writes agree (laws 6 to 9 and 11), and yield the first breach of each law per lease."""
-    by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
+    answers_of_shards: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda each: each.sent):
-        by_shard[answer.shard].append(answer)
-    for shard, shard_writes in by_shard.items():
+        answers_of_shards[answer.shard].append(answer)
+    for shard, shard_writes in answers_of_shards.items():
         deletion_time = min((answer.sent for answer in shard_writes if answer.verb == "delete"), default=math.inf)
         answers = [answer for answer in shard_writes if answer.t < deletion_time]
-        applied = [answer for answer in answers if answer.done]
+        applied_answers = [answer for answer in answers if answer.done]
         first_writers: dict[str, WriteAnswer] = {}
-        for answer in applied:
+        for answer in applied_answers:
             if answer.version and answer.verb not in VERSIONLESS:
                 first_writer = first_writers.setdefault(answer.version, answer)
                 if first_writer.process != answer.process:
@@ -270,23 +285,25 @@ def responses_agree(run: JudgedRun) -> Iterator[Breach]:
                         "two holders", answer.t, f"{writers} were both told that they made {shard} {answer.version}"
                     )
                     break
-        yield from _decreases("counter", applied, applied, lambda each: each.epoch)
+        yield from _find_decrease("counter", applied_answers, applied_answers, lambda each: each.epoch)
         reset_time = min((answer.sent for answer in shard_writes if answer.verb == "reset"), default=math.inf)
-        checkpoint_answers = [answer for answer in applied if answer.verb in CHECKPOINT_VERBS and answer.t < reset_time]
+        checkpoint_answers = [
+            answer for answer in applied_answers if answer.verb in CHECKPOINT_VERBS and answer.t < reset_time
+        ]
         answers_with_checkpoint = [
             answer
-            for answer in applied
+            for answer in applied_answers
             if answer.verb in TAKES | CHECKPOINT_VERBS - {"checkpoint-late"} and answer.t < reset_time
         ]
-        yield from _decreases(
+        yield from _find_decrease(
             "checkpoint went back", checkpoint_answers, answers_with_checkpoint, lambda each: each.checkpoint
         )
         if run.limits.owned_checkpoints:
-            yield from checkpoints_of_another(shard, answers)
-        yield from claimed_early(run, shard, applied)
+            yield from check_checkpoints_after_takes(shard, answers)
+        yield from check_early_claims(run, shard, applied_answers)
 
 
-def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
+def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
     """Check that no reader repeats records of a shard whose end was checkpointed (law 12).
 
     Leases are exempt once an operator has deleted their row, once they were reset, or once a late request may have
@@ -310,18 +327,20 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
         ]
         end_time = min((t for t in end_times if t > run.history.recreated_at), default=math.inf)
         tenures = run.tenures.get(shard, ())
-        read_before = {
+        records_read_before = {
             (record.place, record.digest) for tenure in tenures for record in tenure.records if record.t <= end_time
         }
         for later in (tenure for tenure in tenures if end_time < tenure.begin < min(exempt_times, default=math.inf)):
-            repeated = [record for record in later.records if (record.place, record.digest) in read_before]
-            if repeated:
-                why = f"{later.process} handed over {len(repeated)} records of {shard} after its end was checkpointed"
-                yield Breach("handed over again", repeated[0].t, why)
+            repeated_records = [
+                record for record in later.records if (record.place, record.digest) in records_read_before
+            ]
+            if repeated_records:
+                why = f"{later.process} handed over {len(repeated_records)} records of {shard}"
+                yield Breach("handed over again", repeated_records[0].t, f"{why} after its end was checkpointed")
                 break
 
 
-def _decreases(
+def _find_decrease(
     kind: BreachKind,
     earlier_answers: Sequence[WriteAnswer],
     later_answers: Sequence[WriteAnswer],
@@ -332,20 +351,22 @@ def _decreases(
     A write in `earlier_answers` is earlier than one in `later_answers` if its response arrived before the other write
     was sent. `later_answers` must be sorted by `sent`.
     """
-    waiting = sorted(earlier_answers, key=lambda each: each.t, reverse=True)
-    highest: WriteAnswer | None = None
+    earlier_answers_left = sorted(earlier_answers, key=lambda each: each.t, reverse=True)
+    highest_answer: WriteAnswer | None = None
     for answer in later_answers:
-        while waiting and waiting[-1].t < answer.sent:
-            earlier = waiting.pop()
-            highest = earlier if highest is None else max(highest, earlier, key=value)
-        if highest is not None and value(answer) < value(highest):
-            first_value = f"of {answer.shard}: {value(highest)} was answered to {highest.process}"
+        while earlier_answers_left and earlier_answers_left[-1].t < answer.sent:
+            earlier_answer = earlier_answers_left.pop()
+            highest_answer = (
+                earlier_answer if highest_answer is None else max(highest_answer, earlier_answer, key=value)
+            )
+        if highest_answer is not None and value(answer) < value(highest_answer):
+            first_value = f"of {answer.shard}: {value(highest_answer)} was answered to {highest_answer.process}"
             why = f"{first_value}, and {value(answer)} to the later {answer.verb} of {answer.process}"
             yield Breach(kind, answer.t, why)
             return
 
 
-def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
+def check_checkpoints_after_takes(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
     """Check that no other worker took the lease between a worker's own take and its checkpoint (law 9)."""
     takes = [answer for answer in answers if answer.verb in TAKES]
     for answer in answers:
@@ -365,31 +386,31 @@ def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterat
             return
 
 
-def claimed_early(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) -> Iterator[Breach]:
+def check_early_claims(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) -> Iterator[Breach]:
     """Check that claims take only expired leases (law 11). Steals may take leases that are held."""
     for claim in applied:
         if claim.verb != "claim" or claim.seen in {None, claim.worker}:
             continue
         # The expiry counts from the owner's last write that was confirmed before the claim was sent.
-        writes = [
+        owner_writes = [
             answer
             for answer in applied
             if answer.worker == claim.seen and answer.verb in HOLDING_VERBS and answer.t < claim.sent
         ]
-        last_write = writes[-1] if writes else None
+        last_write = owner_writes[-1] if owner_writes else None
         if last_write is None or not any(
-            life.process == last_write.process and life.end > claim.t for life in run.lives
+            life.process == last_write.process and life.end > claim.t for life in run.lifetimes
         ):
             continue
-        held_until = last_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(last_write.worker, 0.0)
-        if claim.sent < held_until:
+        held_until_time = last_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(last_write.worker, 0.0)
+        if claim.sent < held_until_time:
             why = f"{claim.process} claimed {shard}, which {last_write.process} held"
-            remaining = f"for {held_until - claim.sent:.3f} s more by its {last_write.verb}"
-            yield Breach("two holders", claim.t, f"{why} {remaining}")
+            remaining_time = f"for {held_until_time - claim.sent:.3f} s more by its {last_write.verb}"
+            yield Breach("two holders", claim.t, f"{why} {remaining_time}")
             return
 
 
-def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
+def check_only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
     """Check that only holders dispatch (law 10), and yield the first breach for each process and lease."""
     history, limits = run.history, run.limits
     if not history.answers or not limits.lease_seconds:
@@ -399,18 +420,20 @@ def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
         if answer.outcome != "lost" and answer.verb in HOLDING_VERBS:
             write_times[answer.process, answer.shard].append(answer.sent)
     reported: set[tuple[str, str]] = set()
-    for record in run.records:
+    for record in run.dispatches:
         process_and_shard = record.process, record.shard
         own_times = write_times[process_and_shard]
-        last_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
-        expiry = last_time + limits.lease_seconds.get(record.worker, math.inf)
+        last_write_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
+        expiry_time = last_write_time + limits.lease_seconds.get(record.worker, math.inf)
         was_paused = any(
-            sleeper in {record.process, record.worker} and begin <= record.t and end > expiry
-            for sleeper, begin, end in run.naps
+            sleeper in {record.process, record.worker} and begin <= record.t and end > expiry_time
+            for sleeper, begin, end in run.pauses
         )
-        if record.t > expiry + limits.notice_seconds and not was_paused and process_and_shard not in reported:
+        if record.t > expiry_time + limits.notice_seconds and not was_paused and process_and_shard not in reported:
             reported.add(process_and_shard)
-            last_write = f"wrote {record.t - last_time:.3f} s before for the last time" if own_times else "never wrote"
+            last_write = (
+                f"wrote {record.t - last_write_time:.3f} s before for the last time" if own_times else "never wrote"
+            )
             why = f"{record.process} handed over {record.place[0]} of {record.shard}, and {last_write} of the lease"
             yield Breach("handed over unheld", record.t, why)
 
@@ -433,33 +456,34 @@ class OwnerChange:
     verb: str
 
 
-def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
+def find_owner_changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
     """Yield all changes of owners, in order of time. Ended and deleted leases do not count as changes."""
     for write in writes:
         before = write.before.owner if write.before else None
         after = write.after.owner if write.after and write.verb != "delete" else None
-        ended = write.after is not None and write.after.ended
-        if write.done and before != after and not ended and write.verb != "delete":
+        is_ended = write.after is not None and write.after.ended
+        if write.done and before != after and not is_ended and write.verb != "delete":
             yield OwnerChange(write.t, write.key, before, after, write.verb)
 
 
-def without_taken_back(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
+def drop_taken_back_handoffs(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
     """Leave out hand-offs that were taken back, because the next owner never started to read those leases (H3)."""
-    by_key: dict[str, list[OwnerChange]] = {}
+    changes_of_leases: dict[str, list[OwnerChange]] = {}
     for change in owner_changes:
-        changes_of_lease = by_key.setdefault(change.key, [])
+        changes_of_lease = changes_of_leases.setdefault(change.key, [])
         if change.verb == "take-back" and changes_of_lease and changes_of_lease[-1].verb == "give":
             changes_of_lease.pop()
         else:
             changes_of_lease.append(change)
     return tuple(
         sorted(
-            (change for changes_of_lease in by_key.values() for change in changes_of_lease), key=lambda change: change.t
+            (change for changes_of_lease in changes_of_leases.values() for change in changes_of_lease),
+            key=lambda change: change.t,
         )
     )
 
 
-def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
+def list_written_owner_spans(history: RunHistory) -> dict[str, OwnerSpans]:
     """Return the owners of each lease over time, according to the writes."""
     spans: dict[str, OwnerSpans] = {row.key: [(0.0, row.owner)] for row in history.first}
     for write in history.writes:
@@ -473,24 +497,28 @@ def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
     return spans
 
 
-def read_spans(tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]) -> dict[str, OwnerSpans]:
+def list_reader_spans(
+    tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]
+) -> dict[str, OwnerSpans]:
     """Return the readers over time of each shard that was read, or whose parents were read to their ends."""
     spans: dict[str, OwnerSpans] = {}
     for shard in {*tenures, *parents}:
         readers = tenures.get(shard, [])
         last_parent_readers = [tenures[parent][-1] for parent in parents.get(shard, ()) if tenures.get(parent)]
-        finished = (
+        are_parents_finished = (
             last_parent_readers
             and len(last_parent_readers) == len(parents[shard])
             and all(tenure.how == "shard-ended" for tenure in last_parent_readers)
         )
-        marks: OwnerSpans = [(max(tenure.end for tenure in last_parent_readers), None)] if finished else []
+        owners_with_times: OwnerSpans = (
+            [(max(tenure.end for tenure in last_parent_readers), None)] if are_parents_finished else []
+        )
         for reader in readers:
-            marks.append((reader.begin, reader.worker))
+            owners_with_times.append((reader.begin, reader.worker))
             # If another process is reading the shard when this reader stops, the other process remains the reader.
             if not any(other.begin < reader.end < other.end for other in readers):
-                marks.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
-        for t, owner in sorted(marks, key=lambda mark: mark[0]):
+                owners_with_times.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
+        for t, owner in sorted(owners_with_times, key=lambda mark: mark[0]):
             _append_owner(spans.setdefault(shard, []), t, owner)
     return spans
 
@@ -500,9 +528,9 @@ def _append_owner(spans: OwnerSpans, t: float, owner: str | None) -> None:
         spans.append((t, owner))
 
 
-def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
+def find_owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
     """Return the owners, at time `t`, of all leases that have not ended."""
-    spans = written_spans(history).items()
+    spans = list_written_owner_spans(history).items()
     owners = {
         key: next((owner for since, owner in reversed(owners_of_lease) if since <= t), NO_OWNER_NEEDED)
         for key, owners_of_lease in spans
@@ -510,22 +538,22 @@ def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
     return {key: owner for key, owner in owners.items() if owner != NO_OWNER_NEEDED}
 
 
-def unowned(history: RunHistory, end: float, since: float = 0.0) -> dict[str, float]:
+def measure_unowned_seconds(history: RunHistory, end: float, since: float = 0.0) -> dict[str, float]:
     """Return each lease's longest time in seconds without a living owner, between `since` and `end`."""
-    return longest_unowned(written_spans(history), since, end, lives(history.incidents))
+    return measure_longest_unowned(list_written_owner_spans(history), since, end, find_lifetimes(history.incidents))
 
 
-def longest_unowned(
-    spans: Mapping[str, OwnerSpans], since: float, end: float, all_lives: Iterable[Life] | None = None
+def measure_longest_unowned(
+    spans: Mapping[str, OwnerSpans], since: float, end: float, all_lives: Iterable[ProcessLifetime] | None = None
 ) -> dict[str, float]:
     """Return the longest time for which each lease had no living owner.
 
     If `all_lives` is None, all owners count as living.
     """
-    living: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    life_periods: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for life in all_lives or ():
-        living[life.worker].append((life.start, life.end))
-    always, longest_by_key = [(-math.inf, math.inf)], {}
+        life_periods[life.worker].append((life.start, life.end))
+    always_living, longest_by_key = [(-math.inf, math.inf)], {}
     for key, spans_of_key in spans.items():
         spans_until_end = [span for span in spans_of_key if span[0] <= end]
         if not spans_until_end:
@@ -536,18 +564,20 @@ def longest_unowned(
             (max(begin, start), min(stop, life_end))
             for (begin, owner), stop in zip(spans_until_end, span_ends, strict=True)
             for start, life_end in (
-                always if owner == NO_OWNER_NEEDED or (owner is not None and all_lives is None) else living[owner or ""]
+                always_living
+                if owner == NO_OWNER_NEEDED or (owner is not None and all_lives is None)
+                else life_periods[owner or ""]
             )
         )
-        longest, covered_until = 0.0, max(spans_until_end[0][0], since)
+        longest_seconds, covered_until = 0.0, max(spans_until_end[0][0], since)
         for start, stop in owned_periods:
             if stop > start:
-                longest, covered_until = max(longest, start - covered_until), max(covered_until, stop)
-        longest_by_key[key] = max(longest, end - covered_until)
+                longest_seconds, covered_until = max(longest_seconds, start - covered_until), max(covered_until, stop)
+        longest_by_key[key] = max(longest_seconds, end - covered_until)
     return longest_by_key
 
 
-def count_rejected(writes: Iterable[WriteEvent]) -> int:
+def count_rejected_writes(writes: Iterable[WriteEvent]) -> int:
     """Return the number of writes that were rejected because another worker wrote first.
 
     If a worker retries its own write, and the first attempt was applied after all, the rejected retry does not count.
@@ -565,7 +595,7 @@ The last two only finish a hand-off that was already counted as a move.
 """
 
 
-def at_rest(run: JudgedRun) -> Iterator[Breach]:
+def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
     """Check that the fleet is at rest after the time `settled`.
 
     Only the writes of a fleet at rest are allowed after that time. If a worker that plans is running, all leases must
@@ -576,41 +606,46 @@ def at_rest(run: JudgedRun) -> Iterator[Breach]:
         return
     for write in history.writes:
         # A worker may delete the lease of an ended shard whenever it lists the shards.
-        expected_deletion = write.verb == "delete" and write.before is not None and write.before.ended
-        if write.t > settled and write.verb not in QUIET_VERBS and not expected_deletion:
-            lease = f"{write.key} ({write.before.owner if write.before else None})"
-            why = f"{write.process} wrote a {write.verb} of {lease}, {'done' if write.done else 'refused'}"
+        is_expected_deletion = write.verb == "delete" and write.before is not None and write.before.ended
+        if write.t > settled and write.verb not in QUIET_VERBS and not is_expected_deletion:
+            lease_description = f"{write.key} ({write.before.owner if write.before else None})"
+            why = f"{write.process} wrote a {write.verb} of {lease_description}, {'done' if write.done else 'refused'}"
             yield Breach("action at balance", write.t, why)
-    if not run.planners:
+    if not run.planning_workers:
         return
-    for key, seconds in unowned(history, history.end, settled).items():
+    for key, seconds in measure_unowned_seconds(history, history.end, settled).items():
         if seconds > 0.0:
             why = f"{key} had no living owner for {seconds:.3f} s, when everybody had long been left in peace"
             yield Breach("held by nobody", history.end, why)
     if run.limits.even:
-        owners = owners_at(history, history.end)
+        owners = find_owners_at(history, history.end)
         lease_counts = Counter(owner for owner in owners.values() if owner is not None)
-        counts = {worker: lease_counts[worker] for worker in alive_at(run.lives, history.end - 1e-9) | run.planners}
+        lease_counts_of_workers = {
+            worker: lease_counts[worker]
+            for worker in find_workers_alive_at(run.lifetimes, history.end - 1e-9) | run.planning_workers
+        }
         rows = {write.key: write.after for write in history.writes if write.done}
-        counts_ended_leases = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
+        are_ended_leases_counted = run.limits.counts_ended and any(
+            row is not None and row.ended for row in rows.values()
+        )
         # A worker that does not plan takes no leases, so it may have fewer leases than the others.
-        why = uneven(counts, run.planners, len(owners), run.limits.groups)
-        if why and not counts_ended_leases:
+        why = uneven(lease_counts_of_workers, run.planning_workers, len(owners), run.limits.groups)
+        if why and not are_ended_leases_counted:
             yield Breach("uneven", history.end, why)
 
 
-def no_needless_move(run: JudgedRun) -> Iterator[Breach]:
+def check_needless_moves(run: JudgedRun) -> Iterator[Breach]:
     """Yield a breach for each move after the allowed number of moves."""
     if run.limits.settled is None or run.limits.moves is None:
         return
     since, allowed_extra = run.limits.moves
-    workers = alive_at(run.lives, run.history.end - 1e-9)
-    least = least_moves(owners_at(run.history, since), workers, run.limits.groups)
+    workers = find_workers_alive_at(run.lifetimes, run.history.end - 1e-9)
+    least_move_count = least_moves(find_owners_at(run.history, since), workers, run.limits.groups)
     moves = [
         change
-        for change in changes(run.history.writes)
-        if change.t >= since and change.before in alive_at(run.lives, change.t)
+        for change in find_owner_changes(run.history.writes)
+        if change.t >= since and change.before in find_workers_alive_at(run.lifetimes, change.t)
     ]
-    for number, change in enumerate(moves[least + allowed_extra :], least + allowed_extra + 1):
-        why = f"{change.key} from {change.before} to {change.after} is move {number}, and {least} would have done"
-        yield Breach("needless move", change.t, why)
+    for number, change in enumerate(moves[least_move_count + allowed_extra :], least_move_count + allowed_extra + 1):
+        why = f"{change.key} from {change.before} to {change.after} is move {number}"
+        yield Breach("needless move", change.t, f"{why}, and {least_move_count} would have done")

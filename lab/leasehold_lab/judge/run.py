@@ -9,17 +9,17 @@ from itertools import pairwise
 from attrs import evolve, frozen
 
 from leasehold.balancer.model import LATEST
-from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.events import (
     Incident,
     ReadingEvent,
     RecordPlace,
     RunHistory,
-    Sent,
+    SentRecord,
     WriteVerb,
-    worker_of,
+    parse_worker_id,
 )
-from leasehold_lab.judge.tenures import Tenure, TenureHistory, by_shard, reading_of
+from leasehold_lab.judge.tenures import Tenure, TenureHistory, compute_tenures, group_by_shard
 
 OPERATOR = "operator"
 """The process name for writes that an operator made without the workers' knowledge."""
@@ -34,7 +34,7 @@ RecordId = tuple[str, str]
 
 
 @frozen
-class Life:
+class ProcessLifetime:
     """The lifetime of one process of a worker. `leaves` is the time when its drain was requested."""
 
     worker: str
@@ -44,28 +44,28 @@ class Life:
     end: float = math.inf
 
 
-def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
+def find_lifetimes(incidents: Iterable[Incident]) -> tuple[ProcessLifetime, ...]:
     """Return the lifetimes of all processes, in order of their starts.
 
     Two processes may have the same name only if the first ends before the second starts.
     """
-    lives_found: list[Life] = []
+    lives_found: list[ProcessLifetime] = []
     latest: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda incident: incident.t):
         match incident.what:
             case "start":
                 latest[incident.subject] = len(lives_found)
-                lives_found.append(Life(worker_of(incident.subject), incident.subject, incident.t))
+                lives_found.append(ProcessLifetime(parse_worker_id(incident.subject), incident.subject, incident.t))
             case "leave" | "crash" | "gone" if incident.subject in latest:
                 life = lives_found[latest[incident.subject]]
-                end = life.end if incident.what == "leave" else incident.t
-                lives_found[latest[incident.subject]] = evolve(life, leaves=min(life.leaves, incident.t), end=end)
+                end_time = life.end if incident.what == "leave" else incident.t
+                lives_found[latest[incident.subject]] = evolve(life, leaves=min(life.leaves, incident.t), end=end_time)
             case _:
                 pass
     return tuple(lives_found)
 
 
-def alive_at(all_lives: Iterable[Life], t: float) -> frozenset[str]:
+def find_workers_alive_at(all_lives: Iterable[ProcessLifetime], t: float) -> frozenset[str]:
     """Return the workers that are running at time `t` and have not been asked to drain."""
     return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
 
@@ -98,23 +98,25 @@ class JudgedRun:
     """A run to judge. If it has not ended, it is judged as if it ended now."""
 
     history: RunHistory
-    limits: Limits
+    limits: JudgeLimits
 
     @cached_property
-    def lives(self) -> tuple[Life, ...]:
+    def lifetimes(self) -> tuple[ProcessLifetime, ...]:
         """The lifetimes of all processes, in order of their starts."""
-        return lives(self.history.incidents)
+        return find_lifetimes(self.history.incidents)
 
     @cached_property
-    def planners(self) -> frozenset[str]:
+    def planning_workers(self) -> frozenset[str]:
         """The workers that run and plan at the time `settled`. Without such a worker, leases may stay unowned."""
         if self.limits.settled is None:
             return frozenset()
-        zombies = {worker_of(incident.subject) for incident in self.history.incidents if incident.what == "zombie"}
-        return alive_at(self.lives, self.limits.settled) - zombies
+        zombies = {
+            parse_worker_id(incident.subject) for incident in self.history.incidents if incident.what == "zombie"
+        }
+        return find_workers_alive_at(self.lifetimes, self.limits.settled) - zombies
 
     @cached_property
-    def naps(self) -> tuple[tuple[str, float, float], ...]:
+    def pauses(self) -> tuple[tuple[str, float, float], ...]:
         """All pauses, each with the process or worker that was paused, its start and its end."""
         incidents = (incident for incident in self.history.incidents if incident.what == "nap")
         return tuple((nap.subject, nap.t, nap.t + nap.seconds) for nap in incidents)
@@ -122,17 +124,17 @@ class JudgedRun:
     @cached_property
     def tenure_history(self) -> TenureHistory:
         """The periods in which processes read shards, in order of their starts."""
-        return reading_of(self.history)
+        return compute_tenures(self.history)
 
     @cached_property
     def tenures(self) -> Mapping[str, list[Tenure]]:
         """The tenures of each shard, in order of their starts."""
-        return by_shard(self.tenure_history.tenures)
+        return group_by_shard(self.tenure_history.tenures)
 
     @cached_property
-    def records(self) -> tuple[ReadingEvent, ...]:
+    def dispatches(self) -> tuple[ReadingEvent, ...]:
         """All dispatches of records, in order of time."""
-        return tuple(self.history.of_kinds("record"))
+        return tuple(self.history.select_events("record"))
 
     @cached_property
     def record_numbers(self) -> Mapping[RecordId, int]:
@@ -140,10 +142,10 @@ class JudgedRun:
         return {(record.key, record.digest): record.number for record in self.history.sent}
 
     @cached_property
-    def undispatched_records(self) -> list[Sent]:
+    def undispatched_records(self) -> list[SentRecord]:
         """The records that were sent but never dispatched."""
-        dispatched = {(event.key, event.digest) for event in self.records}
-        return [record for record in self.history.sent if (record.key, record.digest) not in dispatched]
+        dispatched_ids = {(event.key, event.digest) for event in self.dispatches}
+        return [record for record in self.history.sent if (record.key, record.digest) not in dispatched_ids]
 
     @cached_property
     def former_stream_records(self) -> frozenset[RecordId]:
@@ -165,14 +167,18 @@ class JudgedRun:
         2. A worker that had not read the row creates it again. The worker's process starts after the deletion, or at
            most one lease duration before it.
         """
-        lease, shards = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
-        at_latest = [write for write in self.history.writes if write.verb == "create" and write.after and write.done]
-        at_latest = [write for write in at_latest if write.after and write.after.checkpoint == LATEST]
-        for deletion in self.history.writes if at_latest else ():
+        lease_seconds, shards = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
+        creations_at_latest = [
+            write for write in self.history.writes if write.verb == "create" and write.after and write.done
+        ]
+        creations_at_latest = [
+            write for write in creations_at_latest if write.after and write.after.checkpoint == LATEST
+        ]
+        for deletion in self.history.writes if creations_at_latest else ():
             if deletion.process != OPERATOR or deletion.before is None or deletion.after is not None:
                 continue
             t, owner = deletion.t, deletion.before.owner
-            table_reachable = not any(
+            is_table_reachable = not any(
                 incident.t == t and incident.what == "trouble" and incident.seconds
                 for incident in self.history.incidents
             )
@@ -181,16 +187,18 @@ class JudgedRun:
                 for tenure in self.tenures.get(deletion.before.shard, ())
                 if tenure.worker == owner and tenure.begin <= t
             ]
-            released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
-            owner_alive = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives)
-            if table_reachable and owner_alive and not released:
+            is_released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
+            is_owner_alive = any(
+                life.worker == owner and life.start <= t < life.end - lease_seconds for life in self.lifetimes
+            )
+            if is_table_reachable and is_owner_alive and not is_released:
                 continue
-            for creation in (write for write in at_latest if write.t >= t):
+            for creation in (write for write in creations_at_latest if write.t >= t):
                 lineage = self.self_and_ancestors(creation.key)
-                started_recently = any(
-                    life.process == creation.process and life.start >= t - lease for life in self.lives
+                has_started_recently = any(
+                    life.process == creation.process and life.start >= t - lease_seconds for life in self.lifetimes
                 )
-                shards |= lineage if started_recently and deletion.key in lineage else set()
+                shards |= lineage if has_started_recently and deletion.key in lineage else set()
         return frozenset(shards)
 
     def must_assume_finished(self, process: str, shard: str, t: float) -> bool:
@@ -200,23 +208,23 @@ class JudgedRun:
         operator deleted the row before the process started, or at most one lease duration after its start.
         """
         lease_seconds = max(self.limits.lease_seconds.values(), default=0.0)
-        start = max((life.start for life in self.lives if life.process == process), default=0.0)
+        start_time = max((life.start for life in self.lifetimes if life.process == process), default=0.0)
         deletions = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
-        return any(write.key == shard and write.t <= min(t, start + lease_seconds) for write in deletions)
+        return any(write.key == shard and write.t <= min(t, start_time + lease_seconds) for write in deletions)
 
     def self_and_ancestors(self, shard: str) -> set[str]:
         """Return the shard and all its ancestors."""
-        lineage, pending = set[str](), [shard]
-        while pending:
-            if (ancestor := pending.pop()) not in lineage:
+        lineage, shards_to_visit = set[str](), [shard]
+        while shards_to_visit:
+            if (ancestor := shards_to_visit.pop()) not in lineage:
                 lineage.add(ancestor)
-                pending += self.history.parents.get(ancestor, ())
+                shards_to_visit += self.history.parents.get(ancestor, ())
         return lineage
 
     @cached_property
     def unsent_records(self) -> list[RecordId]:
         """The records that were dispatched although they were never sent."""
-        return sorted({(event.key, event.digest) for event in self.records} - self.record_numbers.keys())
+        return sorted({(event.key, event.digest) for event in self.dispatches} - self.record_numbers.keys())
 
     @cached_property
     def reader_changes(self) -> tuple[ReaderChange, ...]:
@@ -243,13 +251,17 @@ class JudgedRun:
             )  # with digests, because a recreated event hub counts from 0
             for before, after in pairwise(readers):
                 earlier_records.update((record.place, record.digest) for record in before.records)
-                repeated = earlier_records.intersection((record.place, record.digest) for record in after.records)
+                repeated_places = earlier_records.intersection(
+                    (record.place, record.digest) for record in after.records
+                )
                 # A reader starts at the checkpoint in the response to its claim. If claims are not recorded, the last
                 # checkpoint read from the table is used. Checkpoints from before a reset or a recreation of the row do
                 # not count.
                 checkpoints = checkpoints_taken.get((after.process, shard)) or checkpoints_read.get(shard, [])
-                since = max((t for t in reset_times[shard] if t <= after.begin), default=0.0)
-                start = max((order for t, order in checkpoints if since <= t <= after.begin), default=(0, 0, 0))
+                last_reset_time = max((t for t in reset_times[shard] if t <= after.begin), default=0.0)
+                start_position = max(
+                    (order for t, order in checkpoints if last_reset_time <= t <= after.begin), default=(0, 0, 0)
+                )
                 changes.append(
                     ReaderChange(
                         t=after.begin,
@@ -257,9 +269,9 @@ class JudgedRun:
                         before=before.process,
                         after=after.process,
                         how=before.how,
-                        duplicates=len(repeated),
-                        since=sum((1, *place) > start for place, _ in earlier_records),
-                        replayed=sum((1, *place) <= start for place, _ in repeated),
+                        duplicates=len(repeated_places),
+                        since=sum((1, *place) > start_position for place, _ in earlier_records),
+                        replayed=sum((1, *place) <= start_position for place, _ in repeated_places),
                     )
                 )
         return tuple(sorted(changes, key=lambda change: (change.t, change.shard)))

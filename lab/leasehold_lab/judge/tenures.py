@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import Factory, define
 
-from leasehold_lab.judge.events import ReadingEvent, RecordPlace, RunHistory, worker_of
+from leasehold_lab.judge.events import ReadingEvent, RecordPlace, RunHistory, parse_worker_id
 
 ENDINGS = frozenset({"lease-lost", "shard-ended", "stopped"})
 
@@ -36,7 +36,7 @@ class Tenure:
     @property
     def worker(self) -> str:
         """The id of the process's worker."""
-        return worker_of(self.process)
+        return parse_worker_id(self.process)
 
 
 @define
@@ -52,12 +52,12 @@ class TenureHistory:
     outside: list[ReadingEvent] = Factory(list)
     _open: dict[tuple[str, str], Tenure] = Factory(dict)
 
-    def add(self, event: ReadingEvent) -> None:
+    def add_event(self, event: ReadingEvent) -> None:
         """Add an event."""
         key = (event.process, event.shard)
         tenure = self._open.get(key)
         if event.event == "initialize":
-            self._close(tenure, event.t, "cut")
+            self._close_tenure(tenure, event.t, "cut")
             self._open[key] = Tenure(event.process, event.shard, event.t)
             self.tenures.append(self._open[key])
         elif event.event == "record":
@@ -67,35 +67,35 @@ class TenureHistory:
         elif event.event in {"finished", "dead-lettered"} and tenure is not None:
             tenure.finished.add(event.place)
         elif event.event in ENDINGS:
-            self._close(tenure, event.t, event.event)
+            self._close_tenure(tenure, event.t, event.event)
 
-    def died(self, process: str, t: float) -> None:
+    def end_tenures_of_dead_process(self, process: str, t: float) -> None:
         """End all tenures of a process that died at time `t`."""
         for tenure in [tenure for tenure in self._open.values() if tenure.process == process and tenure.begin <= t]:
-            self._close(tenure, t, "cut")
+            self._close_tenure(tenure, t, "cut")
 
-    def owner(self, shard: str) -> str | None:
+    def find_reader(self, shard: str) -> str | None:
         """Return the worker that reads this shard after the events added so far, or None if there is none."""
         return next((tenure.worker for tenure in self._open.values() if tenure.shard == shard), None)
 
-    def _close(self, tenure: Tenure | None, t: float, how: str) -> None:
+    def _close_tenure(self, tenure: Tenure | None, t: float, how: str) -> None:
         if tenure is not None:
             tenure.end, tenure.how = t, how
             del self._open[tenure.process, tenure.shard]
 
 
-def reading_of(history: RunHistory) -> TenureHistory:
+def compute_tenures(history: RunHistory) -> TenureHistory:
     """Return the tenures in a history. If a process crashes, its tenures end at that time."""
     tenure_history = TenureHistory()
     for event in history.events:
-        tenure_history.add(event)
+        tenure_history.add_event(event)
     for incident in history.incidents:
         if incident.what == "crash":
-            tenure_history.died(incident.subject, incident.t)
+            tenure_history.end_tenures_of_dead_process(incident.subject, incident.t)
     return tenure_history
 
 
-def by_shard(tenures: Iterable[Tenure]) -> Mapping[str, list[Tenure]]:
+def group_by_shard(tenures: Iterable[Tenure]) -> Mapping[str, list[Tenure]]:
     """Group the tenures by shard, in order of their starts."""
     tenures_by_shard: dict[str, list[Tenure]] = defaultdict(list)
     for tenure in sorted(tenures, key=lambda tenure: tenure.begin):

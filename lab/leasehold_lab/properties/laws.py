@@ -24,13 +24,13 @@ from leasehold.balancer.model import Me
 from leasehold.balancer.plan import look_again, renewals
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.shares import uneven
-from leasehold_lab.properties.simulation import LawBroken, Planner, formatted, settled
+from leasehold_lab.properties.simulation import LawBroken, Planner, format_actions, settled
 from leasehold_lab.properties.strategies import (
     Scene,
     SmallFleet,
     balanced_fleets,
-    brief,
     fleets,
+    format_as_code,
     scenes,
     weighed_fleets,
 )
@@ -77,11 +77,11 @@ class Law:
 
         holds.__name__ = holds.__qualname__ = self.name  # Hypothesis uses the name in its report of a failure
         phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would show internal lines
-        configuration = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
+        hypothesis_settings = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
         strategy = rules
         if not isinstance(strategy, st.SearchStrategy):
             strategy = st.just(strategy)
-        configuration(given(case=self.cases(strategy))(holds))()
+        hypothesis_settings(given(case=self.cases(strategy))(holds))()
 
 
 def check(plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
@@ -90,18 +90,20 @@ def check(plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
         law.check(plan, rules, examples=examples)
 
 
-def _law(cases: Callable[[st.SearchStrategy[RuleSet]], st.SearchStrategy[Any]]) -> Callable[[Callable[..., None]], Law]:
+def _declare_law(
+    cases: Callable[[st.SearchStrategy[RuleSet]], st.SearchStrategy[Any]],
+) -> Callable[[Callable[..., None]], Law]:
     def decorate(holds: Callable[..., None]) -> Law:
         return Law(holds.__name__, (holds.__doc__ or "").partition("\n")[0], cases, holds)
 
     return decorate
 
 
-def _planned(plan: Planner, scene: Scene) -> tuple[Action, ...]:
+def _plan_scene(plan: Planner, scene: Scene) -> tuple[Action, ...]:
     return plan(scene.leases, scene.shards, scene.me, scene.config)
 
 
-@_law(scenes)
+@_declare_law(scenes)
 def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     """The plan does not depend on the order in which leases and shards are listed.
 
@@ -109,19 +111,19 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     differently.
     """
 
-    def shuffled(listed: tuple[Any, ...]) -> tuple[Any, ...]:
+    def shuffle(listed: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(Random(scene.order).sample(listed, len(listed)))  # noqa: S311  a seed is the point
 
-    shuffled_scene = evolve(scene, leases=shuffled(scene.leases), shards=scene.shards and shuffled(scene.shards))
-    first, second = _planned(plan, scene), _planned(plan, shuffled_scene)
+    shuffled_scene = evolve(scene, leases=shuffle(scene.leases), shards=scene.shards and shuffle(scene.shards))
+    first, second = _plan_scene(plan, scene), _plan_scene(plan, shuffled_scene)
     if first != second:
-        raise LawBroken("the order of the listing matters", scene, first, f"listed otherwise: {formatted(second)}")
+        raise LawBroken("the order of the listing matters", scene, first, f"listed otherwise: {format_actions(second)}")
     expected_renewals = renewals(scene.leases, scene.me, scene.config)
     if expected_renewals != renewals(shuffled_scene.leases, scene.me, scene.config):
         raise LawBroken("the order of the listing matters to renewals", scene, expected_renewals)
 
 
-@_law(scenes)
+@_declare_law(scenes)
 def input_is_unchanged(plan: Planner, scene: Scene) -> None:
     """Planning does not change its arguments.
 
@@ -134,69 +136,75 @@ def input_is_unchanged(plan: Planner, scene: Scene) -> None:
         raise LawBroken("the plan changed its input", scene, actions)
 
 
-@_law(scenes)
+@_declare_law(scenes)
 def each_lease_has_at_most_one_action(plan: Planner, scene: Scene) -> None:
     """A plan has at most one action per lease, including alternates.
 
     Two writes to one row would require the same version, so the second would be rejected, or would undo the first.
     """
-    actions = _planned(plan, scene)
-    repeated_keys = [key for key, count in Counter(_keys(actions)).items() if count > 1]
+    actions = _plan_scene(plan, scene)
+    repeated_keys = [key for key, count in Counter(_list_keys(actions)).items() if count > 1]
     if repeated_keys:
         raise LawBroken(f"{', '.join(sorted(repeated_keys))}: more than one action", scene, actions)
 
 
-@_law(scenes)
+@_declare_law(scenes)
 def takes_from_living_owners_name_them(plan: Planner, scene: Scene) -> None:
     """A plan takes a living owner's lease only by a Steal or RequestHandoff with this owner, or deletes an ended lease.
 
     Any other write would take the lease from a healthy worker without regard to its ownership.
     """
     expired_keys = {lease.key for lease in take_census(scene.leases, scene.me, scene.config).expired}
-    actions = _planned(plan, scene)
-    for action in _with_alternates(actions):
+    actions = _plan_scene(plan, scene)
+    for action in _add_alternates(actions):
         lease = action.lease
-        alive = lease.owner not in {None, scene.me.worker} and lease.key not in expired_keys and lease in scene.leases
+        is_owner_alive = (
+            lease.owner not in {None, scene.me.worker} and lease.key not in expired_keys and lease in scene.leases
+        )
         if isinstance(action, Steal | RequestHandoff):
-            if (action.from_owner, alive) != (lease.owner, True):
-                actual_owner = f"{lease.owner}, who is dead" if lease.owner and not alive else lease.owner or "nobody"
-                raise LawBroken(
-                    f"{formatted((action,))} from {action.from_owner}, but it belongs to {actual_owner}", scene, actions
+            if (action.from_owner, is_owner_alive) != (lease.owner, True):
+                actual_owner = (
+                    f"{lease.owner}, who is dead" if lease.owner and not is_owner_alive else lease.owner or "nobody"
                 )
-        elif alive and not (isinstance(action, Delete) and lease.ended):
-            raise LawBroken(f"{formatted((action,))}, which its living owner {lease.owner} holds", scene, actions)
+                raise LawBroken(
+                    f"{format_actions((action,))} from {action.from_owner}, but it belongs to {actual_owner}",
+                    scene,
+                    actions,
+                )
+        elif is_owner_alive and not (isinstance(action, Delete) and lease.ended):
+            raise LawBroken(f"{format_actions((action,))}, which its living owner {lease.owner} holds", scene, actions)
 
 
-@_law(scenes)
+@_declare_law(scenes)
 def every_table_gives_a_plan(plan: Planner, scene: Scene) -> None:
     """There is a plan for every table, and the next read of the table follows within a cycle.
 
     If `plan` raised an exception instead, one unexpected row could keep a worker from renewing all its other leases.
     """
-    actions = _planned(plan, scene)
-    look = look_again(actions, scene.leases, scene.me, scene.config)
-    if not 0 <= look.seconds <= scene.config.cycle_seconds:
-        raise LawBroken(f"the next look comes after {look.seconds:g} s", scene, actions)
+    actions = _plan_scene(plan, scene)
+    next_look = look_again(actions, scene.leases, scene.me, scene.config)
+    if not 0 <= next_look.seconds <= scene.config.cycle_seconds:
+        raise LawBroken(f"the next look comes after {next_look.seconds:g} s", scene, actions)
 
 
-@_law(scenes)
+@_declare_law(scenes)
 def renewals_match_the_plan(plan: Planner, scene: Scene) -> None:
     """The renewals between two plans are for the same leases as the renewals in a plan.
 
     A lease that only one of the two renewed would expire in the meantime.
     """
-    actions = _planned(plan, scene)
-    other_keys = set(_keys([action for action in actions if not isinstance(action, Renew)]))
+    actions = _plan_scene(plan, scene)
+    other_keys = set(_list_keys([action for action in actions if not isinstance(action, Renew)]))
     expected_renewals = [
         renewal for renewal in renewals(scene.leases, scene.me, scene.config) if renewal.lease.key not in other_keys
     ]
     if [action for action in actions if isinstance(action, Renew)] != expected_renewals:
         raise LawBroken(
-            "the plan renews other leases than are due", scene, actions, f"due: {formatted(expected_renewals)}"
+            "the plan renews other leases than are due", scene, actions, f"due: {format_actions(expected_renewals)}"
         )
 
 
-@_law(balanced_fleets)
+@_declare_law(balanced_fleets)
 def balanced_fleet_is_unchanged(plan: Planner, fleet: SmallFleet) -> None:
     """If the leases are evenly distributed, plans contain only renewals.
 
@@ -208,7 +216,7 @@ def balanced_fleet_is_unchanged(plan: Planner, fleet: SmallFleet) -> None:
             raise LawBroken(f"{worker} moves leases of a balanced fleet", fleet, actions)
 
 
-@_law(fleets)
+@_declare_law(fleets)
 def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
     """From every start, and in any order of planning, the fleet comes to rest with all leases owned and evenly divided.
 
@@ -216,17 +224,19 @@ def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
     whose workers may not own all leases together (`RuleSet.most_leases`).
     """
     settled_fleet = settled(plan, fleet)
-    limit = fleet.config.rules.most_leases
-    if limit is not None and limit * len(fleet.workers) < len(fleet.owners):
+    most_leases = fleet.config.rules.most_leases
+    if most_leases is not None and most_leases * len(fleet.workers) < len(fleet.owners):
         return
     if free := [key for key, owner in settled_fleet.owners.items() if owner is None]:
         raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), settled_fleet.story)
     counts = {worker: settled_fleet.counts[worker] for worker in fleet.workers}
     if fleet.config.rules.evens_out and uneven(counts, fleet.workers, len(fleet.owners)):
-        raise LawBroken(f"at rest, and uneven: {brief(tuple(counts.values()))}", fleet, (), settled_fleet.story)
+        raise LawBroken(
+            f"at rest, and uneven: {format_as_code(tuple(counts.values()))}", fleet, (), settled_fleet.story
+        )
 
 
-@_law(weighed_fleets)
+@_declare_law(weighed_fleets)
 def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
     """S4: two workers that read the same table never plan to take the same lease.
 
@@ -235,8 +245,8 @@ def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
     """
     owners = sorted({lease.owner for lease in scene.leases if lease.owner is not None})
     plans = [plan(scene.leases, None, Me(owner, scene.me.turn), scene.config) for owner in owners]
-    times_wanted = Counter(action.lease.key for actions in plans for action in actions if isinstance(action, Taking))
-    if contested := [key for key, count in times_wanted.items() if count > 1]:
+    claim_counts = Counter(action.lease.key for actions in plans for action in actions if isinstance(action, Taking))
+    if contested := [key for key, count in claim_counts.items() if count > 1]:
         raise LawBroken(f"more than one worker wants {', '.join(contested)}", scene, sum(plans, ()))
 
 
@@ -253,10 +263,10 @@ LAWS: tuple[Law, ...] = (
 """The laws that every rule set must keep."""
 
 
-def _with_alternates(actions: Iterable[Action]) -> list[Action]:
+def _add_alternates(actions: Iterable[Action]) -> list[Action]:
     alternates = ((action, *(action.alternates if isinstance(action, Taking) else ())) for action in actions)
     return [action for group in alternates for action in group]
 
 
-def _keys(actions: Iterable[Action]) -> list[str]:
-    return [action.lease.key for action in _with_alternates(actions)]
+def _list_keys(actions: Iterable[Action]) -> list[str]:
+    return [action.lease.key for action in _add_alternates(actions)]

@@ -16,12 +16,12 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import History, Lease, Me, Shard
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules import shares as groups
-from leasehold_lab.judge.breach import Breach, Limits
-from leasehold_lab.judge.explanations import judge
-from leasehold_lab.properties.strategies import Scene, SmallFleet, brief
+from leasehold_lab.judge.breach import Breach, JudgeLimits
+from leasehold_lab.judge.explanations import judge_history
+from leasehold_lab.properties.strategies import Scene, SmallFleet, format_as_code
 from leasehold_lab.simulator.chaos import Trial, trial
-from leasehold_lab.simulator.question import Kind, SimulationQuestion, fleet_of
-from leasehold_lab.simulator.run import FleetOutcome, explanation_of, outcome, run
+from leasehold_lab.simulator.question import Kind, SimulationQuestion, build_fleet
+from leasehold_lab.simulator.run import FleetOutcome, explain_failure, measure_outcome, run
 from leasehold_lab.simulator.scenario import Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
@@ -36,7 +36,7 @@ class SimulationFailed(AssertionError):
 
 
 @frozen
-class Simulated:
+class SimulationResult:
     """The result of a simulated run.
 
     Attributes:
@@ -50,12 +50,12 @@ class Simulated:
     outcome: FleetOutcome
     breaches: tuple[Breach, ...]
     history: SimulatedHistory
-    _limits: Limits
+    _limits: JudgeLimits
 
     def check(self) -> None:
         """Raise SimulationFailed if there are breaches, with a fleet that is as small as possible."""
         if self.breaches:
-            raise SimulationFailed(explanation_of(Trial(self.scenario, self._limits)))
+            raise SimulationFailed(explain_failure(Trial(self.scenario, self._limits)))
 
 
 def simulate(
@@ -69,7 +69,7 @@ def simulate(
     cycles: float = 10.0,
     handler: Handler | None = None,
     network: Network | None = None,
-) -> Simulated:
+) -> SimulationResult:
     """Simulate a fleet during one event, with records that are read, handled and checkpointed.
 
     Args:
@@ -91,7 +91,7 @@ def simulate(
     """
     config = Config(rules)
     question = SimulationQuestion(leases, workers, kind=event, going=going, seed=seed, cycles=cycles, pace="own")
-    fleet = fleet_of(question, config)
+    fleet = build_fleet(question, config)
     end, cycle = fleet.scenario.seconds, config.cycle_seconds
     scenario = evolve(
         fleet.scenario,
@@ -101,17 +101,17 @@ def simulate(
         full=True,
         handler=handler,
     )
-    limits = Limits(
+    limits = JudgeLimits(
         {member.worker: config.lease_seconds for member in scenario.members},
         settled=end - REST_CYCLES * cycle,
         even=rules.evens_out,
         groups=rules.groups,
         callable_faults=handler is not None,
     )
-    return _simulated(Trial(scenario, limits), fleet.since, cycle)
+    return _run_trial(Trial(scenario, limits), fleet.since, cycle)
 
 
-def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> Simulated:
+def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> SimulationResult:
     """Simulate a random fleet with all kinds of faults, both determined by the seed.
 
     The fleet has two to six workers. They crash, drain, pause and return. Shards split and merge. Requests and
@@ -122,13 +122,15 @@ def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> Simul
     chosen_trial = evolve(chosen_trial, scenario=evolve(chosen_trial.scenario, handler=handler))
     if handler is not None:
         chosen_trial = evolve(chosen_trial, limits=evolve(chosen_trial.limits, callable_faults=True))
-    return _simulated(chosen_trial, 0.0, Config(rules).cycle_seconds)
+    return _run_trial(chosen_trial, 0.0, Config(rules).cycle_seconds)
 
 
-def _simulated(trial_run: Trial, since: float, cycle: float) -> Simulated:
+def _run_trial(trial_run: Trial, since: float, cycle: float) -> SimulationResult:
     history = run(trial_run.scenario)
-    figures = outcome(history, since=since, cycle_seconds=cycle, groups=trial_run.limits.groups)
-    return Simulated(trial_run.scenario, figures, judge(history, trial_run.limits), history, trial_run.limits)
+    figures = measure_outcome(history, since=since, cycle_seconds=cycle, groups=trial_run.limits.groups)
+    return SimulationResult(
+        trial_run.scenario, figures, judge_history(history, trial_run.limits), history, trial_run.limits
+    )
 
 
 ROUNDS_EACH, ROUNDS_MORE = 4, 20
@@ -161,17 +163,17 @@ class LawBroken(AssertionError):
     __module__ = "leasehold.testing"  # as users import it
 
     def __init__(self, fault: str, case: Scene | SmallFleet, actions: Iterable[Action], details: str = "") -> None:
-        worker_line = f"me      {brief(case.me)}\n" if isinstance(case, Scene) else ""
-        table = "\n        ".join(map(brief, case.leases)) or "none"
-        planned = formatted(actions)
+        worker_line = f"me      {format_as_code(case.me)}\n" if isinstance(case, Scene) else ""
+        table_text = "\n        ".join(map(format_as_code, case.leases)) or "none"
+        planned_text = format_actions(actions)
         super().__init__(
-            f"{fault}\n{worker_line}rules   {brief(case.config.rules)}\nleases  {table}"
-            + (f"\nplan    {planned}" if planned else "")
+            f"{fault}\n{worker_line}rules   {format_as_code(case.config.rules)}\nleases  {table_text}"
+            + (f"\nplan    {planned_text}" if planned_text else "")
             + (f"\n{details}" if details else "")
         )
 
 
-def formatted(actions: Iterable[Action]) -> str:
+def format_actions(actions: Iterable[Action]) -> str:
     """Format each action with its rule, for example `T1 Claim s-0`."""
     return "; ".join(f"{action.rule} {type(action).__name__} {action.lease.key}" for action in actions)
 
@@ -204,14 +206,16 @@ def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
     Raises LawBroken if the fleet does not come to rest.
     """
     table = {lease.key: lease for lease in fleet.leases}
-    story: list[str] = []
-    moves = claims = 0
-    waited = 0.0
+    move_lines: list[str] = []
+    move_count = claim_count = 0
+    waited_seconds = 0.0
     for turn in range(ROUNDS_MORE + ROUNDS_EACH * len(table)):
-        moves_before = len(story)
+        move_count_before = len(move_lines)
         for worker in fleet.workers:
-            leases_as_read = [evolve(lease, idle=waited) if lease.owner is None else lease for lease in table.values()]
-            me = Me(worker, fleet.turn + turn, History(owners_still=waited, fleet_still=waited))
+            leases_as_read = [
+                evolve(lease, idle=waited_seconds) if lease.owner is None else lease for lease in table.values()
+            ]
+            me = Me(worker, fleet.turn + turn, History(owners_still=waited_seconds, fleet_still=waited_seconds))
             for action in plan(leases_as_read, None, me, fleet.config):
                 owner = new_owner = action.lease.owner
                 match action:
@@ -222,19 +226,19 @@ def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
                     case _:
                         pass
                 if new_owner != owner:
-                    moves, claims = moves + (owner is not None), claims + (owner is None)
+                    move_count, claim_count = move_count + (owner is not None), claim_count + (owner is None)
                     table[action.lease.key] = evolve(action.lease, owner=new_owner, idle=fleet.idle)
-                    change = f"{owner or 'nobody'} -> {new_owner or 'nobody'}"
-                    story.append(f"turn {turn}  {formatted((action,))} by {worker}: {change}")
-        last_moves = "\n".join(story[-STORY_LINES:])
-        if len(story) > moves_before:
-            waited = 0.0
-        elif waited:
-            return SettledFleet({key: lease.owner for key, lease in table.items()}, moves, claims, last_moves)
+                    change_text = f"{owner or 'nobody'} -> {new_owner or 'nobody'}"
+                    move_lines.append(f"turn {turn}  {format_actions((action,))} by {worker}: {change_text}")
+        last_moves = "\n".join(move_lines[-STORY_LINES:])
+        if len(move_lines) > move_count_before:
+            waited_seconds = 0.0
+        elif waited_seconds:
+            return SettledFleet({key: lease.owner for key, lease in table.items()}, move_count, claim_count, last_moves)
         else:
             # Timeouts expire only if no worker has anything to do, because only then are all workers known to be
             # waiting.
-            waited = WAIT_SECONDS
+            waited_seconds = WAIT_SECONDS
     raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last_moves)
 
 

@@ -42,10 +42,10 @@ from leasehold.plugins import known_rule_sets
 _FACTORY: Any = type(Factory(list))
 
 
-def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many kinds
+def format_as_code(value: Any) -> str:  # noqa: ANN401  the fields of values are of many kinds
     """Return the value as Python code, without fields that have their default values."""
     if isinstance(value, tuple):
-        inner = ", ".join(map(brief, value))
+        inner = ", ".join(map(format_as_code, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if value == math.inf:
         return "math.inf"
@@ -59,7 +59,9 @@ def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many 
         value_of_field = getattr(value, attribute.name)
         if attribute.init and value_of_field != default:
             arguments.append(
-                brief(value_of_field) if default is NOTHING else f"{attribute.name}={brief(value_of_field)}"
+                format_as_code(value_of_field)
+                if default is NOTHING
+                else f"{attribute.name}={format_as_code(value_of_field)}"
             )
     return f"{type(value).__name__}({', '.join(arguments)})"
 
@@ -68,7 +70,7 @@ class PrintableRepr:
     """A base class of values whose repr is Python code."""
 
     def __repr__(self) -> str:
-        return brief(self)
+        return format_as_code(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ANN401, ARG002  Hypothesis's, and IPython's
         printer.text(repr(self))
@@ -161,7 +163,7 @@ def configs(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrateg
     )
 
 
-def hearings() -> st.SearchStrategy[BulletinState]:
+def bulletin_states() -> st.SearchStrategy[BulletinState]:
     """Draw the states that a worker may be in after reading bulletins."""
     return st.builds(
         BulletinState,
@@ -171,19 +173,19 @@ def hearings() -> st.SearchStrategy[BulletinState]:
         looks_still=st.sampled_from((0.0, 8.0, 500.0)),
         warned=st.sampled_from((0.0, 30.0, math.inf)),
         turned=st.booleans(),
-        call=st.just("") | calls(),
+        call=st.just("") | lookout_calls(),
     )
 
 
-def calls() -> st.SearchStrategy[str]:
+def lookout_calls() -> st.SearchStrategy[str]:
     """Draw the calls that a lookout may write. A call names the leases that each worker should read."""
     called_keys = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
-    def text(keys: list[str], to_all: bool) -> str:
+    def format_call(keys: list[str], to_all: bool) -> str:
         called_names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
         return call_annotation(1, 0.0, KEYS[:2], called_names, to_all=to_all)[0][1]
 
-    return st.builds(text, called_keys, st.booleans())
+    return st.builds(format_call, called_keys, st.booleans())
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
@@ -201,7 +203,7 @@ def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
         full_still=st.sampled_from((0.0, 0.0, 5.0, 1000.0)),
         full_apart=st.sampled_from((1.0, 20.0, math.inf)),
         full_took=st.sampled_from((0.0, 8.0)),
-        hearing=st.none() | hearings(),
+        hearing=st.none() | bulletin_states(),
         led=seconds,
     )
 
@@ -221,11 +223,11 @@ def leases(draw: st.DrawFn, keys: Sequence[str] = KEYS, owners: Sequence[str] = 
     throughputs = st.integers(0, 100) | st.integers(0, WEIGHT_MAX)
     weights = draw(st.sampled_from((st.none(), throughputs, st.none() | throughputs)))
     calm = draw(st.booleans())
-    return tuple(evolve(draw(_lease(key, keys, owners, calm)), weight=draw(weights)) for key in drawn_keys)
+    return tuple(evolve(draw(_draw_lease(key, keys, owners, calm)), weight=draw(weights)) for key in drawn_keys)
 
 
 @st.composite
-def _lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence[str], calm: bool) -> Lease:
+def _draw_lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence[str], calm: bool) -> Lease:
     next_owner = draw(st.none() | st.none() | st.sampled_from(owners))
     return Lease(
         key=key,
@@ -270,7 +272,7 @@ def scenes(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy
     return st.builds(Scene, leases(), listings(), workers(), configs(rules), st.integers(0, 2**16))
 
 
-def _plain(rules: st.SearchStrategy[RuleSet] | None) -> st.SearchStrategy[Config]:
+def _plain_configs(rules: st.SearchStrategy[RuleSet] | None) -> st.SearchStrategy[Config]:
     """Draw configurations for cases that do not depend on the initial position."""
     return st.builds(Config, rules=rule_sets() if rules is None else rules, lease_seconds=st.just(LEASE_SECONDS))
 
@@ -282,14 +284,14 @@ def fleets(
     """Draw a fleet with random owners. All leases may be free, or owned by one worker."""
     names = draw(st.permutations(WORKERS[: draw(st.integers(1, min(most_workers, len(WORKERS))))]))
     owners = draw(st.lists(st.sampled_from((None, *sorted(names))), max_size=most_leases))
-    config = draw(_plain(rules))
+    config = draw(_plain_configs(rules))
     return SmallFleet(tuple(names), tuple(owners), config, turn=draw(st.integers(0, 3)))
 
 
 @st.composite
 def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None) -> SmallFleet:
     """Draw a fleet whose leases are evenly divided and not expired."""
-    names, config = WORKERS[: draw(st.integers(1, len(WORKERS)))], draw(_plain(rules))
+    names, config = WORKERS[: draw(st.integers(1, len(WORKERS)))], draw(_plain_configs(rules))
     count = draw(st.integers(0, 12))
     if config.rules.groups is not None:
         count -= count % len(names)  # a remainder would also have to be evenly divided among the groups

@@ -117,7 +117,7 @@ POISON = 5
 """A poisoned handler fails on every fifth record of a shard."""
 
 
-def poisonous(sequence_number: str) -> bool:
+def is_poisonous(sequence_number: str) -> bool:
     """Return whether a poisoned handler fails on this record."""
     return int(sequence_number) % POISON == 0
 
@@ -135,7 +135,7 @@ class CallableFault:
     at: float
     seconds: float
 
-    def done(self, now: float, wait: Callable[[float], None]) -> object:
+    def apply(self, now: float, wait: Callable[[float], None]) -> object:
         """Apply the fault: raise an exception, hang, or return the value that the function is to return."""
         match self.what:
             case "raise" | "exit" | "interrupt" | "broken pipe":
@@ -148,11 +148,11 @@ class CallableFault:
             case "answer":
                 return False
             case "generate":
-                return generated()
+                return create_generator()
             case _:
                 assert_never(self.what)
 
 
-def generated() -> Generator[None]:
+def create_generator() -> Generator[None]:
     """Return a generator, which no caller of a user's function expects as a result."""
     yield

@@ -10,9 +10,9 @@ from leasehold.balancer.rules.event_hubs import DIALECTS, EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.plugins import known_rule_sets
-from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.simulator.call_faults import HARMLESS, CallableFault
-from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Network, Reshape, Scenario, balanced
+from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Network, Reshape, Scenario, assign_owners_evenly
 
 FAULTS_END = 120.0
 SETTLE_SECONDS, STILL_SECONDS = 185.0, 40.0
@@ -45,7 +45,7 @@ class Trial:
     """A scenario, and the limits with which the judge checks its history."""
 
     scenario: Scenario
-    limits: Limits
+    limits: JudgeLimits
 
 
 def trial(seed: int, rules: RuleSet | None = None) -> Trial:
@@ -55,33 +55,33 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     """
     draw = random.Random(f"chaos {seed}")  # noqa: S311  a seed is the point
     worker_names = tuple(f"{'ab'[number % 2]}-{number}" for number in range(draw.randint(2, 6)))
-    peer = draw.choice(PEERS) if _chance(draw, 0.35) else None
+    peer = draw.choice(PEERS) if _draw_chance(draw, 0.35) else None
     our_rules = Minimal(
         groups=draw.choice((None, "prefix", ("-",))),
         max_steals=draw.choice((None, None, 1, 5)),
         grace_seconds=draw.choice((0.0, 0.0, 20.0)),
-        release=_chance(draw, 0.2),
+        release=_draw_chance(draw, 0.2),
     )
     # There are no zombies in fleets with workers of other libraries, which would wait forever for a zombie to take
     # leases. There are none either if the rules release leases for other workers to take (M11).
     zombies = peer is None and not our_rules.release and rules is None
     members = list[Member]()
     for name in worker_names:
-        foreign = peer if peer is not None and not rules and _chance(draw, 0.5) else None
+        foreign = peer if peer is not None and not rules and _draw_chance(draw, 0.5) else None
         config = Config(foreign or rules or our_rules, lease_seconds=LEASE_SECONDS)
-        members += _processes(draw, name, config, zombies=zombies)
-    members = _with_expected_workers(draw, members)
+        members += _draw_processes(draw, name, config, zombies=zombies)
+    members = _add_expected_workers(draw, members)
     leases = draw.randint(1, 9)
     present = tuple(sorted({member.worker for member in members if not member.starts}))
     settle_seconds = SETTLE_SECONDS + ZOMBIE_SECONDS * any(member.plans < member.ends for member in members)
     settle_seconds += SECONDS_PER_LEASE * (leases + 2) if peer is not None or rules is not None else 0.0
     scenario = Scenario(
         seed=seed,
-        owners=balanced(leases, present, draw) if present and _chance(draw, 0.6) else (None,) * leases,
+        owners=assign_owners_evenly(leases, present, draw) if present and _draw_chance(draw, 0.6) else (None,) * leases,
         members=tuple(members),
         seconds=FAULTS_END + settle_seconds + STILL_SECONDS,
         calm=FAULTS_END,
-        network=_network(draw),
+        network=_draw_network(draw),
         reshapes=tuple(
             Reshape(draw.uniform(5.0, FAULTS_END - 20.0), draw.choice(("split", "split", "merge")), draw.randrange(9))
             for _ in range(draw.choice((0, 0, 1, 2, 3)))
@@ -91,32 +91,32 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     )
     # One in eight streams is like a DynamoDB stream: its shards have no hash ranges, and roll.
     without_ranges = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
-    scenario = evolve(scenario, ranged=not _chance(without_ranges, 1 / 8))
+    scenario = evolve(scenario, ranged=not _draw_chance(without_ranges, 1 / 8))
     # In a quarter of the fleets, handlers write checkpoints themselves. Such fleets have no dead letters.
     acknowledging = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
-    if _chance(acknowledging, 1 / 4):
+    if _draw_chance(acknowledging, 1 / 4):
         scenario = evolve(scenario, acknowledges=acknowledging.choice(("late", "random", "never")))
     # In half of the fleets, a bulletin names the workers that must read the table. In the others, all workers list the
     # table: either because rows show their age and annotations cost requests, or because each worker lists it once per
     # cycle.
     cadences = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
-    scenario = _with_callable_faults(seed, draw.choice(cadences))
-    scenario = _with_emptyings(seed, _with_poison(seed, scenario))
+    scenario = _add_callable_faults(seed, draw.choice(cadences))
+    scenario = _add_emptyings(seed, _add_poison(seed, scenario))
     # In a fifth of the fleets, the stream responds slowly for a while.
     slow_streams = random.Random(f"slow {seed}")  # noqa: S311  likewise
-    if _chance(slow_streams, 1 / 5):
+    if _draw_chance(slow_streams, 1 / 5):
         slow = Nap(slow_streams.uniform(0.0, FAULTS_END - 60.0), slow_streams.uniform(20.0, 60.0))
         scenario = evolve(scenario, network=evolve(scenario.network, slow=(slow,)))
-    return Trial(scenario, limits_of(scenario))
+    return Trial(scenario, derive_limits(scenario))
 
 
-def limits_of(scenario: Scenario) -> Limits:
+def derive_limits(scenario: Scenario) -> JudgeLimits:
     """Return the limits that the judge applies to this fleet.
 
     The judge does not check the balance of a fleet whose rule sets may leave leases unevenly divided.
     """
     even = all(member.config.rules.evens_out for member in scenario.members)
-    return Limits(
+    return JudgeLimits(
         lease_seconds={member.worker: member.config.lease_seconds for member in scenario.members},
         settled=scenario.seconds - STILL_SECONDS,
         even=even,
@@ -126,17 +126,17 @@ def limits_of(scenario: Scenario) -> Limits:
     )
 
 
-def _chance(draw: random.Random, probability: float) -> bool:
+def _draw_chance(draw: random.Random, probability: float) -> bool:
     return draw.random() < probability
 
 
-def _with_expected_workers(draw: random.Random, members: list[Member]) -> list[Member]:
+def _add_expected_workers(draw: random.Random, members: list[Member]) -> list[Member]:
     """In some fleets, configure the number or the ids of the expected workers.
 
     Only fleets in which no worker leaves get this configuration, so that all expected workers are present.
     """
     names = tuple(sorted({member.worker for member in members}))
-    staying = {member.worker for member in members if member.alive(FAULTS_END) and member.plans > FAULTS_END}
+    staying = {member.worker for member in members if member.is_running_at(FAULTS_END) and member.plans > FAULTS_END}
     hint = draw.choice((None, len(names), names))
     if hint is None or len(staying) < len(names):
         return members
@@ -146,9 +146,9 @@ def _with_expected_workers(draw: random.Random, members: list[Member]) -> list[M
     ]
 
 
-def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool) -> list[Member]:
+def _draw_processes(draw: random.Random, name: str, config: Config, *, zombies: bool) -> list[Member]:
     """Return a process of this worker and, in some cases, another one that starts after the first has ended."""
-    start = 0.0 if _chance(draw, 0.6) else draw.uniform(0.0, FAULTS_END)
+    start = 0.0 if _draw_chance(draw, 0.6) else draw.uniform(0.0, FAULTS_END)
     end = draw.uniform(start + 1.0, FAULTS_END)
     process = Member(
         name,
@@ -174,14 +174,14 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
     return [ending_process, restarted] if ending.endswith("again") else [ending_process]
 
 
-def _network(draw: random.Random) -> Network:
+def _draw_network(draw: random.Random) -> Network:
     """Return random probabilities of the network's faults.
 
     Each probability is 0 in some runs, so that there are also runs with only one kind of fault.
     """
 
     def draw_probability(maximum: float) -> float:
-        return draw.uniform(0.0, maximum) if _chance(draw, 0.6) else 0.0
+        return draw.uniform(0.0, maximum) if _draw_chance(draw, 0.6) else 0.0
 
     outages = tuple(
         Nap(draw.uniform(0.0, FAULTS_END - 15.0), draw.uniform(0.5, 15.0)) for _ in range(draw.choice((0, 0, 1)))
@@ -197,10 +197,10 @@ def _network(draw: random.Random) -> Network:
     )
 
 
-def _with_callable_faults(seed: int, scenario: Scenario) -> Scenario:
+def _add_callable_faults(seed: int, scenario: Scenario) -> Scenario:
     """In a third of the fleets, add one to three faults in the user functions of workers."""
     draw = random.Random(f"misdeeds {seed}")  # noqa: S311  separate, so that the other faults don't change
-    if not _chance(draw, 1 / 3):
+    if not _draw_chance(draw, 1 / 3):
         return scenario
     names = sorted({member.worker for member in scenario.members})
     callable_faults = tuple(
@@ -216,10 +216,10 @@ def _with_callable_faults(seed: int, scenario: Scenario) -> Scenario:
     return evolve(scenario, callable_faults=callable_faults)
 
 
-def _with_poison(seed: int, scenario: Scenario) -> Scenario:
+def _add_poison(seed: int, scenario: Scenario) -> Scenario:
     """In a quarter of the fleets, let handlers fail on some records. In half of these, a dead-letter sink fails too."""
     draw = random.Random(f"poison {seed}")  # noqa: S311  likewise
-    if not _chance(draw, 1 / 4) or scenario.acknowledges != "return":
+    if not _draw_chance(draw, 1 / 4) or scenario.acknowledges != "return":
         return scenario
     names = sorted({member.worker for member in scenario.members})
     poison = tuple(CallableFault(name, "handler", "poison", 0.0, draw.uniform(1.0, FAULTS_END)) for name in names)
@@ -228,11 +228,15 @@ def _with_poison(seed: int, scenario: Scenario) -> Scenario:
     )
     return evolve(
         scenario,
-        callable_faults=(*scenario.callable_faults, *((dead_letter_fault,) if _chance(draw, 0.5) else ()), *poison),
+        callable_faults=(
+            *scenario.callable_faults,
+            *((dead_letter_fault,) if _draw_chance(draw, 0.5) else ()),
+            *poison,
+        ),
     )
 
 
-def _with_emptyings(seed: int, scenario: Scenario) -> Scenario:
+def _add_emptyings(seed: int, scenario: Scenario) -> Scenario:
     """In almost a third of the fleets, delete rows of the table: all of them, as if it were recreated, or a few.
 
     Rows are deleted only while a worker that has read them is running and not paused. If no worker had read a row, its
@@ -241,7 +245,7 @@ def _with_emptyings(seed: int, scenario: Scenario) -> Scenario:
     any time.
     """
     draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
-    if not _chance(draw, 1 / 3):
+    if not _draw_chance(draw, 1 / 3):
         return scenario
     emptied_at, positions = (
         draw.uniform(25.0, FAULTS_END - 30.0),

@@ -43,7 +43,7 @@ SWAP_SECONDS = (30.0, 70.0)
 CHUNK = 10
 
 
-def scenario_of(seed: int) -> Scenario:
+def create_scenario(seed: int) -> Scenario:
     """Return the scenario of this seed: the one of `trial`, with a layout and a handling time that vary by seed."""
     scenario = evolve(
         trial(seed).scenario,
@@ -60,41 +60,41 @@ def scenario_of(seed: int) -> Scenario:
             return scenario
 
 
-def digest(history: SimulatedHistory) -> str:
+def compute_digest(history: SimulatedHistory) -> str:
     """Return a digest of all writes, events, incidents and counts in the history, in order."""
     state = blake2b(digest_size=16)
     for value in (*history.first, *history.writes, *history.answers, *history.events, *history.incidents):
-        state.update(repr(_values(value)).encode())
-    counts = sorted(history.requests.items()), [_values(sent) for sent in history.sent]
+        state.update(repr(_replace_attrs_instances(value)).encode())
+    counts = sorted(history.requests.items()), [_replace_attrs_instances(sent) for sent in history.sent]
     rows = history.scanned, history.fetched, history.fetched_stale, history.swaps, history.faults
     state.update(repr((counts, rows)).encode())
     return state.hexdigest()
 
 
-def trace(history: SimulatedHistory) -> Iterator[str]:
+def format_trace(history: SimulatedHistory) -> Iterator[str]:
     """Yield the contents of a digest as text, with one line per event, in order of time."""
     events: list[Incident | WriteEvent | WriteAnswer | ReadingEvent] = [*history.incidents, *history.writes]
     events += [*history.answers, *history.events]
     for event in sorted(events, key=lambda event: event.t):
-        yield f"{type(event).__name__}{_values(event)}"
+        yield f"{type(event).__name__}{_replace_attrs_instances(event)}"
     yield f"requests {sorted(history.requests.items())}"
     yield f"rows listed {history.scanned}, read {history.fetched}, perhaps stale {history.fetched_stale}"
     yield from history.faults
 
 
-def digest_of(seed: int) -> str:
+def compute_digest_of_seed(seed: int) -> str:
     """Run the fleet of this seed, and return the digest of its history."""
     with unlogged():
-        return digest(run(scenario_of(seed)))
+        return compute_digest(run(create_scenario(seed)))
 
 
-def digests_of(seeds: Iterable[int], jobs: int = 1) -> Iterator[str]:
+def compute_digests_of_seeds(seeds: Iterable[int], jobs: int = 1) -> Iterator[str]:
     """Yield the digests of these seeds, in order."""
     if jobs == 1:
-        yield from map(digest_of, seeds)
+        yield from map(compute_digest_of_seed, seeds)
         return
     with processes(jobs) as pool:
-        yield from pool.map(digest_of, seeds, chunksize=CHUNK)
+        yield from pool.map(compute_digest_of_seed, seeds, chunksize=CHUNK)
 
 
 def read_digests(path: Path) -> dict[int, str]:
@@ -103,7 +103,7 @@ def read_digests(path: Path) -> dict[int, str]:
     return {int(seed): value for seed, value in lines}
 
 
-def first_difference(old_trace: Iterable[str], new_trace: Iterable[str]) -> str | None:
+def find_first_difference(old_trace: Iterable[str], new_trace: Iterable[str]) -> str | None:
     """Describe the first event in which two traces differ, or return None if they are equal."""
     for number, (old, new) in enumerate(zip_longest(old_trace, new_trace), 1):
         if old != new:
@@ -111,7 +111,7 @@ def first_difference(old_trace: Iterable[str], new_trace: Iterable[str]) -> str 
     return None
 
 
-def trace_of_checkout(checkout: Path, seed: int) -> list[str]:
+def run_trace_of_checkout(checkout: Path, seed: int) -> list[str]:
     """Run this seed with the code of another checkout, and return the trace.
 
     Raises ValueError if that code cannot run the fleet.
@@ -136,19 +136,19 @@ def main(
     write: Annotated[Path | None, typer.Option(help="Store the digests in this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Compare with the digests in this file.")] = None,
     against: Annotated[Path | None, typer.Option(help="Compare with the code of this checkout.")] = None,
-    only: Annotated[int | None, typer.Option("--trace", help="Print each event of this seed instead.")] = None,
+    only: Annotated[int | None, typer.Option("--format_trace", help="Print each event of this seed instead.")] = None,
 ) -> None:
     """Print the digest of the history of each seed; exit 1 if one differs from what it is compared with."""
     if only is not None:
         with unlogged():
-            typer.echo("\n".join(trace(run(scenario_of(only)))))
+            typer.echo("\n".join(format_trace(run(create_scenario(only)))))
         return
     chosen_seeds = range(first_seed, first_seed + seeds)
     stored_digests = {} if check is None else read_digests(check)
     differing, lines = list[int](), list[str]()
     console = Console(stderr=True)
     for seed, value in zip(
-        chosen_seeds, track(digests_of(chosen_seeds, jobs), total=seeds, console=console), strict=True
+        chosen_seeds, track(compute_digests_of_seeds(chosen_seeds, jobs), total=seeds, console=console), strict=True
     ):
         lines.append(f"{seed} {value}\n")
         if seed in stored_digests and stored_digests[seed] != value:
@@ -160,7 +160,7 @@ def main(
     if against is not None:
         # Without stored digests, every seed must also be run by the other checkout, which doubles the time.
         for seed in differing if check is not None else chosen_seeds:
-            difference = _difference(against, seed)
+            difference = _find_difference(against, seed)
             if difference is not None:
                 typer.echo(f"seed {seed} differs from {against} at {difference}")
                 raise typer.Exit(1)
@@ -169,23 +169,23 @@ def main(
         raise typer.Exit(1)
 
 
-def _difference(checkout: Path, seed: int) -> str | None:
+def _find_difference(checkout: Path, seed: int) -> str | None:
     with unlogged():
-        return first_difference(trace_of_checkout(checkout, seed), trace(run(scenario_of(seed))))
+        return find_first_difference(run_trace_of_checkout(checkout, seed), format_trace(run(create_scenario(seed))))
 
 
-def _values(value: object) -> object:
+def _replace_attrs_instances(value: object) -> object:
     """Return the value with each attrs instance replaced by a tuple of its field values."""
     if isinstance(value, tuple):
-        return tuple(map(_values, value))
-    names = _names(type(value))
-    return value if names is None else tuple(_values(getattr(value, name)) for name in names)
+        return tuple(map(_replace_attrs_instances, value))
+    names = _list_field_names(type(value))
+    return value if names is None else tuple(_replace_attrs_instances(getattr(value, name)) for name in names)
 
 
 _FIELD_NAMES: dict[type, tuple[str, ...] | None] = {}
 
 
-def _names(kind: type) -> tuple[str, ...] | None:
+def _list_field_names(kind: type) -> tuple[str, ...] | None:
     if kind not in _FIELD_NAMES:
         _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind)) if has(kind) else None
     return _FIELD_NAMES[kind]

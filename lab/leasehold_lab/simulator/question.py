@@ -1,7 +1,7 @@
 """Simulates a fleet that is described by a few parameters, for one seed or for many.
 
-`answer` simulates one seed. `on_this_machine` and `on_spark` simulate many seeds. `forecast_of` runs a scenario, and
-returns the effects of a change of the fleet.
+`simulate_question` simulates one seed. `simulate_on_this_machine` and `simulate_on_spark` simulate many seeds.
+`run_forecast` runs a scenario, and returns the effects of a change of the fleet.
 """
 
 import json
@@ -21,10 +21,10 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.shares import Groups
 from leasehold.plugins import known_rule_sets
 from leasehold.stores.fields import kilobytes
-from leasehold_lab.judge.rights import OwnerChange, changes, owners_at, without_taken_back
+from leasehold_lab.judge.rights import OwnerChange, drop_taken_back_handoffs, find_owner_changes, find_owners_at
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator import scenario as fleets
-from leasehold_lab.simulator.run import FleetOutcome, outcome, run
+from leasehold_lab.simulator.run import FleetOutcome, measure_outcome, run
 from leasehold_lab.simulator.scenario import FleetScenario, Scenario, StartPattern
 
 if TYPE_CHECKING:
@@ -114,29 +114,32 @@ class SimulationQuestion:
         return "prefix" if self.grouped else None
 
 
-def answer(question: SimulationQuestion) -> FleetOutcome:
+def simulate_question(question: SimulationQuestion) -> FleetOutcome:
     """Simulate the fleet. The result depends only on the question."""
-    fleet = fleet_of(question)
-    return outcome(
-        run(fleet.scenario), since=fleet.since, cycle_seconds=config_of(question).cycle_seconds, groups=question.groups
+    fleet = build_fleet(question)
+    return measure_outcome(
+        run(fleet.scenario),
+        since=fleet.since,
+        cycle_seconds=build_config(question).cycle_seconds,
+        groups=question.groups,
     )
 
 
-def groups_of(question: SimulationQuestion) -> tuple[tuple[str, ...], ...]:
+def list_group_workers(question: SimulationQuestion) -> tuple[tuple[str, ...], ...]:
     """Return the worker ids of each group."""
-    return tuple(fleets.group_of(index, size) for index, size in enumerate(question.workers))
+    return tuple(fleets.name_group_workers(index, size) for index, size in enumerate(question.workers))
 
 
-def all_workers(question: SimulationQuestion) -> tuple[str, ...]:
+def list_all_workers(question: SimulationQuestion) -> tuple[str, ...]:
     """Return the ids of all workers."""
-    return tuple(name for group in groups_of(question) for name in group)
+    return tuple(name for group in list_group_workers(question) for name in group)
 
 
-def config_of(question: SimulationQuestion, name: str | None = None) -> Config:
+def build_config(question: SimulationQuestion, name: str | None = None) -> Config:
     """Return the configuration of workers with the rule set `name`. The default is the rule set of the question."""
     rules = RULES[name or question.rules].given(
         groups=question.groups,
-        expected_workers=all_workers(question) if question.hint else None,
+        expected_workers=list_all_workers(question) if question.hint else None,
         grace_seconds=question.grace_seconds,
         max_steals=question.max_steals,
     )
@@ -145,37 +148,43 @@ def config_of(question: SimulationQuestion, name: str | None = None) -> Config:
     return evolve(CYCLE, rules=rules)
 
 
-def fleet_of(question: SimulationQuestion, config: Config | None = None) -> FleetScenario:
+def build_fleet(question: SimulationQuestion, config: Config | None = None) -> FleetScenario:
     """Return the scenario that the question describes, with the configuration `config` if one is given.
 
     Raises ValueError if no such scenario is possible.
     """
-    names, workers = groups_of(question), all_workers(question)
-    config = config_of(question) if config is None else config
+    names, workers = list_group_workers(question), list_all_workers(question)
+    config = build_config(question) if config is None else config
     seed, cycles, leases = question.seed, question.cycles, question.leases
     match question.kind:
         case "cold":
-            fleet = fleets.cold(leases, workers, config, seed=seed, start=question.start, cycles=cycles)
+            fleet = fleets.create_cold_fleet(leases, workers, config, seed=seed, start=question.start, cycles=cycles)
         case "scale-out":
-            present = tuple(name for group in names[:-1] for name in group)
-            fleet = fleets.scale_out(leases, present, names[-1], config, seed=seed, start=question.start, cycles=cycles)
+            present_workers = tuple(name for group in names[:-1] for name in group)
+            fleet = fleets.create_scaled_out_fleet(
+                leases, present_workers, names[-1], config, seed=seed, start=question.start, cycles=cycles
+            )
         case "crash" | "leave" as ending:
-            going = min(question.going, len(workers))
-            fleet = fleets.shrink(leases, workers, going, config, seed=seed, ending=ending, cycles=cycles)
+            leaving_count = min(question.going, len(workers))
+            fleet = fleets.create_shrunk_fleet(
+                leases, workers, leaving_count, config, seed=seed, ending=ending, cycles=cycles
+            )
         case "rolling":
-            fleet = fleets.rolling(leases, workers, config, gap=question.gap, seed=seed, cycles=cycles)
+            fleet = fleets.create_rolling_fleet(leases, workers, config, gap=question.gap, seed=seed, cycles=cycles)
         case "reshard":
-            fleet = fleets.reshard(leases, workers, config, seed=seed, cycles=cycles)
+            fleet = fleets.create_resharded_fleet(leases, workers, config, seed=seed, cycles=cycles)
         case "steady":
-            fleet = fleets.scale_out(leases, workers, (), config, seed=seed, start="spread", cycles=cycles)
+            fleet = fleets.create_scaled_out_fleet(
+                leases, workers, (), config, seed=seed, start="spread", cycles=cycles
+            )
         case "weights":
-            fleet = fleets.weighed(leases, workers, config, seed=seed, cycles=cycles)
+            fleet = fleets.create_weighed_fleet(leases, workers, config, seed=seed, cycles=cycles)
     if question.peer is not None:
-        fleet = fleets.mixed(fleet, config_of(question, question.peer), question.share, seed)
+        fleet = fleets.replace_some_workers(fleet, build_config(question, question.peer), question.share, seed)
     if question.known:
-        fleet = fleets.known(fleet)
+        fleet = fleets.let_members_know_table(fleet)
     if question.pauses:
-        fleet = fleets.paused(fleet, question.pauses, seed)
+        fleet = fleets.add_random_pauses(fleet, question.pauses, seed)
     scenario = evolve(
         fleet.scenario,
         scan_per_cycle=question.pace == "cycle",
@@ -188,7 +197,7 @@ def fleet_of(question: SimulationQuestion, config: Config | None = None) -> Flee
 
 
 FIGURES = tuple(figure.name for figure in fields(FleetOutcome) if figure.type in {int, float})
-"""The names of the numeric figures of an outcome, which `summaries` summarizes."""
+"""The names of the numeric figures of an outcome, which `summarize_figures` summarizes."""
 
 TASKS_PER_CORE = 2
 """The number of Spark tasks per core.
@@ -201,7 +210,7 @@ Answer = tuple[int, dict[str, object]]
 
 
 @frozen
-class Summary:
+class FigureSummary:
     """The median and the worst value of one figure."""
 
     figure: str
@@ -209,9 +218,9 @@ class Summary:
     worst: float
 
 
-def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: int) -> Iterator[Answer]:
+def simulate_on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: int) -> Iterator[Answer]:
     """Simulate all seeds in a pool of processes, and yield their outcomes in order."""
-    answer_seed = partial(_answer_of_seed, question)
+    answer_seed = partial(_simulate_seed, question)
     if jobs == 1:
         yield from map(answer_seed, seeds)
         return
@@ -219,49 +228,49 @@ def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: in
         yield from pool.map(answer_seed, seeds, chunksize=max(1, len(seeds) // (jobs * 8)))
 
 
-def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
+def simulate_on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
     """Simulate all seeds on Spark, and return their outcomes in order. leasehold must be installed on the executors."""
 
-    def answers(batches: Iterable[object]) -> Iterator[object]:
+    def simulate_batches(batches: Iterable[object]) -> Iterator[object]:
         import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, and the executor's own
 
         for batch in batches:
             requested_seeds = batch.column("seed").to_pylist()  # type: ignore[attr-defined]
-            outcomes = [json.dumps(_answer_of_seed(question, seed)[1]) for seed in requested_seeds]
+            outcomes = [json.dumps(_simulate_seed(question, seed)[1]) for seed in requested_seeds]
             yield pa.RecordBatch.from_pydict({"seed": requested_seeds, "outcome": outcomes})
 
-    tasks = max(1, min(len(seeds), spark.sparkContext.defaultParallelism * TASKS_PER_CORE))
-    seed_rows = spark.createDataFrame([(seed,) for seed in seeds], "seed long").repartition(tasks)
-    rows = seed_rows.mapInArrow(answers, "seed long, outcome string").collect()
+    task_count = max(1, min(len(seeds), spark.sparkContext.defaultParallelism * TASKS_PER_CORE))
+    seed_rows = spark.createDataFrame([(seed,) for seed in seeds], "seed long").repartition(task_count)
+    rows = seed_rows.mapInArrow(simulate_batches, "seed long, outcome string").collect()
     outcomes = {row.seed: json.loads(row.outcome) for row in rows}
     return [(seed, outcomes[seed]) for seed in seeds]
 
 
-def summaries(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
+def summarize_figures(outcomes: Sequence[dict[str, object]]) -> tuple[FigureSummary, ...]:
     """Return the median and the worst value of each figure."""
     columns = {figure: [float(str(figures[figure])) for figures in outcomes] for figure in FIGURES}
-    return tuple(Summary(figure, median(values), max(values)) for figure, values in columns.items())
+    return tuple(FigureSummary(figure, median(values), max(values)) for figure, values in columns.items())
 
 
 @contextmanager
 def unlogged() -> Iterator[None]:
     """Suppress the log messages of simulated workers."""
-    log = logging.getLogger("leasehold")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    leasehold_log = logging.getLogger("leasehold")
+    former_level = leasehold_log.level
+    leasehold_log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        log.setLevel(level)
+        leasehold_log.setLevel(former_level)
 
 
-def _answer_of_seed(question: SimulationQuestion, seed: int) -> Answer:
+def _simulate_seed(question: SimulationQuestion, seed: int) -> Answer:
     with unlogged():
-        return seed, answer(evolve(question, seed=seed)).as_json()
+        return seed, simulate_question(evolve(question, seed=seed)).as_json()
 
 
 @frozen
-class Forecast:
+class FleetForecast:
     """The predicted effects of a change of a fleet.
 
     Attributes:
@@ -291,23 +300,25 @@ class Forecast:
         }
 
 
-def forecast_of(scenario: Scenario, config: Config, since: float) -> Forecast:
+def run_forecast(scenario: Scenario, config: Config, since: float) -> FleetForecast:
     """Run the scenario, in which the change happens at `since`, and return the forecast."""
     with unlogged():
         history = run(scenario)
-    owner_changes = [change for change in changes(history.writes) if change.after is not None]
-    living = [member.worker for member in scenario.members if member.alive(scenario.seconds - 1e-6)]
-    owners = owners_at(history, history.end)
-    counts = Counter(owners.values())
+    owner_changes = [change for change in find_owner_changes(history.writes) if change.after is not None]
+    living_workers = [member.worker for member in scenario.members if member.is_running_at(scenario.seconds - 1e-6)]
+    owners = find_owners_at(history, history.end)
+    lease_counts = Counter(owners.values())
     weights = {row.key: row.weight or 0 for row in history.first}
-    loads = {name: sum(weights.get(key, 0) for key, owner in owners.items() if owner == name) for name in living}
-    return Forecast(
-        without_taken_back(change for change in owner_changes if change.t < since),
+    loads_of_workers = {
+        name: sum(weights.get(key, 0) for key, owner in owners.items() if owner == name) for name in living_workers
+    }
+    return FleetForecast(
+        drop_taken_back_handoffs(change for change in owner_changes if change.t < since),
         tuple(
             evolve(change, t=change.t - since)
-            for change in without_taken_back(change for change in owner_changes if change.t >= since)
+            for change in drop_taken_back_handoffs(change for change in owner_changes if change.t >= since)
         ),
-        {worker: counts[worker] for worker in sorted(living)},
-        {worker: round(kilobytes(load), 3) for worker, load in loads.items()},
-        outcome(history, since=since, cycle_seconds=config.cycle_seconds, groups=config.rules.groups),
+        {worker: lease_counts[worker] for worker in sorted(living_workers)},
+        {worker: round(kilobytes(load), 3) for worker, load in loads_of_workers.items()},
+        measure_outcome(history, since=since, cycle_seconds=config.cycle_seconds, groups=config.rules.groups),
     )

@@ -1,7 +1,7 @@
 """Runs a scenario to its end and returns its history.
 
-`outcome` computes the figures by which rule sets are compared. `shrink` simplifies a failing scenario: it removes one
-part at a time, and keeps each removal after which the scenario still fails.
+`measure_outcome` computes the figures by which rule sets are compared. `shrink_scenario` simplifies a failing scenario:
+it removes one part at a time, and keeps each removal after which the scenario still fails.
 """
 
 import gc
@@ -22,15 +22,22 @@ from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import TO, SwapStore, control_row
 from leasehold.stores.writes import ReleaseLease, ResetLease, counted
 from leasehold_lab.judge.breach import Breach
-from leasehold_lab.judge.events import Incident, Sent, WriteEvent
-from leasehold_lab.judge.explanations import judge
-from leasehold_lab.judge.rights import QUIET_VERBS, changes, count_rejected, owners_at, unowned, without_taken_back
-from leasehold_lab.judge.run import OPERATOR, alive_at, lives
+from leasehold_lab.judge.events import Incident, SentRecord, WriteEvent
+from leasehold_lab.judge.explanations import judge_history
+from leasehold_lab.judge.rights import (
+    QUIET_VERBS,
+    count_rejected_writes,
+    drop_taken_back_handoffs,
+    find_owner_changes,
+    find_owners_at,
+    measure_unowned_seconds,
+)
+from leasehold_lab.judge.run import OPERATOR, find_lifetimes, find_workers_alive_at
 from leasehold_lab.simulator.chaos import Trial
 from leasehold_lab.simulator.scenario import Emptying, Member, Reshape, Scenario
 from leasehold_lab.simulator.world.layouts import NAMES, run_swaps
 from leasehold_lab.simulator.world.process import RESTART_SECONDS, Process
-from leasehold_lab.simulator.world.tasks import Tasks
+from leasehold_lab.simulator.world.tasks import TaskScheduler
 from leasehold_lab.simulator.world.world import (
     ListSource,
     ShardRecords,
@@ -38,9 +45,9 @@ from leasehold_lab.simulator.world.world import (
     SimulatedTable,
     UnitBudget,
     World,
-    first_shards,
-    records,
-    shard,
+    create_first_shards,
+    create_records,
+    create_shard,
 )
 
 _NEXT_STREAM_OFFSET = 1_000_000
@@ -48,71 +55,73 @@ _NEXT_STREAM_OFFSET = 1_000_000
 
 
 @contextmanager
-def without_gc() -> Iterator[None]:
+def disable_gc() -> Iterator[None]:
     """Disable the garbage collector during a run, whose long-lived objects are all in use until its end."""
-    collecting = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()
 
 
 def run(scenario: Scenario) -> SimulatedHistory:
     """Run the scenario and return its history, which is the same on every machine."""
-    tasks = Tasks()
-    source = ListSource(first_shards(scenario))
+    tasks = TaskScheduler()
+    source = ListSource(create_first_shards(scenario))
     source.made = int(any(reshape.what == "anew" for reshape in scenario.reshapes))
-    first = tuple(_first_rows(scenario, source))
-    table = SimulatedTable(first, lambda: tasks.now, weighed=scenario.weighed or bool(scenario.weights))
-    history = SimulatedHistory(first)
-    count = iter(range(1_000_000))
+    first_rows = tuple(_create_first_rows(scenario, source))
+    table = SimulatedTable(first_rows, lambda: tasks.now, weighed=scenario.weighed or bool(scenario.weights))
+    history = SimulatedHistory(first_rows)
+    process_numbers = iter(range(1_000_000))
 
-    def join(member: Member) -> None:
-        tasks.start(lambda: begin(member), member.starts)
+    def start_member_later(member: Member) -> None:
+        tasks.start(lambda: start_member(member), member.starts)
 
-    def begin(member: Member) -> None:
+    def start_member(member: Member) -> None:
         try:
-            process = Process(member, next(count), world)
+            process = Process(member, next(process_numbers), world)
         except RuntimeError:  # no thread is available; a supervisor would try again
-            join(evolve(member, starts=tasks.now + RESTART_SECONDS))
+            start_member_later(evolve(member, starts=tasks.now + RESTART_SECONDS))
         else:
             process.run()
 
-    reads, writes = (
+    read_faults, write_faults = (
         UnitBudget(units, lambda: tasks.now) for units in (scenario.capacity.table_units, scenario.capacity.writes)
     )
-    world = World(scenario, tasks, table, source, history, join, reads, writes)
-    for row in first if scenario.sessions and not scenario.swaps else ():
+    world = World(scenario, tasks, table, source, history, start_member_later, read_faults, write_faults)
+    for row in first_rows if scenario.sessions and not scenario.swaps else ():
         world.cells.put_new(lease_name(row.key), lease_fields(LeaseRow(row)))
     for member in scenario.members:
-        join(member)
+        start_member_later(member)
     for reshape in scenario.reshapes:
-        tasks.start(partial(_reshape, world, reshape), reshape.at)
+        tasks.start(partial(_reshape_stream, world, reshape), reshape.at)
     for emptying in scenario.emptyings:
-        tasks.start(partial(_empty, world, emptying), emptying.at)
+        tasks.start(partial(_delete_rows, world, emptying), emptying.at)
     if scenario.swaps:
         control_row((table, SessionStore(world.cells) if scenario.sessions else world.goal), NAMES)
         tasks.start(partial(run_swaps, world))
     if scenario.reading:
-        tasks.start(partial(_produce, world))
+        tasks.start(partial(_produce_records, world))
     # Garbage is collected only before a run, because a collection during the run would visit every row that hundreds of
     # workers keep. The objects of the previous run are all in the young generations, because no collection has promoted
     # them, so the oldest generation need not be visited.
     gc.collect(1)
-    with closing(tasks), without_gc():
+    with closing(tasks), disable_gc():
         tasks.run(scenario.seconds)
     history.end = tasks.now
     if scenario.full:
         shard_logs = source.shard_logs.items()
-        numbers = ((shard, record.sequence_number) for shard, shard_log in shard_logs for record in shard_log.records)
-        history.sent = [Sent(shard, int(number), number) for shard, number in numbers]
+        shard_sequence_numbers = (
+            (shard, record.sequence_number) for shard, shard_log in shard_logs for record in shard_log.records
+        )
+        history.sent = [SentRecord(shard, int(number), number) for shard, number in shard_sequence_numbers]
     history.parents = {shard_listed.id: shard_listed.parents for shard_listed in source.listed}
     return history
 
 
-def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
+def _create_first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
     our_workers = {member.worker for member in scenario.members if not member.foreign}
     present_workers = {member.worker for member in scenario.members if member.present}
     weights = scenario.weights or (None,) * len(scenario.owners)
@@ -128,29 +137,29 @@ QUIET_FACTOR = 5
 """The factor by which the interval between reads grows when no more records are produced."""
 
 
-def _produce(world: World) -> None:
+def _produce_records(world: World) -> None:
     """Put a record on every open shard each `read_seconds`, until the faults end.
 
     After that, shards are read less often, because most reads would return no records.
     """
-    seconds = world.scenario.read_seconds
+    read_seconds = world.scenario.read_seconds
     while True:
         for shard_listed in world.source.listed:
-            shard_log = world.source.shard_logs.setdefault(shard_listed.id, ShardRecords(wait_seconds=seconds))
+            shard_log = world.source.shard_logs.setdefault(shard_listed.id, ShardRecords(wait_seconds=read_seconds))
             if world.tasks.now >= world.scenario.calm:
-                shard_log.wait_seconds = QUIET_FACTOR * seconds
+                shard_log.wait_seconds = QUIET_FACTOR * read_seconds
             elif shard_listed.open:
-                shard_log.records += records(1, _NEXT_STREAM_OFFSET * world.source.made + len(shard_log.records))
-        world.tasks.sleep(seconds)
+                shard_log.records += create_records(1, _NEXT_STREAM_OFFSET * world.source.made + len(shard_log.records))
+        world.tasks.sleep(read_seconds)
 
 
-def _empty(world: World, emptying: Emptying) -> None:
+def _delete_rows(world: World, emptying: Emptying) -> None:
     """Delete rows of the table as an operator would, without notifying the workers."""
     rows, now = world.table.list().leases, world.tasks.now
     chosen_indexes = {index % len(rows) for index in emptying.places} if rows else set[int]()
-    deleted = [row for index, row in enumerate(rows) if not emptying.places or index in chosen_indexes]
-    for row in deleted:
-        world.table.remove(row.key)
+    deleted_rows = [row for index, row in enumerate(rows) if not emptying.places or index in chosen_indexes]
+    for row in deleted_rows:
+        world.table.delete_row(row.key)
         world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
     # If there is an outage, no worker can notice the deletion before the outage ends.
     outages = world.scenario.network.outages
@@ -159,11 +168,11 @@ def _empty(world: World, emptying: Emptying) -> None:
         default=0.0,
     )
     world.history.incidents.append(
-        Incident(now, "trouble", "", longest_outage, f"{len(deleted)} of {len(rows)} rows deleted")
+        Incident(now, "trouble", "", longest_outage, f"{len(deleted_rows)} of {len(rows)} rows deleted")
     )
 
 
-def _reset(world: World) -> None:
+def _reset_leases(world: World) -> None:
     """Release every unfinished lease, and reset it to the beginning of its shard."""
     store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.table
     if world.scenario.swaps:
@@ -171,23 +180,23 @@ def _reset(world: World) -> None:
         store = SwapStore((world.table, goal), NAMES[TO], clock=lambda: world.tasks.now)
     for lease in store.list().leases:
         if not lease.ended:
-            free = store.write(ReleaseLease(lease, lease.owner)) if lease.owner else Done(lease)
-            if free.lease is not None:
-                store.write(ResetLease(free.lease, TRIM_HORIZON))
+            release_outcome = store.write(ReleaseLease(lease, lease.owner)) if lease.owner else Done(lease)
+            if release_outcome.lease is not None:
+                store.write(ResetLease(release_outcome.lease, TRIM_HORIZON))
 
 
-def _reshape(world: World, reshape: Reshape) -> None:
+def _reshape_stream(world: World, reshape: Reshape) -> None:
     """Apply a change of the stream."""
     source = world.source
     if reshape.what == "expire":
-        source.expire()
+        source.remove_closed_shards()
         return
     if reshape.what == "reset":
-        _reset(world)
+        _reset_leases(world)
         return
     world.history.incidents.append(Incident(world.tasks.now, reshape.what, str(reshape.place)))
     if reshape.what == "anew":
-        source.recreate(first_shards(world.scenario))
+        source.recreate_stream(create_first_shards(world.scenario))
         return
     if not world.scenario.ranged:
         # Shards without hash ranges cannot be split or merged in the usual way. Each one that ends gets new children.
@@ -199,22 +208,22 @@ def _reshape(world: World, reshape: Reshape) -> None:
                 *(Shard(f"{open_shard.id}.{number}", parents=(open_shard.id,)) for number in range(child_count)),
             )
         return
-    ranged = [
+    shards_with_ranges = [
         (open_shard.hash_range, open_shard) for open_shard in source.listed if open_shard.open and open_shard.hash_range
     ]
-    shards = [open_shard for _, open_shard in sorted(ranged, key=lambda pair: pair[0])]
+    shards = [open_shard for _, open_shard in sorted(shards_with_ranges, key=lambda pair: pair[0])]
     index = reshape.place % max(1, len(shards) - (reshape.what == "merge"))
     match reshape.what:
         case "double" | "split":
             for parent in shards if reshape.what == "double" else [shards[index]]:
                 first, last = parent.hash_range or (0, 0)
                 middle = (first + last) // 2
-                low = shard(f"{parent.id}.0", first, middle, parent.id)
-                source.end(parent.id, low, shard(f"{parent.id}.1", middle + 1, last, parent.id))
+                low_child = create_shard(f"{parent.id}.0", first, middle, parent.id)
+                source.end(parent.id, low_child, create_shard(f"{parent.id}.1", middle + 1, last, parent.id))
         case "merge" if len(shards) > 1:
             left, right = shards[index : index + 2]
             first, last = (left.hash_range or (0, 0))[0], (right.hash_range or (0, 0))[1]
-            child = shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
+            child = create_shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
             source.end(left.id, child)
             source.end(right.id, child)
         case "merge":
@@ -226,7 +235,7 @@ UNIT_BYTES = 4096
 
 
 @frozen
-class Traffic:
+class TableTraffic:
     """The number of requests of the whole fleet, and the capacity units that DynamoDB would bill for them.
 
     A listing is eventually consistent, and costs half a unit per 4 KB, with rows of 360 bytes. A read of a row by key
@@ -274,58 +283,65 @@ class FleetOutcome:
     load: float
     unowned_lease_cycles_max: float
     quiet_after: float
-    traffic: Traffic
+    traffic: TableTraffic
 
     def as_json(self) -> dict[str, object]:
         """Return values that `json.dumps` accepts."""
         return asdict(self)
 
 
-def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, groups: Groups = None) -> FleetOutcome:
+def measure_outcome(
+    history: SimulatedHistory, *, since: float, cycle_seconds: float, groups: Groups = None
+) -> FleetOutcome:
     """Return the figures of a finished run, for an event at `since`."""
-    all_lives = lives(history.incidents)
-    owner_changes = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
-    moves_made = without_taken_back(owner_changes)
-    moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in moves_made)
-    workers = alive_at(all_lives, history.end - 1e-9)
-    owners = owners_at(history, history.end)
-    counts = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
-    lease_counts = [counts[worker] for worker in workers]
-    by_group = Counter[str]()
+    all_lives = find_lifetimes(history.incidents)
+    owner_changes = [
+        change for change in find_owner_changes(history.writes) if change.t >= since and change.after is not None
+    ]
+    changes_kept = drop_taken_back_handoffs(owner_changes)
+    move_count = sum(
+        change.before is not None and change.before in find_workers_alive_at(all_lives, change.t)
+        for change in changes_kept
+    )
+    workers = find_workers_alive_at(all_lives, history.end - 1e-9)
+    owners = find_owners_at(history, history.end)
+    lease_counts_of_owners = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
+    lease_counts = [lease_counts_of_owners[worker] for worker in workers]
+    counts_by_group = Counter[str]()
     for worker in sorted(workers):
-        by_group["/".join(path_of(worker, groups or "prefix"))] += counts[worker]
+        counts_by_group["/".join(path_of(worker, groups or "prefix"))] += lease_counts_of_owners[worker]
     loads = dict.fromkeys(workers, 0.0)
     for row in history.first:
         owner = owners.get(row.key)
         if owner in loads:
             loads[owner] += row.weight or 0.0
     mean_load = sum(loads.values()) / max(len(loads), 1)
-    last_change_at = max((change.t for change in moves_made), default=since)
+    last_change_at = max((change.t for change in changes_kept), default=since)
     last_write_at = max(
         (write.t for write in history.writes if write.verb not in QUIET_VERBS and write.t >= since), default=since
     )
-    longest_unowned = max(unowned(history, history.end, since).values(), default=0.0)
+    longest_unowned_seconds = max(measure_unowned_seconds(history, history.end, since).values(), default=0.0)
     return FleetOutcome(
         cycles=round((last_change_at - since) / cycle_seconds, 3),
         seconds=round(last_change_at - since, 3),
-        moves=moves,
-        moves_minimum=least_moves(owners_at(history, since), workers, groups),
-        moved_again=sum(times > 1 for times in Counter(change.key for change in moves_made).values()),
-        taken_back=(len(owner_changes) - len(moves_made)) // 2,
-        claims=len(moves_made) - moves,
-        failed_writes=count_rejected(write for write in history.writes if write.t >= since),
+        moves=move_count,
+        moves_minimum=least_moves(find_owners_at(history, since), workers, groups),
+        moved_again=sum(times > 1 for times in Counter(change.key for change in changes_kept).values()),
+        taken_back=(len(owner_changes) - len(changes_kept)) // 2,
+        claims=len(changes_kept) - move_count,
+        failed_writes=count_rejected_writes(write for write in history.writes if write.t >= since),
         spread=max(lease_counts, default=0) - min(lease_counts, default=0),
-        groups=dict(by_group),
+        groups=dict(counts_by_group),
         load=round(max(loads.values()) / mean_load, 3) if mean_load else 1.0,
-        unowned_lease_cycles_max=round(longest_unowned / cycle_seconds, 3),
+        unowned_lease_cycles_max=round(longest_unowned_seconds / cycle_seconds, 3),
         quiet_after=round((last_write_at - since) / cycle_seconds, 3),
-        traffic=traffic(history),
+        traffic=measure_traffic(history),
     )
 
 
-def traffic(history: SimulatedHistory) -> Traffic:
+def measure_traffic(history: SimulatedHistory) -> TableTraffic:
     """Return the requests that a run made to the table."""
-    return Traffic(
+    return TableTraffic(
         requests=history.requests.total(),
         rows=history.scanned + history.fetched,
         read_units=round(history.scanned * ROW_BYTES / UNIT_BYTES / 2 + history.fetched - history.fetched_stale / 2, 1),
@@ -337,23 +353,23 @@ EVENTS = ("reshapes", "emptyings", "callable_faults")
 FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
 
 
-def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: int = 200) -> Scenario:
+def shrink_scenario(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: int = 200) -> Scenario:
     """Return the smallest scenario that still fails, as far as it can be found in `most_runs` runs."""
-    runs = 0
-    progress = True
-    while progress:
-        progress = False
-        for candidate in _smaller(scenario):
-            runs += 1
-            if runs > most_runs:
+    run_count = 0
+    has_progress = True
+    while has_progress:
+        has_progress = False
+        for candidate in _list_smaller_scenarios(scenario):
+            run_count += 1
+            if run_count > most_runs:
                 return scenario
             if fails(candidate):
-                scenario, progress = candidate, True
+                scenario, has_progress = candidate, True
                 break
     return scenario
 
 
-def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+def _list_smaller_scenarios(scenario: Scenario) -> Iterator[Scenario]:
     """Yield simpler scenarios, beginning with those that leave out the most."""
     members, network = scenario.members, scenario.network
     for index, member in enumerate(members):
@@ -362,9 +378,9 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         owners = tuple(None if owner in removed_workers else owner for owner in scenario.owners)
         yield evolve(scenario, members=remaining_members, owners=owners)
     for field in EVENTS:
-        events = getattr(scenario, field)
-        for index in range(len(events)):
-            fewer_events: dict[str, Any] = {field: (*events[:index], *events[index + 1 :])}
+        former_events = getattr(scenario, field)
+        for index in range(len(former_events)):
+            fewer_events: dict[str, Any] = {field: (*former_events[:index], *former_events[index + 1 :])}
             yield evolve(scenario, **fewer_events)
     if len(scenario.owners) > 1:
         yield evolve(scenario, owners=scenario.owners[:-1])
@@ -378,7 +394,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield evolve(scenario, members=(*members[:index], with_fewer_naps, *members[index + 1 :]))
 
 
-def description_of(scenario: Scenario) -> str:
+def describe_scenario(scenario: Scenario) -> str:
     """Return a description of the scenario, one fact per line."""
     network = scenario.network
     faults = ", ".join(f"{fault} {getattr(network, fault):.4f}" for fault in FAULTS if getattr(network, fault))
@@ -392,18 +408,18 @@ def description_of(scenario: Scenario) -> str:
     )
 
 
-def breaches_of(tested: Trial) -> tuple[Breach, ...]:
+def run_and_find_breaches(tested: Trial) -> tuple[Breach, ...]:
     """Run the trial, and return the laws that its history breaks."""
-    return judge(run(tested.scenario), tested.limits)
+    return judge_history(run(tested.scenario), tested.limits)
 
 
-def explanation_of(tested: Trial) -> str:
+def explain_failure(tested: Trial) -> str:
     """Simplify a failing trial, and return a report of the remaining breaches and the simplified fleet."""
-    broken_laws = {breach.what for breach in breaches_of(tested)}
+    broken_laws = {breach.what for breach in run_and_find_breaches(tested)}
 
     def still_fails(smaller: Scenario) -> bool:
-        return bool(broken_laws & {breach.what for breach in breaches_of(evolve(tested, scenario=smaller))})
+        return bool(broken_laws & {breach.what for breach in run_and_find_breaches(evolve(tested, scenario=smaller))})
 
-    smallest = shrink(tested.scenario, still_fails)
-    breaches = breaches_of(evolve(tested, scenario=smallest))
-    return "\n".join((*map(str, breaches), "in the smallest fleet found:", description_of(smallest)))
+    smallest = shrink_scenario(tested.scenario, still_fails)
+    breaches = run_and_find_breaches(evolve(tested, scenario=smallest))
+    return "\n".join((*map(str, breaches), "in the smallest fleet found:", describe_scenario(smallest)))

@@ -81,7 +81,7 @@ class Member:
     deaf_to: frozenset[str] = frozenset()
     gives_up_seconds: float = POLL_TIMEOUTS[0]
 
-    def alive(self, t: float) -> bool:
+    def is_running_at(self, t: float) -> bool:
         """Return whether the process is running at time `t`."""
         return self.starts <= t < self.ends
 
@@ -272,22 +272,22 @@ class FleetScenario:
     since: float
 
 
-def group_of(number: int, workers: int) -> tuple[str, ...]:
+def name_group_workers(number: int, workers: int) -> tuple[str, ...]:
     """Return the worker ids of one group, such as a-000, a-001 and so on."""
-    name = ascii_lowercase[number] if number < len(ascii_lowercase) else f"g{number}"
-    return tuple(f"{name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
+    group_name = ascii_lowercase[number] if number < len(ascii_lowercase) else f"g{number}"
+    return tuple(f"{group_name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
 
 
-def cold(
+def create_cold_fleet(
     leases: int, workers: tuple[str, ...], config: Config, *, seed: int, start: StartPattern, cycles: float
 ) -> FleetScenario:
     """Return a fleet whose leases are all free and whose workers all start now."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = _starting(workers, config, 0.0, start, draw)
-    return _fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
+    members = _create_starting_members(workers, config, 0.0, start, random_draw)
+    return _create_fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
 
 
-def scale_out(
+def create_scaled_out_fleet(
     leases: int,
     present: tuple[str, ...],
     joining: tuple[str, ...],
@@ -298,15 +298,22 @@ def scale_out(
     cycles: float,
 ) -> FleetScenario:
     """Return a balanced fleet that the workers in `joining` join. If there are none, nothing happens to the fleet."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
     joined_at = SETTLE_CYCLES * config.cycle_seconds
-    members = (*_present(present, config, draw), *_starting(joining, config, joined_at, start, draw))
-    return _fleet(
-        seed, balanced(leases, present, draw), members, since=joined_at, seconds=cycles * config.cycle_seconds
+    members = (
+        *_create_present_members(present, config, random_draw),
+        *_create_starting_members(joining, config, joined_at, start, random_draw),
+    )
+    return _create_fleet(
+        seed,
+        assign_owners_evenly(leases, present, random_draw),
+        members,
+        since=joined_at,
+        seconds=cycles * config.cycle_seconds,
     )
 
 
-def shrink(
+def create_shrunk_fleet(
     leases: int,
     workers: tuple[str, ...],
     ending_workers: int,
@@ -317,17 +324,23 @@ def shrink(
     cycles: float,
 ) -> FleetScenario:
     """Return a balanced fleet in which `ending_workers` workers end at the same time."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
     ended_at = SETTLE_CYCLES * config.cycle_seconds
-    ending_names = frozenset(draw.sample(workers, ending_workers))
+    ending_names = frozenset(random_draw.sample(workers, ending_workers))
     members = tuple(
         evolve(member, ends=ended_at, ending=ending) if member.worker in ending_names else member
-        for member in _present(workers, config, draw)
+        for member in _create_present_members(workers, config, random_draw)
     )
-    return _fleet(seed, balanced(leases, workers, draw), members, since=ended_at, seconds=cycles * config.cycle_seconds)
+    return _create_fleet(
+        seed,
+        assign_owners_evenly(leases, workers, random_draw),
+        members,
+        since=ended_at,
+        seconds=cycles * config.cycle_seconds,
+    )
 
 
-def rolling(
+def create_rolling_fleet(
     leases: int, workers: tuple[str, ...], config: Config, *, gap: float, seed: int, cycles: float
 ) -> FleetScenario:
     """Return a fleet in which each worker leaves in turn, and its replacement starts before the next worker leaves.
@@ -335,7 +348,7 @@ def rolling(
     The scenario is a rolling restart in which the next old process is stopped only after the previous new process is
     running.
     """
-    fleet = scale_out(
+    fleet = create_scaled_out_fleet(
         leases,
         workers,
         (),
@@ -344,37 +357,50 @@ def rolling(
         start="spread",
         cycles=cycles + gap * len(workers) / config.cycle_seconds,
     )
-    ends = [fleet.since + gap * index for index in range(len(workers) + 1)]
-    old = (evolve(member, ends=end, ending="leave") for member, end in zip(fleet.scenario.members, ends, strict=False))
-    new = (
-        Member(f"{worker}x", config, starts=end - READY_SECONDS) for worker, end in zip(workers, ends[1:], strict=True)
+    end_times = [fleet.since + gap * index for index in range(len(workers) + 1)]
+    old_members = (
+        evolve(member, ends=end, ending="leave") for member, end in zip(fleet.scenario.members, end_times, strict=False)
     )
-    return evolve(fleet, scenario=evolve(fleet.scenario, members=(*old, *new)))
+    new_members = (
+        Member(f"{worker}x", config, starts=end - READY_SECONDS)
+        for worker, end in zip(workers, end_times[1:], strict=True)
+    )
+    return evolve(fleet, scenario=evolve(fleet.scenario, members=(*old_members, *new_members)))
 
 
-def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
+def create_resharded_fleet(
+    leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float
+) -> FleetScenario:
     """Return a balanced fleet in which every shard splits into two children."""
-    fleet = scale_out(leases, workers, (), config, seed=seed, start="spread", cycles=cycles)
+    fleet = create_scaled_out_fleet(leases, workers, (), config, seed=seed, start="spread", cycles=cycles)
     return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(fleet.since, "double"),), reading=True))
 
 
-def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
+def create_weighed_fleet(
+    leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float
+) -> FleetScenario:
     """Return a fleet whose workers have equal numbers of leases, but whose leases differ in throughput."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = _present(workers, config, draw)
-    fleet = _fleet(seed, balanced(leases, workers, draw), members, since=0.0, seconds=cycles * config.cycle_seconds)
-    weights = tuple(round(64 * KB * draw.lognormvariate(0.0, 1.0)) for _ in range(leases))
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
+    members = _create_present_members(workers, config, random_draw)
+    fleet = _create_fleet(
+        seed,
+        assign_owners_evenly(leases, workers, random_draw),
+        members,
+        since=0.0,
+        seconds=cycles * config.cycle_seconds,
+    )
+    weights = tuple(round(64 * KB * random_draw.lognormvariate(0.0, 1.0)) for _ in range(leases))
     return evolve(fleet, scenario=evolve(fleet.scenario, weights=weights))
 
 
-def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetScenario:
+def replace_some_workers(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetScenario:
     """Return the fleet with a random part of its workers replaced by workers with the configuration `peer`.
 
     `share` is the fraction of workers that keep their configuration.
     """
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
     workers = sorted({member.worker for member in fleet.scenario.members})
-    unchanged_workers = frozenset(draw.sample(workers, round(share * len(workers))))
+    unchanged_workers = frozenset(random_draw.sample(workers, round(share * len(workers))))
     members = tuple(
         member if member.worker in unchanged_workers else evolve(member, config=peer, foreign=True)
         for member in fleet.scenario.members
@@ -382,7 +408,7 @@ def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetS
     return evolve(fleet, scenario=evolve(fleet.scenario, members=members))
 
 
-def known(fleet: FleetScenario) -> FleetScenario:
+def let_members_know_table(fleet: FleetScenario) -> FleetScenario:
     """Return the fleet in which the members that are present at the start already know the table.
 
     Without this, each member starts with two reads of the whole table, which would take most of the simulation's time.
@@ -391,27 +417,27 @@ def known(fleet: FleetScenario) -> FleetScenario:
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
 
-def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
+def add_random_pauses(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
     """Return the fleet with random pauses of every worker, each lasting 1 to 3 s."""
-    draw = random.Random(seed)  # noqa: S311  a seed is the point
+    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = []
     for member in fleet.scenario.members:
-        naps, t = [], draw.expovariate(per_hour / 3600)
+        naps, t = [], random_draw.expovariate(per_hour / 3600)
         while t < fleet.scenario.seconds:
-            naps.append(Nap(t, draw.uniform(1.0, 3.0)))
-            t += draw.expovariate(per_hour / 3600)
+            naps.append(Nap(t, random_draw.uniform(1.0, 3.0)))
+            t += random_draw.expovariate(per_hour / 3600)
         members.append(evolve(member, naps=tuple(naps)))
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
 
-def balanced(leases: int, workers: tuple[str, ...], draw: random.Random) -> tuple[str | None, ...]:
+def assign_owners_evenly(leases: int, workers: tuple[str, ...], draw: random.Random) -> tuple[str | None, ...]:
     """Return an owner for each lease, with the leases divided as evenly as possible and in random order."""
     owners = [workers[number % len(workers)] for number in range(leases)]
     draw.shuffle(owners)
     return tuple(owners)
 
 
-def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
+def _create_present_members(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
     """Return workers that are present from the start, and that read the table at different times in the cycle.
 
     All workers start within one second. If some workers started later, the others would wait for them, and would appear
@@ -419,21 +445,23 @@ def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> t
     """
     return tuple(
         evolve(member, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, config.cycle_seconds))
-        for member in _starting(workers, config, 0.0, "together", draw)
+        for member in _create_starting_members(workers, config, 0.0, "together", draw)
     )
 
 
-def _starting(
+def _create_starting_members(
     workers: tuple[str, ...], config: Config, at: float, start: StartPattern, draw: random.Random
 ) -> tuple[Member, ...]:
     """Return one member per worker. They start at random times within a cycle, or nearly at the same time."""
-    within = config.cycle_seconds if start == "spread" else TOGETHER_SECONDS
-    foreign = not config.rules.keeps_lookout
-    return tuple(Member(worker, config, at + draw.uniform(0.0, within), foreign=foreign) for worker in workers)
+    spread_seconds = config.cycle_seconds if start == "spread" else TOGETHER_SECONDS
+    is_foreign = not config.rules.keeps_lookout
+    return tuple(
+        Member(worker, config, at + draw.uniform(0.0, spread_seconds), foreign=is_foreign) for worker in workers
+    )
 
 
-def _fleet(
+def _create_fleet(
     seed: int, owners: tuple[str | None, ...], members: tuple[Member, ...], *, since: float, seconds: float
 ) -> FleetScenario:
-    end = since + seconds
-    return FleetScenario(Scenario(seed, owners, members, end, calm=end, network=Network()), since)
+    end_time = since + seconds
+    return FleetScenario(Scenario(seed, owners, members, end_time, calm=end_time, network=Network()), since)

@@ -15,7 +15,7 @@ GRACE = "LEASEHOLD_GRACE_SECONDS"
 """The environment variable with the number of seconds that the command has to end after SIGTERM."""
 
 
-def _stop_when_alone(command: "subprocess.Popen[bytes]") -> None:
+def _stop_when_orphaned(command: "subprocess.Popen[bytes]") -> None:
     while os.read(0, 1):
         pass
     command.terminate()
@@ -28,7 +28,7 @@ def _stop_when_alone(command: "subprocess.Popen[bytes]") -> None:
 def main(arguments: list[str]) -> int:
     """Run the command and return its exit status."""
     command = subprocess.Popen(arguments, stdin=subprocess.DEVNULL)  # noqa: S603  running a command is the point
-    threading.Thread(target=_stop_when_alone, args=(command,), daemon=True).start()
+    threading.Thread(target=_stop_when_orphaned, args=(command,), daemon=True).start()
     return command.wait()
 
 

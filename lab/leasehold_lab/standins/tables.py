@@ -1,9 +1,9 @@
 """A stand-in for DynamoDB Streams that runs in this process and has the service's limits.
 
 The stand-in serves only streams. Tests put items by calling `put`, and lease tables need another stand-in. DynamoDB
-Local has streams too, but its shards never end. Here, a shard ends when a test calls `roll`, or at regular intervals,
-and another shard follows it. Ended shards are removed after the retention. The stand-in imitates these limits of the
-service:
+Local has streams too, but its shards never end. Here, a shard ends when a test calls `end_open_shards`, or at regular
+intervals, and another shard follows it. Ended shards are removed after the retention. The stand-in imitates these
+limits of the service:
 
 - A page has at most 100 shards, and a response has at most 1,000 records or 1 MB.
 - Iterators expire.
@@ -53,12 +53,12 @@ class RolledShard:
     ended: float = math.inf
     trimmed: int = 0
 
-    def described(self, *, stale: bool) -> dict[str, Any]:
+    def build_listing_entry(self, *, stale: bool) -> dict[str, Any]:
         """Return the shard's entry in a listing. A stale entry does not show that the shard has ended."""
-        numbers = {"StartingSequenceNumber": str(self.first)}
+        sequence_number_range = {"StartingSequenceNumber": str(self.first)}
         if self.last is not None and not stale:
-            numbers["EndingSequenceNumber"] = str(self.last)
-        return {"ShardId": self.id, "SequenceNumberRange": numbers} | (
+            sequence_number_range["EndingSequenceNumber"] = str(self.last)
+        return {"ShardId": self.id, "SequenceNumberRange": sequence_number_range} | (
             {"ParentShardId": self.parent} if self.parent else {}
         )
 
@@ -70,7 +70,7 @@ class TableStreams:
     Attributes:
         name: The name of the table.
         lanes: The number of open shards.
-        roll_seconds: The lifetime of a shard. If infinite, shards end only when a test calls `roll`.
+        roll_seconds: The lifetime of a shard. If infinite, shards end only when a test calls `end_open_shards`.
         retention: The number of seconds after its end when a shard is removed.
         stale_seconds: How long listings still show an ended shard as open, together with its child.
         iterator_seconds: How long an iterator is valid.
@@ -111,35 +111,37 @@ class TableStreams:
     _lock: Any = Factory(Lock)
 
     def __attrs_post_init__(self) -> None:
-        self.enable()
+        self.enable_stream()
 
     @property
     def arn(self) -> str:
         """The ARN of the table's current stream."""
-        label = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.made)) + f".{int(self.made * 1000) % 1000:03}"
-        return f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{self.name}/stream/{label}"
+        stream_label = (
+            time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.made)) + f".{int(self.made * 1000) % 1000:03}"
+        )
+        return f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{self.name}/stream/{stream_label}"
 
-    def enable(self) -> None:
+    def enable_stream(self) -> None:
         """Create a new stream, which does not contain the records of the previous one."""
         if self.shards:
             self._former[self.arn] = (self.made, self.shards)
         self.made, self._rolled, self.status = self.clock(), self.clock(), "ENABLED"
         self.shards, self._open = {}, []
         for _ in range(self.lanes):
-            self._open.append(self._new(None))
+            self._open.append(self._create_shard(None))
 
-    def disable(self) -> None:
+    def disable_stream(self) -> None:
         """Disable the stream. Its shards end without children."""
         with self._lock:
             for shard in self._open:
-                self._end(shard)
+                self._end_shard(shard)
             self._open, self.status = [], "DISABLED"
 
     def put(self, key: str, item: TypedItem | None) -> None:
         """Write the item with this key, or delete it if `item` is None."""
         with self._lock:
             self._advance()
-            old = self._items.pop(key, None)
+            former_item = self._items.pop(key, None)
             if item is not None:
                 self._items[key] = {"id": {"S": key}, **item}
             self._number += 7
@@ -153,48 +155,48 @@ class TableStreams:
                 "StreamViewType": "NEW_AND_OLD_IMAGES",
             }
             change |= {"NewImage": self._items[key]} if item is not None else {}
-            change |= {"OldImage": old} if old is not None else {}
-            event = "REMOVE" if item is None else "MODIFY" if old is not None else "INSERT"
-            row = {"eventID": str(self._number), "eventName": event, "eventVersion": "1.1", "dynamodb": change}
+            change |= {"OldImage": former_item} if former_item is not None else {}
+            event_name = "REMOVE" if item is None else "MODIFY" if former_item is not None else "INSERT"
+            row = {"eventID": str(self._number), "eventName": event_name, "eventVersion": "1.1", "dynamodb": change}
             row |= {"eventSource": "aws:dynamodb", "awsRegion": REGION}
             # `hash` cannot be used, because the hash of a string differs between processes.
             self.shards[self._open[sum(key.encode()) % self.lanes]].rows.append(row)
 
-    def roll(self) -> None:
+    def end_open_shards(self) -> None:
         """End every open shard, and open a child of each."""
         with self._lock:
-            self._roll()
+            self._end_open_shards()
 
-    def expire(self, *shards: str) -> None:
+    def remove_shards(self, *shards: str) -> None:
         """Remove these ended shards, as the service does after a day."""
         for shard in shards:
             del self.shards[shard]
 
     def _advance(self) -> None:
         if self.clock() >= self._rolled + self.roll_seconds:
-            self._roll()
+            self._end_open_shards()
         for shard in [
             candidate for candidate in self.shards.values() if self.clock() > candidate.ended + self.retention
         ]:
             del self.shards[shard.id]
 
-    def _roll(self) -> None:
+    def _end_open_shards(self) -> None:
         self._rolled = self.clock()
         for lane, shard in enumerate(self._open):
-            self._end(shard)
-            self._open[lane] = self._new(shard)
+            self._end_shard(shard)
+            self._open[lane] = self._create_shard(shard)
 
-    def _end(self, shard: str) -> None:
+    def _end_shard(self, shard: str) -> None:
         shard_ended = self.shards[shard]
         shard_ended.last, shard_ended.ended = self._number, self.clock()
 
-    def _new(self, parent: str | None) -> str:
+    def _create_shard(self, parent: str | None) -> str:
         self._number += 1
         shard = f"shardId-{int(self.clock() * 1000):020}-{len(self.shards):04x}{self._number % 65536:04x}"
         self.shards[shard] = RolledShard(shard, parent, self._number)
         return shard
 
-    def answer(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+    def answer_request(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
         """Return the response to a request. Raises TableRejection if the request is rejected."""
         with self._lock:
             self.asked[operation] += 1
@@ -209,8 +211,8 @@ class TableStreams:
                         raise TableRejection(
                             "ResourceNotFoundException", "Requested resource not found: Table not found"
                         )
-                    stream = {"LatestStreamArn": self.arn} if self.status else {}
-                    return {"Table": {"TableName": self.name, "TableStatus": "ACTIVE", **stream}}
+                    stream_fields = {"LatestStreamArn": self.arn} if self.status else {}
+                    return {"Table": {"TableName": self.name, "TableStatus": "ACTIVE", **stream_fields}}
                 case "DescribeStream":
                     return self._describe_stream(request)
                 case "GetShardIterator":
@@ -219,7 +221,7 @@ class TableStreams:
                     return self._get_records(request)
         raise TableRejection("UnknownOperationException", operation)
 
-    def _shards_of(self, arn: str) -> dict[str, RolledShard]:
+    def _find_shards_of_stream(self, arn: str) -> dict[str, RolledShard]:
         if arn == self.arn:
             return self.shards
         if arn in self._former:
@@ -228,13 +230,13 @@ class TableStreams:
 
     def _describe_stream(self, request: dict[str, Any]) -> dict[str, Any]:
         arn = request["StreamArn"]
-        shards = sorted(self._shards_of(arn).values(), key=lambda each: each.first)
+        shards = sorted(self._find_shards_of_stream(arn).values(), key=lambda each: each.first)
         if (shard_filter := request.get("ShardFilter")) is not None:
             shards = [shard for shard in shards if shard.parent == shard_filter["ShardId"]]
-        after = request.get("ExclusiveStartShardId")
-        first_index = 0 if after is None else 1 + [shard.id for shard in shards].index(after)
+        last_known_shard = request.get("ExclusiveStartShardId")
+        first_index = 0 if last_known_shard is None else 1 + [shard.id for shard in shards].index(last_known_shard)
         page = shards[first_index : first_index + min(request.get("Limit", PAGE), PAGE)]
-        stale = self.clock() - self.stale_seconds
+        stale_time = self.clock() - self.stale_seconds
         description: dict[str, Any] = {
             "StreamArn": arn,
             "StreamLabel": arn.rpartition("/")[2],
@@ -243,36 +245,36 @@ class TableStreams:
             "TableName": self.name,
             "CreationRequestDateTime": self.made if arn == self.arn else self._former[arn][0],
             "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
-            "Shards": [shard.described(stale=shard.ended > stale) for shard in page],
+            "Shards": [shard.build_listing_entry(stale=shard.ended > stale_time) for shard in page],
         }
         has_more = first_index + len(page) < len(shards)
         return {"StreamDescription": description | ({"LastEvaluatedShardId": page[-1].id} if has_more else {})}
 
     def _get_iterator(self, request: dict[str, Any]) -> dict[str, Any]:
-        shard = self._shards_of(request["StreamArn"]).get(request["ShardId"])
+        shard = self._find_shards_of_stream(request["StreamArn"]).get(request["ShardId"])
         if shard is None:
             raise TableRejection("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
-        numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
-        kind = request["ShardIteratorType"]
-        match kind:
+        sequence_numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
+        iterator_type = request["ShardIteratorType"]
+        match iterator_type:
             case "TRIM_HORIZON":
                 position = shard.trimmed
             case "LATEST":
                 position = len(shard.rows)
             case "AT_SEQUENCE_NUMBER" | "AFTER_SEQUENCE_NUMBER":
-                wanted_number = int(request["SequenceNumber"]) + (kind == "AFTER_SEQUENCE_NUMBER")
-                if shard.trimmed and wanted_number <= numbers[shard.trimmed - 1]:
+                wanted_number = int(request["SequenceNumber"]) + (iterator_type == "AFTER_SEQUENCE_NUMBER")
+                if shard.trimmed and wanted_number <= sequence_numbers[shard.trimmed - 1]:
                     raise TableRejection(
                         "TrimmedDataAccessException", "The data you are trying to access has been trimmed"
                     )
-                position = sum(number < wanted_number for number in numbers)
+                position = sum(number < wanted_number for number in sequence_numbers)
             case "AT_TIMESTAMP":
                 if request["Timestamp"] > self.clock():
                     raise TableRejection("ValidationException", "Timestamp is in the future")
-                times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
-                position = sum(created < request["Timestamp"] for created in times)
+                creation_times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
+                position = sum(created < request["Timestamp"] for created in creation_times)
             case _:
-                raise TableRejection("ValidationException", f"unknown ShardIteratorType {kind}")
+                raise TableRejection("ValidationException", f"unknown ShardIteratorType {iterator_type}")
         return {"ShardIterator": f"{shard.id}|{position}|{self.clock()}"}
 
     def _get_records(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -289,12 +291,12 @@ class TableStreams:
             raise TableRejection("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
         if start < shard.trimmed:
             raise TableRejection("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
-        recent = self._recent[name] = [t for t in self._recent.get(name, []) if t > now - 1]
-        if self.limit and len(recent) >= self.limit:
+        recent_requests = self._recent[name] = [t for t in self._recent.get(name, []) if t > now - 1]
+        if self.limit and len(recent_requests) >= self.limit:
             raise TableRejection(
                 "LimitExceededException", "more than 2 readers of one shard, or requests come too fast"
             )
-        recent.append(now)
+        recent_requests.append(now)
         rows, size = list[dict[str, Any]](), 0
         if not self.empty_every or self.asked["GetRecords"] % self.empty_every:
             for row in shard.rows[start : start + min(request.get("Limit", RECORDS), RECORDS)]:
@@ -302,14 +304,14 @@ class TableStreams:
                 if rows and size > BYTES:
                     break
                 rows.append(row)
-        end = start + len(rows)
-        at_end = shard.last is not None and end == len(shard.rows) and (rows or start == end)
+        end_index = start + len(rows)
+        is_at_end = shard.last is not None and end_index == len(shard.rows) and (rows or start == end_index)
         response: dict[str, Any] = {"Records": rows}
-        return response if at_end else response | {"NextShardIterator": f"{name}|{end}|{now}"}
+        return response if is_at_end else response | {"NextShardIterator": f"{name}|{end_index}|{now}"}
 
 
 @contextmanager
-def serve_table(table: TableStreams) -> Iterator[str]:
+def run_table_server(table: TableStreams) -> Iterator[str]:
     """Serve the table's streams over HTTP, and yield the URL."""
 
     class TableRequest(BaseHTTPRequestHandler):
@@ -319,7 +321,7 @@ def serve_table(table: TableStreams) -> Iterator[str]:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
             status, response = 200, dict[str, Any]()
             try:
-                response = table.answer(self.headers["X-Amz-Target"].rpartition(".")[2], request)
+                response = table.answer_request(self.headers["X-Amz-Target"].rpartition(".")[2], request)
             except TableRejection as rejection:
                 code, why = rejection.args
                 status = 500 if code == "InternalServerError" else 400

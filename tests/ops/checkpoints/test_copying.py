@@ -27,7 +27,13 @@ from leasehold.stores.writes import (
     ResetLease,
     Write,
 )
-from leasehold_lab.contract.actors import done, facts, owned, placed, unowned
+from leasehold_lab.contract.actors import (
+    clear_layout_fields,
+    create_owned_lease,
+    create_placed_lease,
+    create_unowned_lease,
+    expect_applied,
+)
 
 if TYPE_CHECKING:
     from leasehold.adapters.sources.protocol import Source
@@ -111,20 +117,22 @@ def test_a_written_checkpoint_is_read_back() -> None:
 def test_a_lease_created_during_the_copy_is_not_overwritten() -> None:
     target = MemoryStore()
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
-    done(target.write(CreateLease(Lease("0"))))
+    expect_applied(target.write(CreateLease(Lease("0"))))
     assert checkpoint_moves.copy_lease(target, move) == move.refused("another process changed it in the meantime")
 
 
 def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
     """A dead fleet's names on its leases do not block the copy, and a live owner keeps its leases."""
     store = MemoryStore()
-    rows = [owned(store, key=key) for key in ("alive", "dead", "let-go")] + [unowned(store, key="free")]
+    rows = [create_owned_lease(store, key=key) for key in ("alive", "dead", "let-go")] + [
+        create_unowned_lease(store, key="free")
+    ]
     slept: list[float] = []
 
     def pause(seconds: float) -> None:
         slept.append(seconds)
-        done(store.write(RenewLease(rows[0])))
-        done(store.write(ReleaseLease(rows[2], "ann")))
+        expect_applied(store.write(RenewLease(rows[0])))
+        expect_applied(store.write(ReleaseLease(rows[2], "ann")))
 
     assert live_keys(store, rows, 40.0, pause) == {"alive"}
     assert slept == [40.0]
@@ -155,21 +163,21 @@ def test_a_reset_sets_any_position(position: Position) -> None:
     """Neither a later checkpoint nor the end of the shard prevents the reset."""
     for before in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
         store = MemoryStore()
-        stored = unowned(store, "0", before)
+        stored = create_unowned_lease(store, "0", before)
         (move,) = checkpoint_moves.planned_resets((stored,), position, ())
         assert checkpoint_moves.reset(store, move) == move
-        assert facts(store.get(["0"])[0]) == Lease("0", checkpoint=position)
+        assert clear_layout_fields(store.get(["0"])[0]) == Lease("0", checkpoint=position)
 
 
 def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
     store = MemoryStore()
-    seen = owned(store, key="0", checkpoint=AT_9)
+    seen = create_owned_lease(store, key="0", checkpoint=AT_9)
     (move,) = checkpoint_moves.planned_resets((seen,), TRIM_HORIZON, ())
-    done(store.write(RenewLease(seen)))
+    expect_applied(store.write(RenewLease(seen)))
     assert checkpoint_moves.reset(store, move).why == "another process changed it in the meantime"
     assert store.get(["0"])[0].owner == "ann"
     assert checkpoint_moves.reset(store, move, insist=True) == move
-    assert facts(store.get(["0"])[0]) == Lease("0")
+    assert clear_layout_fields(store.get(["0"])[0]) == Lease("0")
 
 
 class Killed(BaseException):
@@ -205,7 +213,7 @@ def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None,
     """No lease is ever missing, because the fleet would create it again, perhaps at LATEST, and skip its records."""
     for writes in count(1):
         store = MemoryStore()
-        rows = [placed(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"]
+        rows = [create_placed_lease(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"]
         moves = checkpoint_moves.planned_resets(rows, TRIM_HORIZON, ())
         mortal = Mortal(store, writes, after)
         try:
@@ -217,7 +225,7 @@ def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None,
             break
         for move in checkpoint_moves.planned_resets(store.list().leases, TRIM_HORIZON, ()):
             assert checkpoint_moves.reset(store, move) == move
-        assert [facts(lease) for lease in store.list().leases] == [
+        assert [clear_layout_fields(lease) for lease in store.list().leases] == [
             Lease(key, checkpoint=TRIM_HORIZON, hash_range=(0, 9)) for key in "ab"
         ]
     assert writes > len(rows)
@@ -226,10 +234,12 @@ def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None,
 def test_a_second_reset_to_latest_pins_the_lease_again() -> None:
     """The lease begins at the LATEST of this reset, not at that of the fleet's first start, days ago."""
     store = MemoryStore()
-    stored = done(store.write(CreateLease(Lease("0", checkpoint=AT_9, annotations=((LATEST_MS, "5"), ("other", "x"))))))
+    stored = expect_applied(
+        store.write(CreateLease(Lease("0", checkpoint=AT_9, annotations=((LATEST_MS, "5"), ("other", "x")))))
+    )
     (move,) = checkpoint_moves.planned_resets((stored,), LATEST, ())
     checkpoint_moves.reset(store, move)
-    row = done(store.write(ClaimLease(store.get(["0"])[0], "ann")))
+    row = expect_applied(store.write(ClaimLease(store.get(["0"])[0], "ann")))
     assert row.annotation("other") == "x"
     holding = Holding(store, row, identity=Identity("ann", "p"), clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
     assert ReadingStart(holding, cast("Source", Noon()), Config()).find({}) == NOON
@@ -249,20 +259,22 @@ class Noon:
 def test_a_copied_lease_continues_its_fencing_number() -> None:
     """Systems that remember the old fleet's numbers do not reject the fleet in its new store."""
     source, target = MemoryStore(), MemoryStore()
-    last = done(source.write(CreateLease(Lease("0", checkpoint=AT_9, epoch=502))))
+    last = expect_applied(source.write(CreateLease(Lease("0", checkpoint=AT_9, epoch=502))))
     tokens = [last.epoch]
     for position in (AT_9, AT_9, AT_10):
-        last = done(source.write(CheckpointLease(done(source.write(ClaimLease(last, "ann"))), position)))
+        last = expect_applied(
+            source.write(CheckpointLease(expect_applied(source.write(ClaimLease(last, "ann"))), position))
+        )
         tokens.append(last.epoch)
-        last = done(source.write(ReleaseLease(last, "ann")))
+        last = expect_applied(source.write(ReleaseLease(last, "ann")))
         (move,) = checkpoint_moves.planned_copies((last,), target.list().leases, ())
         assert checkpoint_moves.verify(target, [checkpoint_moves.copy_lease(target, move)]) == (move,)
         (stored,) = target.list().leases
         assert stored.checkpoint == position
-        claimed = done(target.write(ClaimLease(stored, "bob")))
+        claimed = expect_applied(target.write(ClaimLease(stored, "bob")))
         tokens.append(claimed.epoch)
-        done(target.write(ReleaseLease(claimed, "bob")))
-        last = done(source.write(ResetLease(last, position, epoch=claimed.epoch + 10)))
+        expect_applied(target.write(ReleaseLease(claimed, "bob")))
+        last = expect_applied(source.write(ResetLease(last, position, epoch=claimed.epoch + 10)))
     assert tokens == sorted(set(tokens))
 
 

@@ -20,7 +20,7 @@ from leasehold.stores.protocol import Store
 from leasehold.stores.swap import CONTROL, DIRECTION, open_both, place_of
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
-from leasehold_lab.contract.actors import done, facts, placed
+from leasehold_lab.contract.actors import clear_layout_fields, create_placed_lease, expect_applied
 
 AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 SOON = ("--still-seconds", "0.1")
@@ -42,7 +42,7 @@ def filled(url: str, leases: tuple[Lease, ...]) -> Store:
     """Return the store at this URL, with these leases in it."""
     store = open_store(url)
     for lease in leases:
-        done(store.write(CreateLease(lease)))
+        expect_applied(store.write(CreateLease(lease)))
     return store
 
 
@@ -78,7 +78,7 @@ def test_leases_copied_through_all_clouds_return_unchanged(
     filled(stops[0], SHARDS).close()
     for source, target in pairwise(stops):
         assert copied(source, target) == (0, [("s-0", "create"), ("s-1", "create"), ("s-2", "create")])
-    assert [facts(lease) for lease in open_store(stops[-1]).list().leases] == list(SHARDS)
+    assert [clear_layout_fields(lease) for lease in open_store(stops[-1]).list().leases] == list(SHARDS)
 
 
 @pytest.mark.services
@@ -93,9 +93,9 @@ def test_a_hubs_checkpoints_keep_their_offsets(
     filled(azure, (Lease("0", checkpoint=AT_9), Lease("1"))).close()
     assert copied(azure, aws) == (0, [("0", "create"), ("1", "create")])
     table = open_store(aws)
-    done(table.write(CheckpointLate(table.get(["0"])[0], AT_10)))
-    done(table.write(CreateLease(Lease("2", checkpoint=Position("5")))))
-    done(table.write(CreateLease(Lease("shardId-0"))))
+    expect_applied(table.write(CheckpointLate(table.get(["0"])[0], AT_10)))
+    expect_applied(table.write(CreateLease(Lease("2", checkpoint=Position("5")))))
+    expect_applied(table.write(CreateLease(Lease("shardId-0"))))
     assert copied(aws, azure) == (1, [("0", "forward"), ("1", "same"), ("2", "refuse"), ("shardId-0", "refuse")])
     rows = [(lease.key, lease.checkpoint, lease.checkpoint.token) for lease in open_store(azure).list().leases]
     assert rows == [("0", AT_10, "4530"), ("1", TRIM_HORIZON, "")]
@@ -114,7 +114,7 @@ def test_a_dry_run_writes_nothing(new_table: tuple[str, MemoryStore], tmp_path: 
         ["s-2", "-", "TRIM_HORIZON", "create"],
     ]
     assert ran(reset.app, source, "--to", "LATEST", "--dry-run")[0] == 0
-    assert [facts(lease) for lease in open_store(source).list().leases] == list(SHARDS)
+    assert [clear_layout_fields(lease) for lease in open_store(source).list().leases] == list(SHARDS)
 
 
 def test_a_later_checkpoint_is_kept_and_reported(new_table: tuple[str, MemoryStore], tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_reset_sets_only_the_given_leases(new_table: tuple[str, MemoryStore]) 
     url, store = new_table
     filled(url, SHARDS)
     assert ran(reset.app, url, "--to", "7", "--sub", "1", "--key", "s-1")[0] == 0
-    assert [facts(lease) for lease in store.list().leases] == [
+    assert [clear_layout_fields(lease) for lease in store.list().leases] == [
         SHARDS[0],
         Lease("s-1", parents=("s-0",), checkpoint=Position("7", 1), hash_range=(0, 4)),
         SHARDS[2],
@@ -218,7 +218,7 @@ def test_a_reset_plan_is_not_applied_to_leases_that_moved_since(
     status, output = ran(reset.app, url, "--to", "TRIM_HORIZON", "--dry-run", "--json")
     plan.write_text(output)
     moved = store.get(["s-1"])[0]
-    done(store.write(CheckpointLate(moved, Position("99999"))))
+    expect_applied(store.write(CheckpointLate(moved, Position("99999"))))
     status, output = ran(reset.app, url, "--plan", str(plan), "--json")
     results = {lease["key"]: (lease["do"], lease.get("why", "")) for lease in json.loads(output)["leases"]}
     assert (status, results["s-0"][0], results["s-1"][0]) == (1, "back", "refuse")
@@ -279,17 +279,17 @@ def test_a_living_owners_lease_is_reset_only_if_forced(
 ) -> None:
     """A running worker would checkpoint over the reset."""
     url, store = new_table
-    row = [placed(store, Lease("0", owner="ann", checkpoint=AT_9))]
+    row = [create_placed_lease(store, Lease("0", owner="ann", checkpoint=AT_9))]
 
     def renew(_seconds: float) -> None:
-        row.append(done(store.write(RenewLease(row[-1]))))
+        row.append(expect_applied(store.write(RenewLease(row[-1]))))
 
     monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
     status, output = ran(reset.app, url, "--to", "TRIM_HORIZON", "--json")
     assert (status, json.loads(output)["leases"][0]["why"]) == (1, "ann is working on it")
     assert store.get(["0"]) == (row[-1],)
     assert ran(reset.app, url, "--to", "TRIM_HORIZON", "--even-if-owned")[0] == 0
-    assert facts(store.get(["0"])[0]) == Lease("0")
+    assert clear_layout_fields(store.get(["0"])[0]) == Lease("0")
 
 
 def test_leases_of_a_living_fleet_are_copied_only_if_forced(
@@ -299,13 +299,13 @@ def test_leases_of_a_living_fleet_are_copied_only_if_forced(
     url, target = new_table
     name = uuid4().hex
     source = MemoryStore(name)
-    row = [placed(source, Lease("0", owner="ann", checkpoint=AT_9))]
-    done(source.write(CreateLease(Lease("1", checkpoint=AT_9))))
+    row = [create_placed_lease(source, Lease("0", owner="ann", checkpoint=AT_9))]
+    expect_applied(source.write(CreateLease(Lease("1", checkpoint=AT_9))))
     slept: list[float] = []
 
     def renew(seconds: float) -> None:
         slept.append(seconds)
-        row.append(done(source.write(RenewLease(row[-1]))))
+        row.append(expect_applied(source.write(RenewLease(row[-1]))))
 
     monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
     filled(url, (Lease("1", owner="bob"),))
@@ -335,11 +335,11 @@ def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
     tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
     filled(tables[0], SHARDS[1:]).close()
     with closing(open_both(*tables)) as both:
-        moved, _ = (done(both.write(ClaimLease(lease, "ann"))) for lease in both.list().leases)
+        moved, _ = (expect_applied(both.write(ClaimLease(lease, "ann"))) for lease in both.list().leases)
         with closing(open_store(tables[1])) as target:
             (control,) = target.get([CONTROL])
-            done(target.write(AnnotateLease(control, DIRECTION, "to")))
-        assert place_of(done(both.write(RenewLease(moved)))) == "TO"
+            expect_applied(target.write(AnnotateLease(control, DIRECTION, "to")))
+        assert place_of(expect_applied(both.write(RenewLease(moved)))) == "TO"
         before = both.list()
         for url, why in zip(tables, ("moved 1 of these leases", "a swap into this table is not over"), strict=True):
             for app, words in (

@@ -15,7 +15,7 @@ from leasehold.adapters.ops.serving.app import saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 from leasehold.stores.writes import StealLease
-from leasehold_lab.contract.actors import done, placed
+from leasehold_lab.contract.actors import create_placed_lease, expect_applied
 
 pytestmark = pytest.mark.more
 
@@ -25,10 +25,10 @@ def url() -> Iterator[str]:
     """Serve the page of a fleet in which a lease has just moved, and yield its URL."""
     table = Table()
     for row in (held("s-0", "a", 12.5), held("s-1", "a"), held(EVIL, "b")):
-        placed(table, row)
+        create_placed_lease(table, row)
     watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
     watcher.look()
-    done(table.write(StealLease(table.get(["s-1"])[0], "c")))
+    expect_applied(table.write(StealLease(table.get(["s-1"])[0], "c")))
     watcher.look()
     config = uvicorn.Config(server([watcher], ["127.0.0.1"]), port=0, log_level="error", lifespan="off")
     listening = config.bind_socket()
@@ -59,7 +59,7 @@ def test_a_saved_page_sorts_filters_and_explains_without_a_server(chromium: str,
     """The file shows the same as the served page."""
     table, file = Table(), tmp_path / "page.html"
     for row in (held("s-0", "a", 12.5), held("s-1", "a"), held(EVIL, "b")):
-        placed(table, row)
+        create_placed_lease(table, row)
     watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
     watcher.look()
     file.write_text(saved_page([watcher]), encoding="utf-8")

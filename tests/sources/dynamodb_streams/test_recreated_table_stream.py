@@ -16,7 +16,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold_lab.standins.tables import TableStreams, serve_table
+from leasehold_lab.standins.tables import TableStreams, run_table_server
 
 CONFIG = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
 
@@ -31,7 +31,7 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
     """Leases of the former stream stay until its records are read (L14)."""
     later = [0.0]
     table, store = TableStreams(lanes=2, clock=lambda: time.time() + later[0]), MemoryStore()
-    with serve_table(table) as endpoint:
+    with run_table_server(table) as endpoint:
         present = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
         def read(name: str, url: str, enough: Callable[[set[str], Worker], bool], **more: Any) -> set[str]:  # noqa: ANN401  the worker's signature
@@ -54,10 +54,10 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
         old = put("old")
         assert read("a", present, lambda received, _: old <= received) == old
         remaining = put("left")
-        table.disable()
+        table.disable_stream()
         former = present.replace("orders", table.arn)
         later[0] = 2.0  # a table cannot get two streams in one second
-        table.enable()
+        table.enable_stream()
         new = put("new")
         assert read("b", present, lambda _, worker: worker.discovery.refusing) == set()
         (message,) = reported(store.list().leases)
@@ -71,9 +71,9 @@ def test_new_group_reads_a_disabled_stream() -> None:
     table, received = TableStreams(lanes=2), set[str]()
     for n in range(20):
         table.put(f"i-{n}", {})
-    table.roll()
-    table.disable()
-    with serve_table(table) as endpoint:
+    table.end_open_shards()
+    table.disable_stream()
+    with run_table_server(table) as endpoint:
         source = open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}")
         store = MemoryStore()
         worker = Worker(store=store, source=source, me="a", config=CONFIG)

@@ -15,7 +15,7 @@ from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, Trimmed
-from leasehold_lab.standins.tables import FIRST_NUMBER, TableStreams, serve_table
+from leasehold_lab.standins.tables import FIRST_NUMBER, TableStreams, run_table_server
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def url(table: TableStreams, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return the URL of its stream, with test credentials only."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
-    with serve_table(table) as endpoint:
+    with run_table_server(table) as endpoint:
         yield f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
 
@@ -113,7 +113,7 @@ def test_change_from_kinesis_data_streams_also_decodes() -> None:
 
 def test_every_page_of_shards_is_listed_with_parents(table: TableStreams, url: str) -> None:
     for _ in range(250):
-        table.roll()
+        table.end_open_shards()
     ids = sorted(table.shards, key=lambda shard: table.shards[shard].first)
     shards = opened(url).shards()
     assert shards == tuple(
@@ -126,17 +126,17 @@ def test_every_page_of_shards_is_listed_with_parents(table: TableStreams, url: s
 def test_shard_with_a_child_is_closed_although_its_page_is_stale(table: TableStreams, url: str) -> None:
     """A listing that contradicts itself would block the creation and deletion of leases (L2)."""
     table.stale_seconds = 60.0
-    table.roll()
+    table.end_open_shards()
     assert [shard.open for shard in opened(url).shards()] == [False, True]
 
 
 def test_shard_is_gone_only_if_the_stream_no_longer_has_it(table: TableStreams, url: str) -> None:
     """A lease is deleted only once its shard is gone (L10)."""
     first = only_shard(table)
-    table.roll()
+    table.end_open_shards()
     source = opened(url)
     assert not source.gone(first)
-    table.expire(first)
+    table.remove_shards(first)
     assert source.gone(first)
     (remaining,) = source.shards()
     assert remaining.parents == (first,)
@@ -147,7 +147,7 @@ def test_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
     for number in range(2500):
         table.put(str(number), {})
     shard = only_shard(table)
-    table.roll()
+    table.end_open_shards()
     assert [record.change.keys["id"] for record in read_all(reader(opened(url), shard))] == [
         str(n) for n in range(2500)
     ]
@@ -285,8 +285,8 @@ def test_recreated_stream_is_another_stream(
     former = source.incarnation()
     assert former == "123456789012:orders:1800000000"
     clock.now += 100
-    table.disable()
-    table.enable()
+    table.disable_stream()
+    table.enable_stream()
     caplog.set_level(logging.WARNING)
     assert [shard.id for shard in source.shards()] == list(table.shards)
     assert source.incarnation() == "123456789012:orders:1800000100"

@@ -62,7 +62,7 @@ class HubSteps:
 
     def readers(self, partition: int = 0) -> list[dict[str, Any]]:
         """Return the readers of this partition as the hub sees them."""
-        return list(self.hubs.look(self.hub)[partition]["readers"])
+        return list(self.hubs.list_partitions(self.hub)[partition]["readers"])
 
 
 def collect(reader: PartitionReader, wanted: int) -> list[Record]:

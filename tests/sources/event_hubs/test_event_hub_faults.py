@@ -184,7 +184,7 @@ def test_missing_hub_is_an_immediate_error(event_hub: HubSteps, monkeypatch: pyt
 def test_quota_errors_and_outages_are_retried(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = event_hub.reader()
     until(event_hub.readers)
-    event_hub.hubs.detach(event_hub.hub, "0", "amqp:resource-limit-exceeded")
+    event_hub.hubs.detach_readers(event_hub.hub, "0", "amqp:resource-limit-exceeded")
     assert fault(reader).wait_seconds < 10
     nobody = f"Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey={event_hub.hubs.key}"
     monkeypatch.setenv(CONNECTION_STRING, f"{nobody};UseDevelopmentEmulator=true")

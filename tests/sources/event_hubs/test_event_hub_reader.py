@@ -120,8 +120,8 @@ def test_broken_link_is_reopened_without_loss_or_repetition(
     readers = [event_hub.reader(partition=partition) for partition in partitions]
     before = [texts(collect(reader, 2)) for reader in readers]
     ended = (
-        event_hub.hubs.detach(event_hub.hub, "0", "amqp:link:detach-forced"),
-        event_hub.hubs.detach(event_hub.hub, "1", "com.microsoft:server-busy"),
+        event_hub.hubs.detach_readers(event_hub.hub, "0", "amqp:link:detach-forced"),
+        event_hub.hubs.detach_readers(event_hub.hub, "1", "com.microsoft:server-busy"),
         event_hub.hubs.drop(event_hub.hub, "2"),
     )
     waits = [fault(reader).wait_seconds for reader in readers]
@@ -162,11 +162,11 @@ def test_many_partitions_share_one_thread_and_close_every_link(event_hub: HubSte
     before = set(threading.enumerate())
     source = event_hub.source()
     readers = [source.open(Lease(str(number)), TRIM_HORIZON) for number in range(16)]
-    until(lambda: all(partition["readers"] for partition in event_hub.hubs.look(event_hub.hub)))
+    until(lambda: all(partition["readers"] for partition in event_hub.hubs.list_partitions(event_hub.hub)))
     started = set(threading.enumerate()) - before
     assert len(started) <= 1 + LOOKUPS
     readers[0].close()
     until(lambda: not event_hub.readers())
     source.close()
-    assert until(lambda: not any(partition["readers"] for partition in event_hub.hubs.look(event_hub.hub)))
+    assert until(lambda: not any(partition["readers"] for partition in event_hub.hubs.list_partitions(event_hub.hub)))
     until(lambda: not started & set(threading.enumerate()))

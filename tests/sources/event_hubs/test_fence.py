@@ -16,7 +16,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, StealLease
-from leasehold_lab.contract.actors import done
+from leasehold_lab.contract.actors import expect_applied
 
 pytestmark = pytest.mark.services
 
@@ -43,12 +43,14 @@ def assert_shut_out(event_hub: HubSteps, reader: PartitionReader, level: int) ->
 def test_former_owner_is_shut_out_by_the_next_owners_level(event_hub: HubSteps) -> None:
     event_hub.send(["a"])
     store = MemoryStore()
-    first = done(
-        store.write(ClaimLease(done(store.write(CreateLease(Lease("0", stream=event_hub.plain.stream)))), "ann"))
+    first = expect_applied(
+        store.write(
+            ClaimLease(expect_applied(store.write(CreateLease(Lease("0", stream=event_hub.plain.stream)))), "ann")
+        )
     )
     loser = open_reader(event_hub, first)
     assert texts(collect(loser, 1)) == ["a"]
-    second = done(store.write(StealLease(first, "bob")))
+    second = expect_applied(store.write(StealLease(first, "bob")))
     winner = open_reader(event_hub, second)
     assert texts(collect(winner, 1)) == ["a"]
     assert_shut_out(event_hub, loser, second.epoch)
@@ -62,16 +64,18 @@ def test_fence_holds_after_a_copy_into_another_layout(
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     event_hub.send(["a"])
     source, target = MemoryStore(), open_store(f"azblob://devstoreaccount1/fence-{uuid4().hex}?prefix=fleet")
-    old = done(
+    old = expect_applied(
         source.write(
-            ClaimLease(done(source.write(CreateLease(Lease("0", stream=event_hub.plain.stream, epoch=501)))), "ann")
+            ClaimLease(
+                expect_applied(source.write(CreateLease(Lease("0", stream=event_hub.plain.stream, epoch=501)))), "ann"
+            )
         )
     )
     loser = open_reader(event_hub, old)
     collect(loser, 1)
     (move,) = planned_copies((old,), (), ())
     assert copy_lease(target, move) == move
-    new = done(target.write(ClaimLease(target.get(["0"])[0], "bob")))
+    new = expect_applied(target.write(ClaimLease(target.get(["0"])[0], "bob")))
     assert (old.epoch, new.epoch) == (502, 503)
     winner = open_reader(event_hub, new)
     collect(winner, 1)
@@ -132,7 +136,7 @@ def test_events_past_retention_are_reported_as_lost(event_hub: HubSteps, caplog:
     caplog.set_level(logging.ERROR, "leasehold.event_hubs")
     event_hub.send(["a", "b", "c", "d"])
     first = collect(event_hub.reader(), 4)[0]
-    assert event_hub.hubs.trim(event_hub.hub, "0", 3) == 3
+    assert event_hub.hubs.trim_events(event_hub.hub, "0", 3) == 3
     assert texts(collect(event_hub.reader(TRIM_HORIZON), 1)) == ["d"]
     assert caplog.messages == []
     assert texts(collect(event_hub.reader(first.position), 1)) == ["d"]

@@ -33,10 +33,10 @@ def test_producers_reach_partitions_by_number_by_key_and_in_turn(event_hub: HubS
         producer.send_batch([EventData(str(number)) for number in range(5)], partition_id="1")
         producer.send_batch([EventData("k1"), EventData("k2")], partition_key="key")
         producer.send_batch([EventData("k3")], partition_key="key")
-        before = [partition["events"] for partition in event_hub.hubs.look(event_hub.hub)]
+        before = [partition["events"] for partition in event_hub.hubs.list_partitions(event_hub.hub)]
         for _ in range(4):
             producer.send_event(EventData("turn"))
-    after = [partition["events"] for partition in event_hub.hubs.look(event_hub.hub)]
+    after = [partition["events"] for partition in event_hub.hubs.list_partitions(event_hub.hub)]
     assert before in ([3, 5], [0, 8])
     assert [new - old for old, new in zip(before, after, strict=True)] == [2, 2]
 
@@ -60,7 +60,7 @@ def test_added_partitions_are_listed_and_filled_during_reads(event_hub: HubSteps
     event_hub.send(["new"], partition="6")
     event_hub.send(["old"], partition="0")
     assert until(lambda: reader.read().records)[0].data == b"old"
-    assert [partition["events"] for partition in event_hub.hubs.look(event_hub.hub)] == [1, 0, 0, 0, 0, 0, 1]
+    assert [partition["events"] for partition in event_hub.hubs.list_partitions(event_hub.hub)] == [1, 0, 0, 0, 0, 0, 1]
 
 
 def test_wrong_key_is_rejected(event_hub: HubSteps) -> None:
@@ -75,6 +75,6 @@ def test_wrong_key_is_rejected(event_hub: HubSteps) -> None:
 def test_impossible_orders_are_errors(event_hub: HubSteps) -> None:
     """A test that detaches a reader that does not exist fails instead of passing by mistake."""
     with pytest.raises(ServiceError, match="partition 9"):
-        event_hub.hubs.detach(event_hub.hub, "9")
+        event_hub.hubs.detach_readers(event_hub.hub, "9")
     with pytest.raises(ServiceError, match="KeyError"):
         event_hub.hubs.add_partitions("another", 1)

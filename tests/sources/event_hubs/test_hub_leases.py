@@ -13,7 +13,7 @@ from leasehold.errors import SourceError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing, Store
 from leasehold.stores.writes import CheckpointLate, CreateLease
-from leasehold_lab.contract.actors import done
+from leasehold_lab.contract.actors import expect_applied
 
 pytestmark = pytest.mark.services
 
@@ -66,7 +66,7 @@ def test_partitions_added_under_latest_are_read_from_their_start(event_hub: HubS
     worker = started_worker(event_hub, MemoryStore(), clock)
     first = worker.store.list().leases
     assert ({lease.checkpoint for lease in first}, len(first)) == ({LATEST}, 20)
-    done(worker.store.write(CheckpointLate(first[0], Position("0", 0, "0"))))
+    expect_applied(worker.store.write(CheckpointLate(first[0], Position("0", 0, "0"))))
     event_hub.hubs.add_partitions(event_hub.hub, 5)
     event_hub.send(["first"], partition="24")
     worker.hurry()

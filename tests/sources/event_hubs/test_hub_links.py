@@ -15,7 +15,7 @@ pytest.importorskip("proton", reason="python-qpid-proton was not built: no C com
 from proton import Connection, Link, Message, Transport
 
 from leasehold_lab.standins.hubs.partitions import Hub
-from leasehold_lab.standins.hubs.server import HubConnection, describe_hub, is_authorized
+from leasehold_lab.standins.hubs.server import HubConnection, describe_hub, respond_to_token
 
 KEY = "local-key"
 IDLE_SECONDS, WAIT_SECONDS = 0.2, 10.0
@@ -75,7 +75,7 @@ def _token(resource: str, key: str = KEY) -> Message:
 
 
 def _status(token: Message) -> int:
-    properties = cast("dict[str, int]", is_authorized(token, KEY).properties)
+    properties = cast("dict[str, int]", respond_to_token(token, KEY).properties)
     return properties["status-code"]
 
 

@@ -12,7 +12,7 @@ from hub_steps import HubSteps, collect, texts
 from leasehold.adapters.sources.event_hubs.access import http_proxy_of
 from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, open_url
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
-from leasehold_lab.standins.node import HOST, free_port
+from leasehold_lab.standins.node import HOST, find_free_port
 
 PATH = "/$servicebus/websocket"
 
@@ -35,7 +35,7 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
         going.close()
         return socket
 
-    port, loop = free_port(), BackgroundLoop()
+    port, loop = find_free_port(), BackgroundLoop()
     application = web.Application()
     application.router.add_get(PATH, carry)
     runner = web.AppRunner(application, shutdown_timeout=0.1)

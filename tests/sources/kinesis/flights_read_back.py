@@ -32,8 +32,8 @@ from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.demo.child import ENVIRONMENT, Child
 from leasehold_lab.demo.stage import Tail
-from leasehold_lab.judge.events import ReadingEvent, RecordPlace, event_of
-from leasehold_lab.standins.services import kinesis_local
+from leasehold_lab.judge.events import ReadingEvent, RecordPlace, parse_event
+from leasehold_lab.standins.services import run_kinesis_local
 
 SILENCE_SECONDS = 240  # on a busy machine a KCL worker starts slowly
 Content = dict[str, dict[RecordPlace, tuple[str, str]]]
@@ -86,20 +86,20 @@ def read_by_java(places: Places, stream: str, count: int, folder: Path, version:
 
 def _dispatched(worker: Child, count: int) -> Content:
     content: Content = {}
-    tail = Tail(worker.out, event_of)
+    tail = Tail(worker.out, parse_event)
     try:
         silent = time.monotonic()
         while (count_read := size(content)) < count:
-            assert worker.running, worker.last_output
+            assert worker.is_running, worker.last_output
             assert time.monotonic() < silent + SILENCE_SECONDS, (
                 f"{worker.name}: {count_read} of {count} records, then silence\n{worker.last_output}"
             )
-            _take(content, tail.more())
+            _take(content, tail.read_new_items())
             silent = time.monotonic() if size(content) > count_read else silent
             time.sleep(0.1)
         worker.ask_to_end()
         worker.wait()
-        _take(content, tail.more())
+        _take(content, tail.read_new_items())
     finally:
         worker.kill()
     return content
@@ -128,7 +128,7 @@ def _main() -> None:
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     rows = list(flights(options.count))
-    with kinesis_local() as kinesis, dynamodb_local() as dynamodb, tempfile.TemporaryDirectory() as folder:
+    with run_kinesis_local() as kinesis, dynamodb_local() as dynamodb, tempfile.TemporaryDirectory() as folder:
         client, places = client_of("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
         stream, faulty, writings, producer = produce(client, rows, (8, 16, 8), options.rate, pending=5000)
         records = list(stored(client, stream))

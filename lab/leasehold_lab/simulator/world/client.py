@@ -4,8 +4,8 @@
    given up.
 2. Whatever fault occurs, the process learns only that the outcome of its request is unknown.
 
-`Exchange` counts the calls of one process, and applies the faults that are planned for them. `Client` is its store, and
-`StreamClient` its stream.
+`CallExchange` counts the calls of one process, and applies the faults that are planned for them. `TableClient` is its
+store, and `StreamClient` its stream.
 """
 
 import math
@@ -33,7 +33,7 @@ from leasehold_lab.simulator.call_faults import (
     LATE_SECONDS,
     RAISED,
     CallEvent,
-    generated,
+    create_generator,
 )
 from leasehold_lab.simulator.world.world import Caller, ListSource, SimulatedTable, UnitBudget, World
 
@@ -45,7 +45,7 @@ SubstituteResults = Mapping[str, Callable[[], Any]]
 """Functions that replace the result of a call, by the name of the fault's step."""
 
 
-class Exchange:
+class CallExchange:
     """Makes the calls of one process, and applies the faults that are planned for them."""
 
     def __init__(self, world: World, caller: Caller) -> None:
@@ -54,14 +54,14 @@ class Exchange:
         self._denied: dict[str, float] = {}
         self._planned = {call_fault.number: call_fault.fault for call_fault in world.scenario.call_faults}
 
-    def call(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
+    def make_call(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
         """Make the call, or apply the fault that is planned for it."""
         if not self._full:
             return action()
         calls = self._history.calls
         calls.append(CallEvent(self._tasks.now, self._caller.process_id, what))
-        fault = self._planned.get(len(calls) - 1)
-        if fault is None:
+        planned_fault = self._planned.get(len(calls) - 1)
+        if planned_fault is None:
             # While a resource is denied, every call that needs it fails.
             for name, until in self._denied.items():
                 call_prefixes, exception = DENIED[name]
@@ -69,8 +69,8 @@ class Exchange:
                     raise exception()
             return action()
         result: Any = None
-        waits = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
-        for step in fault.split(" + "):
+        wait_seconds_of_faults = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
+        for step in planned_fault.split(" + "):
             match step.split():
                 case ["do"]:
                     result = action()
@@ -86,15 +86,15 @@ class Exchange:
                     self._caller.wait(0.0)
                 case ["freeze"]:
                     self._caller.pause(FREEZE_SECONDS)
-                case _ if step in waits:
-                    self._caller.wait(waits[step])
+                case _ if step in wait_seconds_of_faults:
+                    self._caller.wait(wait_seconds_of_faults[step])
                 case _:
                     result = (substitutes or {})[step]()
         return result
 
-    def call_user(self, name: str, user_callable: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
+    def call_user_function(self, name: str, user_callable: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
         """Call a function that stands for a user's code."""
-        return self.call(name, user_callable, {"answer": lambda: False, "generate": generated})
+        return self.make_call(name, user_callable, {"answer": lambda: False, "generate": create_generator})
 
 
 GIVE_UP_SECONDS = 1.0
@@ -108,7 +108,7 @@ UNIT_BYTES = 8192
 """The bytes of a listing that one read unit pays for, with eventual consistency."""
 
 
-class Client:
+class TableClient:
     """One process's client of a lease table, by default the run's own.
 
     Unless the run has swaps, the client records each write in the history at the moment when the table applies it.
@@ -118,7 +118,7 @@ class Client:
         self,
         world: World,
         caller: Caller,
-        exchange: Exchange,
+        exchange: CallExchange,
         draw: random.Random,
         table: SimulatedTable | None = None,
     ) -> None:
@@ -129,7 +129,7 @@ class Client:
         self._network = network = world.scenario.network
         self._capacity = world.scenario.capacity
         self._dated = world.scenario.dated
-        self._listed = self._table.dated if self._dated else self._table.list
+        self._listed = self._table.list_with_ages if self._dated else self._table.list
         self._calm, self._full = world.scenario.calm, world.scenario.full
         # Each fault is stored with its cumulative probability, so that one random number selects among them.
         faults: tuple[tuple[WriteFault, float], ...] = (
@@ -152,16 +152,16 @@ class Client:
         """Return all leases. Some may be stale."""
         self._history.requests["list"] += 1
 
-        def read() -> Listing:
+        def read_pages() -> Listing:
             began = self._tasks.now
-            self._travel()
+            self._wait_for_network()
             listing = self._read_pages()
-            self._travel()
+            self._wait_for_network()
             self._history.scanned += len(listing.leases)
             self._history.listings.append((began, self._tasks.now, self._caller.process_id))
-            return self._maybe_stale(listing)
+            return self._make_stale_at_random(listing)
 
-        return self._read("store.list", read)
+        return self._read_with_faults("store.list", read_pages)
 
     def _read_pages(self) -> Listing:
         """Read the pages of a listing one after another, at the speed that the table's capacity allows."""
@@ -171,12 +171,12 @@ class Client:
         keys, page_rows = [row.key for row in listing.leases], max(1, capacity.page_bytes // capacity.row_bytes)
         rows: list[Lease] = []
         for start in range(0, len(keys), page_rows):
-            page = keys[start : start + page_rows]
-            read = len(page) * capacity.row_bytes
-            self._caller.wait(read / capacity.bytes_per_second)
-            self._wait_for_capacity(self._world.reads, read / UNIT_BYTES)
+            page_keys = keys[start : start + page_rows]
+            bytes_read = len(page_keys) * capacity.row_bytes
+            self._caller.wait(bytes_read / capacity.bytes_per_second)
+            self._wait_for_capacity(self._world.reads, bytes_read / UNIT_BYTES)
             current_rows = {row.key: row for row in self._listed().leases}
-            rows += [current_rows[key] for key in page if key in current_rows]
+            rows += [current_rows[key] for key in page_keys if key in current_rows]
         return Listing(tuple(rows))
 
     def _wait_for_capacity(self, meter: UnitBudget, units: float) -> None:
@@ -184,11 +184,11 @@ class Client:
 
         Raises OutcomeUnknown if the wait exceeds the scenario's `patience_seconds`.
         """
-        seconds = meter.wait(units)
-        if not seconds:
+        wait_seconds = meter.wait(units)
+        if not wait_seconds:
             return
-        self._caller.wait(min(seconds, self._capacity.patience_seconds))
-        if seconds > self._capacity.patience_seconds:
+        self._caller.wait(min(wait_seconds, self._capacity.patience_seconds))
+        if wait_seconds > self._capacity.patience_seconds:
             raise OutcomeUnknown("the table throttles requests")
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -198,32 +198,34 @@ class Client:
         self._history.fetched += len(requested_keys)
         self._history.fetched_stale += len(requested_keys) if stale_ok else 0
 
-        def read() -> Listing:
-            self._travel()
+        def read_requested_rows() -> Listing:
+            self._wait_for_network()
             if self._capacity.row_units < math.inf:
                 for key in requested_keys:
                     meter = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
                     self._wait_for_capacity(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
             listing = Listing(self._table.get(requested_keys))
-            self._travel()
-            return self._maybe_stale(listing) if stale_ok else listing
+            self._wait_for_network()
+            return self._make_stale_at_random(listing) if stale_ok else listing
 
-        return self._read("store.get", read, stale_ok=stale_ok).leases
+        return self._read_with_faults("store.get", read_requested_rows, stale_ok=stale_ok).leases
 
-    def _read(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
+    def _read_with_faults(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
         """Read, with planned faults applied. A consistent read never returns wrong rows, as with the real service."""
 
-        def stale() -> Listing:
+        def return_stale_rows() -> Listing:
             return self._table.with_earlier_rows(read(), STALE_SECONDS, lambda: stale_ok)
 
-        def untrue() -> Listing:
+        def return_wrong_rows() -> Listing:
             listing = read()
             return Listing(tuple(evolve(row, owner=OTHER_WORKER) for row in listing.leases)) if stale_ok else listing
 
-        listing: Listing = self._exchange.call(what, read, {"stale": stale, "untrue": untrue})
+        listing: Listing = self._exchange.make_call(
+            what, read, {"stale": return_stale_rows, "untrue": return_wrong_rows}
+        )
         return listing
 
-    def _maybe_stale(self, listing: Listing) -> Listing:
+    def _make_stale_at_random(self, listing: Listing) -> Listing:
         draw, stale = self._draw, self._network.stale
         if not stale or self._tasks.now >= self._calm or draw.random() >= stale:
             return listing
@@ -235,7 +237,7 @@ class Client:
         """Send the write over the network, and return its outcome."""
         verb, key = VERBS[type(write)], write.lease.key
         self._history.requests[verb] += 1
-        sent = self._tasks.now
+        sent_time = self._tasks.now
         if self._caller.foreign:
             # Another library steals only if the version is unchanged, and does not write our attributes.
             match write:
@@ -247,26 +249,26 @@ class Client:
                     pass
 
         def apply_write() -> Outcome:
-            before = self._table.row(key)
+            before = self._table.find_row(key)
             outcome = self._table.write(write)
-            applied = isinstance(outcome, Done)
-            if applied and self._caller.foreign and isinstance(write, writes.ClaimLease):
+            is_applied = isinstance(outcome, Done)
+            if is_applied and self._caller.foreign and isinstance(write, writes.ClaimLease):
                 # The row must also show that its new owner does not answer hand-off requests.
                 outcome = self._table.mark_unresponsive(key)
-            if self._records_writes and (self._full or verb != "renew" or not applied):
-                after = outcome.lease if applied and verb != "delete" else self._table.row(key)
+            if self._records_writes and (self._full or verb != "renew" or not is_applied):
+                after = outcome.lease if is_applied and verb != "delete" else self._table.find_row(key)
                 sender = self._caller.worker_id, self._caller.process_id
                 self._history.writes.append(
-                    WriteEvent(self._tasks.now, sent, *sender, verb, key, before, after, applied)
+                    WriteEvent(self._tasks.now, sent_time, *sender, verb, key, before, after, is_applied)
                 )
             return outcome
 
-        def rejected() -> Outcome:
-            row = self._table.row(key)
+        def reject_write() -> Outcome:
+            row = self._table.find_row(key)
             return Lost(key, row and evolve(row, owner=OTHER_WORKER, version=Version("another")))
 
-        substitutes = {"untrue": rejected, "send": lambda: self._apply_later(apply_write, LATE_SECONDS)}
-        outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._send(apply_write), substitutes)
+        substitutes = {"untrue": reject_write, "send": lambda: self._apply_later(apply_write, LATE_SECONDS)}
+        outcome: Outcome = self._exchange.make_call(f"store.{verb}", lambda: self._send_write(apply_write), substitutes)
         return outcome
 
     def close(self) -> None:
@@ -277,27 +279,27 @@ class Client:
     def read_through(self, what: str, compute: Callable[[], T]) -> T:
         """Send a read to the table, and return the result. `compute` runs when the request arrives."""
 
-        def read() -> T:
-            self._travel()
+        def compute_on_arrival() -> T:
+            self._wait_for_network()
             value = compute()
-            self._travel()
+            self._wait_for_network()
             return value
 
-        result: T = self._exchange.call(what, read)
+        result: T = self._exchange.make_call(what, compute_on_arrival)
         return result
 
     def write_through(self, what: str, apply: Callable[[], T]) -> T:
         """Send a write of a row that is not a lease. `apply` runs when the request arrives."""
         substitutes = {"send": lambda: self._apply_later(apply, LATE_SECONDS)}
-        result: T = self._exchange.call(what, lambda: self._send(apply), substitutes)
+        result: T = self._exchange.make_call(what, lambda: self._send_write(apply), substitutes)
         return result
 
-    def _send(self, apply: Callable[[], T]) -> T:
+    def _send_write(self, apply: Callable[[], T]) -> T:
         """Send a write over the network, with a random fault. `apply` changes the table when the write arrives."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
-            chance = self._draw.random()
-            fault = next((fault for limit, fault in self._faults if chance < limit), None)
+            drawn_number = self._draw.random()
+            fault = next((fault for limit, fault in self._faults if drawn_number < limit), None)
         if fault == "lost":
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("the request was lost")
@@ -305,7 +307,7 @@ class Client:
             self._apply_later(apply, self._draw.uniform(0.0, self._network.late_seconds))
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("there was no response in time")
-        self._travel()
+        self._wait_for_network()
         self._wait_for_capacity(self._world.writes, 1.0)
         outcome = apply()
         if fault == "unanswered":
@@ -314,28 +316,28 @@ class Client:
         if fault == "twice":
             self._caller.wait(GIVE_UP_SECONDS)
             outcome = apply()
-        self._travel()
+        self._wait_for_network()
         return outcome
 
     def _apply_later(self, apply: Callable[[], object], seconds: float) -> None:
         # The write arrives in a separate task, because the process may be dead by then.
-        def arrive() -> None:
+        def apply_on_arrival() -> None:
             apply()
 
-        self._tasks.start(arrive, self._tasks.now + seconds)
+        self._tasks.start(apply_on_arrival, self._tasks.now + seconds)
 
-    def _travel(self) -> None:
+    def _wait_for_network(self) -> None:
         """Wait for half of the time that a request takes."""
         draw, network = self._draw, self._network
         shortest, longest = network.latency
-        seconds = (shortest + (longest - shortest) * draw.random()) / 2
+        travel_seconds = (shortest + (longest - shortest) * draw.random()) / 2
         if self._tasks.now < self._calm:
             if draw.random() < network.stall / 2:
-                seconds += 1.0 + 2.0 * draw.random()
+                travel_seconds += 1.0 + 2.0 * draw.random()
             if any(0 <= self._tasks.now - outage.at < outage.seconds for outage in network.outages):
                 self._caller.wait(GIVE_UP_SECONDS)
                 raise OutcomeUnknown("the table cannot be reached")
-        self._caller.wait(seconds)
+        self._caller.wait(travel_seconds)
 
 
 THROTTLED_SECONDS, AGAIN_SECONDS = 2.0, 0.4
@@ -345,7 +347,7 @@ SLOW_SECONDS = 6.0, 25.0
 class StreamClient:
     """One process's connection to the run's stream, over the simulated network."""
 
-    def __init__(self, world: World, caller: Caller, exchange: Exchange, time: Scheduler) -> None:
+    def __init__(self, world: World, caller: Caller, exchange: CallExchange, time: Scheduler) -> None:
         self._slow, self._tasks = world.scenario.network.slow, world.tasks
         self.clients = TimedClients(
             partial(_TimedReading, self),
@@ -367,33 +369,33 @@ class StreamClient:
 
     def incarnation(self) -> str:
         """Return the stream's incarnation, or "" without a request if the run does not recreate the stream."""
-        return str(self.ask("source.incarnation", self._source.incarnation)) if self._source.made else ""
+        return str(self.send_request("source.incarnation", self._source.incarnation)) if self._source.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
         """Return the shards. The fault "untrue" returns those that were listed when this process started."""
-        shards_listed: tuple[Shard, ...] = self.ask(
+        shards_listed: tuple[Shard, ...] = self.send_request(
             "source.shards", self._source.shards, {"untrue": lambda: self._first}
         )
         return shards_listed
 
     def gone(self, shard: str) -> bool:
         """Return whether the stream reports the shard as gone."""
-        return bool(self.ask("source.gone", lambda: self._source.gone(shard), shard=shard))
+        return bool(self.send_request("source.gone", lambda: self._source.gone(shard), shard=shard))
 
     def latest(self, lease: Lease) -> Position:
         """Return the position that LATEST means at this moment."""
-        position: Position = self.ask("source.latest", lambda: self._source.latest(lease), shard=lease.shard)
+        position: Position = self.send_request("source.latest", lambda: self._source.latest(lease), shard=lease.shard)
         return position
 
     def open(self, lease: Lease, start: Position) -> Reader:
         """Return a reader of the lease's shard, whose reads go over the same network."""
-        reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start), shard=lease.shard)
+        reader: Reader = self.send_request("source.open", lambda: self._source.open(lease, start), shard=lease.shard)
         return DistantReader(self, reader, lease.shard)
 
     def close(self) -> None:
         """Do nothing."""
 
-    def ask(
+    def send_request(
         self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None, *, shard: str = ""
     ) -> Any:  # noqa: ANN401  the call's own
         """Send a request to the stream. `action` runs when the request arrives.
@@ -401,29 +403,29 @@ class StreamClient:
         `shard` is the id of the shard that the request is about, or "" if it is about none.
         """
 
-        def exchange() -> Any:  # noqa: ANN401  likewise
+        def perform_action() -> Any:  # noqa: ANN401  likewise
             self._caller.wait_if_deaf(shard)
-            self._travel()
+            self._wait_for_network()
             result = action()
-            self._travel()
+            self._wait_for_network()
             return result
 
-        return self._exchange.call(what, exchange, substitutes)
+        return self._exchange.make_call(what, perform_action, substitutes)
 
     @property
     def may_be_slow(self) -> bool:
         """Whether the scenario has periods in which reads are slow."""
         return bool(self._slow)
 
-    def late(self, seconds: float) -> None:
+    def wait_if_slow(self, seconds: float) -> None:
         """If the stream is slow now, wait as long as a slow response takes. Raises TimeoutError after `seconds`."""
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self._slow):
-            delay = self._draw.uniform(*SLOW_SECONDS)
-            self._caller.wait(min(delay, seconds))
-            if delay > seconds:
+            delay_seconds = self._draw.uniform(*SLOW_SECONDS)
+            self._caller.wait(min(delay_seconds, seconds))
+            if delay_seconds > seconds:
                 raise TimeoutError
 
-    def _travel(self) -> None:
+    def _wait_for_network(self) -> None:
         if self._most:
             self._caller.wait(self._draw.uniform(self._least, self._most) / 2)
 
@@ -450,14 +452,14 @@ class DistantReader:
     def read_once(self) -> Batch:
         """Return the next records. The fault "untrue" returns an empty batch, as if the service throttled the read."""
         throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
-        batch: Batch = self._client.ask(
+        batch: Batch = self._client.send_request(
             "reader.read", self._reader.read, {"untrue": lambda: throttled}, shard=self._shard
         )
         return batch
 
     def close(self) -> None:
         """Close the reader."""
-        self._client.ask("reader.close", self._reader.close, shard=self._shard)
+        self._client.send_request("reader.close", self._reader.close, shard=self._shard)
 
 
 class _TimedReading:
@@ -468,5 +470,5 @@ class _TimedReading:
 
     def read(self, reader: DistantReader) -> Batch:
         """Read once, unless the response takes too long."""
-        self._client.late(self._seconds)
+        self._client.wait_if_slow(self._seconds)
         return reader.read_once()

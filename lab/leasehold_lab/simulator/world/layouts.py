@@ -23,7 +23,7 @@ from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import CONTROL, DIRECTION, FROM, LOOK_SECONDS, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, CheckpointLease, RenewLease, Write
 from leasehold_lab.judge.events import VERBS, WriteAnswer, WriteEvent
-from leasehold_lab.simulator.world.client import Client
+from leasehold_lab.simulator.world.client import TableClient
 from leasehold_lab.simulator.world.world import Caller, World
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class DistantCells:
 
     page_leases = PAGE_LEASES
 
-    def __init__(self, world: World, client: Client) -> None:
+    def __init__(self, world: World, client: TableClient) -> None:
         self._cells, self._history, self._client = world.cells, world.history, client
         self._last_etags: dict[str, str] = {}
 
@@ -57,15 +57,15 @@ class DistantCells:
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a cell, and return its version, or None if the cell already exists."""
-        return self._write(name, lambda: self._cells.put_new(name, fields))
+        return self._write_cell(name, lambda: self._cells.put_new(name, fields))
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a cell if it still has this version, and return the new version; otherwise return None."""
-        return self._write(name, lambda: self._cells.put_over(name, fields, version))
+        return self._write_cell(name, lambda: self._cells.put_over(name, fields, version))
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a cell if it still has this version, and return whether it is gone."""
-        return self._write(name, lambda: self._cells.delete(name, version))
+        return self._write_cell(name, lambda: self._cells.delete(name, version))
 
     def prove(self) -> None:
         """Do nothing, because the simulated table always checks the conditions of writes."""
@@ -73,41 +73,45 @@ class DistantCells:
     def close(self) -> None:
         """Do nothing."""
 
-    def _write(self, name: str, apply: Callable[[], T]) -> T:
-        kind = name.partition("/")[0]
-        self._history.requests[kind] += 1
-        return self._client.write_through(f"store.{kind}", apply)
+    def _write_cell(self, name: str, apply: Callable[[], T]) -> T:
+        row_kind = name.partition("/")[0]
+        self._history.requests[row_kind] += 1
+        return self._client.write_through(f"store.{row_kind}", apply)
 
 
-def sessions_of(world: World, caller: Caller, client: Client, pace: SyncPrimitives) -> SessionStore:
+def open_session_store(world: World, caller: Caller, client: TableClient, pace: SyncPrimitives) -> SessionStore:
     """Return the store of one process. No two of its sessions have the same id."""
-    numbers = count(1)
-    return SessionStore(DistantCells(world, client), sync=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
+    session_numbers = count(1)
+    return SessionStore(
+        DistantCells(world, client), sync=pace, ids=lambda: f"{caller.process_id}-{next(session_numbers)}"
+    )
 
 
 class SessionClient(PassingStore):
     """The store of one process, which records the writes of leases in the history."""
 
-    def __init__(self, world: World, caller: Caller, client: Client, pace: SyncPrimitives) -> None:
-        super().__init__(sessions_of(world, caller, client, pace))
+    def __init__(self, world: World, caller: Caller, client: TableClient, pace: SyncPrimitives) -> None:
+        super().__init__(open_session_store(world, caller, client, pace))
         self._world, self._caller = world, caller
         self._truth = SessionStore(world.cells, sync=pace)
 
     def write(self, write: Write) -> Outcome:
         """Apply or reject the write, and record it in the history."""
         world, key, verb = self._world, write.lease.key, VERBS[type(write)]
-        recorded = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
-        recorded = recorded or (isinstance(write, CheckpointLease) and write.position.ended)
-        sent, before = world.tasks.now, self._row(key) if recorded else None
+        is_recorded = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
+        is_recorded = is_recorded or (isinstance(write, CheckpointLease) and write.position.ended)
+        sent_time, before = world.tasks.now, self._read_row(key) if is_recorded else None
         outcome = self._store.write(write)
-        if recorded:
-            applied = isinstance(outcome, Done)
-            after = outcome.lease if applied and verb != "delete" else self._row(key)
+        if is_recorded:
+            is_applied = isinstance(outcome, Done)
+            after = outcome.lease if is_applied and verb != "delete" else self._read_row(key)
             sender = self._caller.worker_id, self._caller.process_id
-            world.history.writes.append(WriteEvent(world.tasks.now, sent, *sender, verb, key, before, after, applied))
+            world.history.writes.append(
+                WriteEvent(world.tasks.now, sent_time, *sender, verb, key, before, after, is_applied)
+            )
         return outcome
 
-    def _row(self, key: str) -> Lease | None:
+    def _read_row(self, key: str) -> Lease | None:
         cells = self._world.cells.read([lease_name(key)])
         return next(iter(self._truth.get([key])), None) if cells else None
 
@@ -121,23 +125,23 @@ class SwapClient(PassingStore):
     `source` and `goal` are the clients of the two tables.
     """
 
-    def __init__(self, world: World, caller: Caller, source: Client, goal: Client, time: Scheduler) -> None:
-        goal_store: Store = sessions_of(world, caller, goal, time) if world.scenario.sessions else goal
+    def __init__(self, world: World, caller: Caller, source: TableClient, goal: TableClient, time: Scheduler) -> None:
+        goal_store: Store = open_session_store(world, caller, goal, time) if world.scenario.sessions else goal
         super().__init__(SwapStore((source, goal_store), NAMES[TO], clock=time.clock))
         self._world, self._caller = world, caller
 
     def write(self, write: Write) -> Outcome:
         """Apply or reject the write, and record its outcome, which is unknown if an exception is raised."""
-        sent = self._world.tasks.now
+        sent_time = self._world.tasks.now
         try:
             outcome = super().write(write)
         except BaseException:
-            self._record(write, sent, None)
+            self._record_answer(write, sent_time, None)
             raise
-        self._record(write, sent, outcome)
+        self._record_answer(write, sent_time, outcome)
         return outcome
 
-    def _record(self, write: Write, sent: float, outcome: Outcome | None) -> None:
+    def _record_answer(self, write: Write, sent: float, outcome: Outcome | None) -> None:
         lease = write.lease
         row = None if outcome is None else outcome.lease
         result: Literal["done", "lost", "unknown"] = (
@@ -167,15 +171,15 @@ def run_swaps(world: World) -> None:
     store = SwapStore((world.table, goal_store), NAMES[TO], clock=lambda: world.tasks.now)
     for number, (swap_at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
         world.tasks.sleep_until(swap_at)
-        goal = FROM if number % 2 else TO
+        goal_name = FROM if number % 2 else TO
         (control,) = goal_store.get([CONTROL])
-        goal_store.write(AnnotateLease(control, DIRECTION, ("from", "to")[goal]))
+        goal_store.write(AnnotateLease(control, DIRECTION, ("from", "to")[goal_name]))
         while world.tasks.now < end:
             leases = store.list().leases
-            if {split_version(lease)[:2] for lease in leases} == {(goal, False)}:
+            if {split_version(lease)[:2] for lease in leases} == {(goal_name, False)}:
                 world.history.swaps.append((swap_at, world.tasks.now))
                 break
             for lease in leases:
                 if lease.owner is None:
-                    store.move_unowned(lease, goal)
+                    store.move_unowned(lease, goal_name)
             world.tasks.sleep(LOOK_SECONDS)

@@ -24,11 +24,11 @@ from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, Sto
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Store
 from leasehold_lab.judge.events import Incident, IncidentKind, ReadingEvent
-from leasehold_lab.simulator.call_faults import CallableKind, poisonous
+from leasehold_lab.simulator.call_faults import CallableKind, is_poisonous
 from leasehold_lab.simulator.scenario import Member
-from leasehold_lab.simulator.world.client import Client, Exchange, StreamClient
+from leasehold_lab.simulator.world.client import CallExchange, StreamClient, TableClient
 from leasehold_lab.simulator.world.layouts import SessionClient, SwapClient
-from leasehold_lab.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
+from leasehold_lab.simulator.world.tasks import TaskKilled, VirtualExecutor, VirtualTime
 from leasehold_lab.simulator.world.world import FIRST_MS, World
 
 
@@ -89,18 +89,20 @@ class Process:
         self._paused_until = 0.0
         self._holdings: dict[str, Holding] = {}
         self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; each delivery has one record
-        offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
-        self._time = VirtualTime(world.tasks, self, offset, member.rate, self._draw, self.process_id)
-        self._exchange = exchange = Exchange(world, self)
-        kind = OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
-        client = Client(world, self, exchange, self._draw)
+        clock_offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
+        self._time = VirtualTime(world.tasks, self, clock_offset, member.rate, self._draw, self.process_id)
+        self._exchange = exchange = CallExchange(world, self)
+        worker_class = (
+            OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
+        )
+        client = TableClient(world, self, exchange, self._draw)
         store: Store = client
         if self._scenario.swaps:
-            goal = Client(world, self, exchange, self._draw, world.goal)
+            goal = TableClient(world, self, exchange, self._draw, world.goal)
             store = SwapClient(world, self, client, goal, self._time)
         elif self._scenario.sessions:
             store = SessionClient(world, self, client, self._time)
-        worker = kind(
+        worker = worker_class(
             store=store,
             source=StreamClient(world, self, exchange, self._time),
             me=member.worker,
@@ -109,32 +111,32 @@ class Process:
             if_recreated=self._scenario.if_recreated,
         )
         if isinstance(worker, PresentWorker):
-            worker.start_from(world.known(member.config, store.capabilities))
+            worker.start_from(world.create_first_watch(member.config, store.capabilities))
         checkpoints = self._scenario.checkpoints
         self._callable_faults = tuple(
             fault for fault in self._scenario.callable_faults if fault.worker == member.worker
         )
         # Typed as Any, because a user's function may return anything.
-        observer: Any = self._observe
-        poisoned = any(fault.what == "poison" for fault in self._callable_faults)
+        observer: Any = self._observe_happening
+        has_poison = any(fault.what == "poison" for fault in self._callable_faults)
         handling = Handling(
-            self._handle,
+            self._handle_delivery,
             most_wait_seconds=2.0,
-            attempts=2 if poisoned else 1000,
-            dead_letter=self._dead_letter if poisoned else None,
+            attempts=2 if has_poison else 1000,
+            dead_letter=self._dead_letter if has_poison else None,
             cooldown_seconds=self._scenario.bench_seconds,
             checkpoint_seconds=checkpoints,
             observer=observer,
-            measure=self._measure,
+            measure=self._measure_read,
             final_checkpoint=None if self._scenario.acknowledges == "return" else self._final_checkpoint,
         )
-        begin = None if self._scenario.reading else _hold
+        begin_step = None if self._scenario.reading else _create_holding_step
         self._runner = Runner(
             worker,
             handling,
-            begin=begin,
+            begin=begin_step,
             executor=VirtualExecutor(self._time),
-            wall=self._wall if any(member.deaf for member in self._scenario.members) else None,
+            wall=self._read_wall_clock if any(member.deaf for member in self._scenario.members) else None,
             drain_seconds=member.drain_seconds,
         )
 
@@ -143,25 +145,25 @@ class Process:
         self._record_incident("start")
         for pause in self.member.naps:
             if pause.at >= self._tasks.now:
-                self._tasks.start(partial(self._pause, pause.seconds), pause.at)
+                self._tasks.start(partial(self._pause_tasks, pause.seconds), pause.at)
         if self.member.phase:
             self._tasks.start(self._runner.worker.hurry, self._tasks.now + self.member.phase)
         if self.member.plans < self.member.ends:
             self._tasks.start(lambda: self._record_incident("zombie"), self.member.plans)
         if self.member.ends < math.inf:
-            ending = partial(self.die, again=False) if self.member.ending == "crash" else self._leave
-            self._tasks.start(ending, self.member.ends)
-        restarts = False
+            end_process = partial(self.die, again=False) if self.member.ending == "crash" else self._begin_drain
+            self._tasks.start(end_process, self.member.ends)
+        is_restarting = False
         try:
             self._runner.run()
         except (WorkerError, StoreError, SourceError):
             self.die(again=True)  # as if a supervisor restarted it
             return
         except (SystemExit, KeyboardInterrupt):  # a handler raised it to end the worker
-            restarts = True
+            is_restarting = True
         self._dead = True
         self._record_incident("gone")
-        if restarts:
+        if is_restarting:
             self._restart()
 
     def wait(self, seconds: float) -> None:
@@ -187,7 +189,7 @@ class Process:
     def task_starts(self, name: str) -> None:
         """Record that a task starts. Faults can be injected into the start of a task as into any call."""
         try:
-            self._exchange.call(f"task.{name}", lambda: None)
+            self._exchange.make_call(f"task.{name}", lambda: None)
         except MemoryError as fault:
             raise RuntimeError("can't start new thread: there is no memory for it") from fault
 
@@ -197,13 +199,13 @@ class Process:
         After the time at which the process stops planning, its turns block until the end of the run.
         """
         self.wait_while_paused()
-        turns = self._tasks.current is self._time.named.get("leasehold-turn")
-        while turns and self._tasks.now >= self.member.plans:
+        has_turn = self._tasks.current is self._time.named.get("leasehold-turn")
+        while has_turn and self._tasks.now >= self.member.plans:
             self._tasks.sleep_until(math.inf)
 
     def pause(self, seconds: float) -> None:
         """Pause all tasks of the process for this many seconds."""
-        self._pause(seconds)
+        self._pause_tasks(seconds)
         self.wait_while_paused()
 
     def die(self, *, again: bool) -> None:
@@ -217,32 +219,32 @@ class Process:
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Record an exception that no code handles."""
-        if isinstance(fault, Killed):
+        if isinstance(fault, TaskKilled):
             return  # the run is over
         self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {said(fault)}")
 
-    def _wall(self) -> float:
+    def _read_wall_clock(self) -> float:
         """Return the time of day, which is the same for all processes."""
         return FIRST_MS / 1000 + self._tasks.now
 
     # Faults
 
-    def _pause(self, seconds: float) -> None:
+    def _pause_tasks(self, seconds: float) -> None:
         self._paused_until = max(self._paused_until, self._tasks.now + seconds)
         self._record_incident("nap", seconds)
 
     def _restart(self) -> None:
         self._world.join(evolve(self.member, starts=self._tasks.now + RESTART_SECONDS))
 
-    def _leave(self) -> None:
+    def _begin_drain(self) -> None:
         self.wait_while_paused()
         self._record_incident("leave")
         self._runner.stop()
 
     # Functions that stand for the user's
 
-    def _handle(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's function may return anything
-        def handle() -> object:
+    def _handle_delivery(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's function may return anything
+        def call_handler() -> object:
             self._record_deliveries("record", delivery)
             if self._scenario.handling_seconds:
                 self.wait(self._scenario.handling_seconds)
@@ -252,7 +254,7 @@ class Process:
             return result_of_handler
 
         with self._forget_on_failure(delivery.shard):
-            result = self._exchange.call_user("handler", handle)
+            result = self._exchange.call_user_function("handler", call_handler)
         if result is not None:
             return result
         if self._scenario.acknowledges == "return":
@@ -285,10 +287,13 @@ class Process:
         shard = final_checkpoint.lease
 
         def end_shard() -> None:
-            waiting = len(self._unacknowledged.get(shard, ()))
+            waiting_count = len(self._unacknowledged.get(shard, ()))
             if not final_checkpoint.ended:
                 self._acknowledge(
-                    shard, waiting if self._scenario.acknowledges == "late" else self._count_to_acknowledge(waiting)
+                    shard,
+                    waiting_count
+                    if self._scenario.acknowledges == "late"
+                    else self._count_to_acknowledge(waiting_count),
                 )
             elif (
                 self._scenario.acknowledges != "random"
@@ -300,7 +305,7 @@ class Process:
                 final_checkpoint.end()
 
         with self._forget_on_failure(shard):
-            return self._exchange.call_user("final checkpoint", end_shard)
+            return self._exchange.call_user_function("final checkpoint", end_shard)
 
     def _count_to_acknowledge(self, waiting: int) -> int:
         """Return how many of the unacknowledged records to acknowledge now."""
@@ -317,47 +322,49 @@ class Process:
 
         The events are recorded before the checkpoint is written, because a write without a response may take effect.
         """
-        acknowledged = self._unacknowledged.get(shard, [])[:count]
-        for delivery in acknowledged:
+        acknowledged_records = self._unacknowledged.get(shard, [])[:count]
+        for delivery in acknowledged_records:
             self._record_deliveries("acknowledged", delivery)
         try:
-            if not acknowledged or not self._holdings[shard].checkpoint(acknowledged[-1].records[-1].position):
+            if not acknowledged_records or not self._holdings[shard].checkpoint(
+                acknowledged_records[-1].records[-1].position
+            ):
                 return
         except OutcomeUnknown:
             return  # the next checkpoint includes these records
         del self._unacknowledged[shard][:count]
-        for delivery in acknowledged:
+        for delivery in acknowledged_records:
             self._record_deliveries("finished", delivery)
 
     def _dead_letter(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
-        result = self._exchange.call_user("dead letter", lambda: self._misbehave("dead letter"))
+        result = self._exchange.call_user_function("dead letter", lambda: self._misbehave("dead letter"))
         if result is None:
             self._record_deliveries("dead-lettered", delivery)
         return result
 
-    def _observe(self, event: Happening, holding: Holding) -> object:
-        self._record(event, holding.lease.shard)
+    def _observe_happening(self, event: Happening, holding: Holding) -> object:
+        self._record_event(event, holding.lease.shard)
         if event == "initialize":
             self._holdings[holding.lease.shard] = holding
             self._unacknowledged.pop(holding.lease.shard, None)
-        return self._exchange.call_user("observer", lambda: self._misbehave("observer"))
+        return self._exchange.call_user_function("observer", lambda: self._misbehave("observer"))
 
     def _misbehave(self, whose: CallableKind, delivery: Delivery | None = None) -> object:
         now = self._tasks.now
-        poisoned = delivery is None or any(poisonous(record.sequence_number) for record in delivery.records)
+        is_poisoned = delivery is None or any(is_poisonous(record.sequence_number) for record in delivery.records)
         matching_faults = (
-            fault for fault in self._callable_faults if fault.whose == whose and (poisoned or fault.what != "poison")
+            fault for fault in self._callable_faults if fault.whose == whose and (is_poisoned or fault.what != "poison")
         )
         fault = next(
             (fault for fault in matching_faults if fault.at <= now < fault.at + fault.seconds),
             None,
         )
-        return None if fault is None else fault.done(now, self.wait)
+        return None if fault is None else fault.apply(now, self.wait)
 
-    def _measure(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  likewise
+    def _measure_read(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  likewise
         if batch.records or batch.behind_seconds is not None:  # otherwise the read got no response
-            self._record("read", holding.lease.shard)
-        return self._exchange.call_user("measure", lambda: self._misbehave("measure"))
+            self._record_event("read", holding.lease.shard)
+        return self._exchange.call_user_function("measure", lambda: self._misbehave("measure"))
 
     def _record_deliveries(self, event: str, delivery: Delivery) -> None:
         """Record an event for each record of the delivery.
@@ -366,9 +373,9 @@ class Process:
         """
         for record in delivery.records:
             number, shard = record.sequence_number, delivery.shard
-            self._record(event, shard, (int(number), 0), shard, number, delivery.epoch)
+            self._record_event(event, shard, (int(number), 0), shard, number, delivery.epoch)
 
-    def _record(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  parts of a record
+    def _record_event(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  parts of a record
         if self._scenario.full:
             self._world.history.events.append(ReadingEvent(self._tasks.now, self.process_id, event, shard, *record))
 
@@ -376,7 +383,7 @@ class Process:
         self._world.history.incidents.append(Incident(self._tasks.now, what, self.process_id, seconds))
 
 
-def _hold(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
+def _create_holding_step(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
     """Return the step function of a lease whose shard is not read. It releases the lease as soon as it is requested."""
 
     def step(now: float) -> float:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 
-class Killed(BaseException):
+class TaskKilled(BaseException):
     """Raised in tasks that are still waiting when the run ends, to end them."""
 
 
@@ -28,7 +28,7 @@ class Task:
 
     def __init__(self, work: Callable[[], None], hub: object) -> None:
         def run() -> None:
-            with contextlib.suppress(Killed):
+            with contextlib.suppress(TaskKilled):
                 work()
 
         self.greenlet = greenlet(run, hub)
@@ -36,7 +36,7 @@ class Task:
         self.waiting = True
 
 
-class Tasks:
+class TaskScheduler:
     """All tasks of one run. `now` is the virtual time in seconds."""
 
     def __init__(self) -> None:
@@ -52,14 +52,14 @@ class Tasks:
         """Start a task at this time, by default now."""
         task = Task(work, self._hub)
         self._alive[task] = None
-        self._wake(task, self.now if at is None else at)
+        self._wake_if_waiting(task, self.now if at is None else at)
         return task
 
     @property
     def current(self) -> Task:
         """The running task."""
         if self._closed:
-            raise Killed
+            raise TaskKilled
         if self._current is None:
             raise AssertionError("only a task can wait")
         return self._current
@@ -71,17 +71,17 @@ class Tasks:
     def sleep_until(self, due: float) -> None:
         """Let other tasks run until the time `due`, which may be infinite, or until another task wakes this one."""
         if self._closed:
-            raise Killed
+            raise TaskKilled
         task = self.current
         task.waiting = True
         if due < math.inf:
-            self._wake(task, due)
+            self._wake_if_waiting(task, due)
         self._hub.switch()
 
     def wake(self, task: Task) -> None:
         """End the task's wait now, if it is waiting."""
         if task.waiting:
-            self._wake(task, self.now)
+            self._wake_if_waiting(task, self.now)
 
     def run(self, until: float) -> None:
         """Run all tasks up to this time."""
@@ -107,11 +107,11 @@ class Tasks:
         self._closed = True  # a task that catches Killed must not wait again
         for task in tuple(self._alive):
             if task.greenlet:  # true if it has started and not finished
-                task.greenlet.throw(Killed)
+                task.greenlet.throw(TaskKilled)
         self._queue.clear()
         self._alive.clear()
 
-    def _wake(self, task: Task, due: float) -> None:
+    def _wake_if_waiting(self, task: Task, due: float) -> None:
         task.wait_number += 1
         self._number += 1
         heappush(self._queue, (due, self._number, task.wait_number, task))
@@ -120,7 +120,7 @@ class Tasks:
 class Lock:
     """A lock that tasks acquire in the order in which they requested it."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskScheduler) -> None:
         self._tasks = tasks
         self._held = False
         self._waiting: deque[Task] = deque()
@@ -173,10 +173,10 @@ class VirtualTime:
     `draw` generates the process's random numbers. `process_id` distinguishes the process from others of its worker.
     """
 
-    fatal: tuple[type[BaseException], ...] = (Killed,)
+    fatal: tuple[type[BaseException], ...] = (TaskKilled,)
 
     def __init__(  # noqa: PLR0917  one caller
-        self, tasks: Tasks, host: TaskHost, offset: float, rate: float, draw: random.Random, process_id: str
+        self, tasks: TaskScheduler, host: TaskHost, offset: float, rate: float, draw: random.Random, process_id: str
     ) -> None:
         self.uniform, self.process_id = draw.uniform, process_id
         self.tasks, self.host, self._offset, self._rate = tasks, host, offset, rate
@@ -207,7 +207,7 @@ class VirtualTime:
             self.host.wait_while_paused()
             try:
                 work()
-            except Killed:
+            except TaskKilled:
                 raise
             except BaseException as fault:  # noqa: BLE001  as in a thread
                 failed(fault)

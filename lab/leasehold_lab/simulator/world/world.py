@@ -24,7 +24,7 @@ from leasehold.stores.writes import DeleteLease, Write
 from leasehold_lab.judge.events import RunHistory
 from leasehold_lab.simulator.call_faults import CallEvent
 from leasehold_lab.simulator.scenario import Member, Scenario
-from leasehold_lab.simulator.world.tasks import Tasks
+from leasehold_lab.simulator.world.tasks import TaskScheduler
 
 
 @define
@@ -75,16 +75,16 @@ class SimulatedTable(MemoryStore):
             self._listing = super().list()
         return self._listing
 
-    def dated(self) -> Listing:
+    def list_with_ages(self) -> Listing:
         """Return all leases with the age of each row, minus one second because the dates of blobs are rounded."""
-        ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
-        return Listing(tuple(evolve(row, idle=ages.get(row.key, 0.0)) for row in self.list().leases))
+        row_ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
+        return Listing(tuple(evolve(row, idle=row_ages.get(row.key, 0.0)) for row in self.list().leases))
 
-    def row(self, key: str) -> Lease | None:
+    def find_row(self, key: str) -> Lease | None:
         """Return the stored lease with this key, or None if there is none."""
         return self._table.rows.get(key)
 
-    def remove(self, key: str) -> None:
+    def delete_row(self, key: str) -> None:
         """Delete the row even if the lease has an owner. Workers cannot do this."""
         del self._table.rows[key]
         self._before.pop(key, None)
@@ -170,10 +170,10 @@ class ListReader:
             raise SourceError("the stream that this reader was opened on was deleted")
         records = tuple(self.shard_log.records[self.at : self.at + self.shard_log.size])
         self.at += len(records)
-        ended = self.shard_log.ended and self.at >= len(self.shard_log.records)
+        is_at_end = self.shard_log.ended and self.at >= len(self.shard_log.records)
         read_to = records[-1].position if records else None
         return Batch(
-            records, read_to, 0.0, self.shard_log.wait_seconds, ended, self.shard_log.children if ended else ()
+            records, read_to, 0.0, self.shard_log.wait_seconds, is_at_end, self.shard_log.children if is_at_end else ()
         )
 
     def close(self) -> None:
@@ -227,13 +227,13 @@ class ListSource:
     def close(self) -> None:
         """Do nothing."""
 
-    def recreate(self, shards: list[Shard]) -> None:
+    def recreate_stream(self, shards: list[Shard]) -> None:
         """Delete the stream, and recreate it with these shards."""
         for shard_log in self.shard_logs.values():
             shard_log.deleted = True
         self.listed, self.shard_logs, self.made = shards, {}, self.made + 1
 
-    def expire(self) -> None:
+    def remove_closed_shards(self) -> None:
         """Remove all closed shards and their records, as if their retention had passed."""
         for shard_listed in self.listed:
             if not shard_listed.open:
@@ -251,25 +251,25 @@ class ListSource:
         self.listed += [child for child in children if child.id not in known_ids]
 
 
-def shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
+def create_shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
     """Return a shard."""
     return Shard(name, parents=parents, hash_range=(first, last), open=open)
 
 
-def even_shards(names: tuple[str, ...]) -> list[Shard]:
+def create_even_shards(names: tuple[str, ...]) -> list[Shard]:
     """Return shards with these ids, whose hash ranges have equal sizes."""
-    edges = [number * 2**128 // len(names) for number in range(len(names) + 1)]
-    return [shard(name, edges[number], edges[number + 1] - 1) for number, name in enumerate(names)]
+    hash_edges = [number * 2**128 // len(names) for number in range(len(names) + 1)]
+    return [create_shard(name, hash_edges[number], hash_edges[number + 1] - 1) for number, name in enumerate(names)]
 
 
-def first_shards(scenario: Scenario) -> list[Shard]:
+def create_first_shards(scenario: Scenario) -> list[Shard]:
     """Return the shards that the stream initially has."""
     if not scenario.ranged:
         return [Shard(name) for name in scenario.keys]
-    return even_shards(scenario.keys) if scenario.keys else []
+    return create_even_shards(scenario.keys) if scenario.keys else []
 
 
-def records(count: int, start: int = 0) -> list[Record]:
+def create_records(count: int, start: int = 0) -> list[Record]:
     """Return `count` records, numbered from `start`."""
     return [Record(b"%d" % n, str(FIRST_NUMBER + n), partition_key=f"k-{n}") for n in range(start, start + count)]
 
@@ -289,7 +289,7 @@ class World:
     """
 
     scenario: Scenario
-    tasks: Tasks
+    tasks: TaskScheduler
     table: SimulatedTable
     source: ListSource
     history: SimulatedHistory
@@ -302,7 +302,7 @@ class World:
 
     _known: dict[Config, Watch] = field(factory=dict)
 
-    def known(self, config: Config, capabilities: Capabilities) -> Watch:
+    def create_first_watch(self, config: Config, capabilities: Capabilities) -> Watch:
         """Return the watch of a member that was present at 0 s, when it read the table.
 
         It is computed once per configuration.
@@ -312,7 +312,7 @@ class World:
         return self._known[config]
 
     @goal.default
-    def _second(self) -> SimulatedTable:
+    def _create_second_table(self) -> SimulatedTable:
         return SimulatedTable((), lambda: self.tasks.now)
 
 

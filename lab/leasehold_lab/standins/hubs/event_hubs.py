@@ -35,7 +35,7 @@ from typing import Any
 from attrs import frozen
 
 from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.node import HOST, Command, Service, serving
+from leasehold_lab.standins.node import HOST, Service, ServiceCommand, run_service
 
 KEY_NAME = "local"
 SECONDS = 10.0
@@ -63,45 +63,47 @@ class LocalHubs:
 
     def connection_string(self, hub: str = "") -> str:
         """Return a connection string for the SDKs, for one hub if `hub` is given."""
-        text = f"Endpoint=sb://{self.namespace};SharedAccessKeyName={KEY_NAME};SharedAccessKey={self.key}"
+        parts_text = f"Endpoint=sb://{self.namespace};SharedAccessKeyName={KEY_NAME};SharedAccessKey={self.key}"
         # The SDK uses TLS unless this value is exactly "true", in lower case.
-        return f"{text};UseDevelopmentEmulator=true" + (f";EntityPath={hub}" if hub else "")
+        return f"{parts_text};UseDevelopmentEmulator=true" + (f";EntityPath={hub}" if hub else "")
 
     def create(self, hub: str, partitions: int, groups: tuple[str, ...] = ()) -> None:
         """Create a hub, and delete an existing one with the same name.
 
         Without `groups`, any consumer group may be used.
         """
-        self._ask(do="create", hub=hub, count=partitions, groups=groups)
+        self._send_control_request(do="create", hub=hub, count=partitions, groups=groups)
 
     def put(self, hub: str, partition: str, bodies: Iterable[str]) -> None:
         """Enqueue events with these bodies."""
-        self._ask(do="put", hub=hub, partition=partition, bodies=list(bodies))
+        self._send_control_request(do="put", hub=hub, partition=partition, bodies=list(bodies))
 
-    def trim(self, hub: str, partition: str, before: int) -> int:
+    def trim_events(self, hub: str, partition: str, before: int) -> int:
         """Remove the events before this sequence number, as retention does, and return their number."""
-        return int(self._ask(do="trim", hub=hub, partition=partition, before=before)["trimmed"])
+        return int(self._send_control_request(do="trim", hub=hub, partition=partition, before=before)["trimmed"])
 
     def add_partitions(self, hub: str, count: int) -> None:
         """Add empty partitions to a hub."""
-        self._ask(do="add-partitions", hub=hub, count=count)
+        self._send_control_request(do="add-partitions", hub=hub, count=count)
 
-    def detach(self, hub: str, partition: str, condition: str = "amqp:link:detach-forced") -> int:
+    def detach_readers(self, hub: str, partition: str, condition: str = "amqp:link:detach-forced") -> int:
         """Detach all readers of a partition with this AMQP error, and return their number."""
-        return int(self._ask(do="detach", hub=hub, partition=partition, condition=condition)["detached"])
+        return int(
+            self._send_control_request(do="detach", hub=hub, partition=partition, condition=condition)["detached"]
+        )
 
     def drop(self, hub: str, partition: str) -> int:
         """Abort the connections of all readers of a partition, and return their number."""
-        return int(self._ask(do="drop", hub=hub, partition=partition)["dropped"])
+        return int(self._send_control_request(do="drop", hub=hub, partition=partition)["dropped"])
 
-    def look(self, hub: str) -> list[dict[str, Any]]:
+    def list_partitions(self, hub: str) -> list[dict[str, Any]]:
         """Return a dictionary for each partition, with the number of its `events` and a list of its `readers`.
 
         Each reader has a `group`, an `epoch` and the number of events `sent` to it.
         """
-        return list(self._ask(do="look", hub=hub)["partitions"])
+        return list(self._send_control_request(do="look", hub=hub)["partitions"])
 
-    def _ask(self, **request: object) -> dict[str, Any]:
+    def _send_control_request(self, **request: object) -> dict[str, Any]:
         with socket.create_connection((HOST, self.service.port), SECONDS) as connection:
             connection.sendall(json.dumps(request).encode() + b"\n")
             response: dict[str, Any] = json.loads(connection.makefile("rb").readline())
@@ -134,11 +136,11 @@ def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str 
     options = [word for name, count in hubs.items() for word in ("--hub", f"{name}={count}")]
     options += ["--address", address] if address else []
 
-    def command(port: int) -> Command:
-        start = (sys.executable, "-m", "leasehold_lab.standins.hubs.event_hubs", "--port", str(port))
-        return Command((*start, *options), {"EVENT_HUBS_KEY": key})
+    def build_command(port: int) -> ServiceCommand:
+        command_words = (sys.executable, "-m", "leasehold_lab.standins.hubs.event_hubs", "--port", str(port))
+        return ServiceCommand((*command_words, *options), {"EVENT_HUBS_KEY": key})
 
-    with serving("event-hubs", command) as service:
+    with run_service("event-hubs", build_command) as service:
         yield LocalHubs(service, key, address)
 
 
@@ -151,24 +153,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--hub", action="append", default=[], metavar="NAME=PARTITIONS")
     parser.add_argument("--address", default="", help=f"also serve port {AMQP_PORT} of this address")
     try:
-        asyncio.run(_serve(parser.parse_args(arguments)))
+        asyncio.run(_serve_hubs(parser.parse_args(arguments)))
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-async def _serve(options: argparse.Namespace) -> None:
+async def _serve_hubs(options: argparse.Namespace) -> None:
     # Imported only in the child process, so that the parent does not need the AMQP engine.
     from leasehold_lab.standins.hubs.partitions import Hub  # noqa: PLC0415
-    from leasehold_lab.standins.hubs.server import serve  # noqa: PLC0415
+    from leasehold_lab.standins.hubs.server import serve_hubs  # noqa: PLC0415
 
     hubs = {}
     for text in options.hub:
         name, _, count = text.partition("=")
         hubs[name.lower()] = Hub.of(name, int(count))
-    key = os.environ.get("EVENT_HUBS_KEY")
-    other_servers = [await serve(hubs, key, (options.address, AMQP_PORT))] if options.address else []
-    server = await serve(hubs, key, (HOST, options.port))
+    sas_key = os.environ.get("EVENT_HUBS_KEY")
+    other_servers = [await serve_hubs(hubs, sas_key, (options.address, AMQP_PORT))] if options.address else []
+    server = await serve_hubs(hubs, sas_key, (HOST, options.port))
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)  # noqa: T201  read by the parent
     await asyncio.gather(*(listener.serve_forever() for listener in (server, *other_servers)))
 

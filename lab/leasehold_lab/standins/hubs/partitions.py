@@ -30,7 +30,7 @@ _FIXED = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 _SIZED = {0xA: 1, 0xB: 4, 0xC: 1, 0xD: 4, 0xE: 1, 0xF: 4}
 
 
-def sections(message: bytes) -> Iterator[tuple[int, int, int]]:
+def parse_sections(message: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the sections of a message as tuples (descriptor, begin, end)."""
     position = 0
     while position < len(message):
@@ -47,28 +47,32 @@ def sections(message: bytes) -> Iterator[tuple[int, int, int]]:
         position = end
 
 
-def events(message: bytes) -> tuple[bytes, ...]:
+def split_batch(message: bytes) -> tuple[bytes, ...]:
     """Return the events of a batch, or the message itself if it is not a batch.
 
     A batch has a special message format, but the AMQP engine does not expose it. Therefore a message counts as a batch
     if each of its data sections begins like a message.
     """
-    parts = []
-    for code, begin, end in sections(message):
+    event_parts = []
+    for code, begin, end in parse_sections(message):
         if code == DATA:
-            part = message[begin + 4 + _SIZED[message[begin + 3] >> 4] : end]
+            event_part = message[begin + 4 + _SIZED[message[begin + 3] >> 4] : end]
             # A message begins with the descriptor of a section, and more bytes follow.
-            if not (part.startswith(DESCRIBED) and len(part) > len(DESCRIBED) + 1 and part[len(DESCRIBED)] in SECTIONS):
+            if not (
+                event_part.startswith(DESCRIBED)
+                and len(event_part) > len(DESCRIBED) + 1
+                and event_part[len(DESCRIBED)] in SECTIONS
+            ):
                 return (message,)
-            parts.append(part)
+            event_parts.append(event_part)
         elif code not in ENVELOPE:
             return (message,)
-    return tuple(parts) or (message,)
+    return tuple(event_parts) or (message,)
 
 
-def partition_key(message: bytes) -> str | None:
+def read_partition_key(message: bytes) -> str | None:
     """Return the partition key in the message's annotations."""
-    section = next((message[begin:end] for code, begin, end in sections(message) if code == ANNOTATIONS), None)
+    section = next((message[begin:end] for code, begin, end in parse_sections(message) if code == ANNOTATIONS), None)
     if section is None:
         return None
     envelope = Message()
@@ -77,33 +81,36 @@ def partition_key(message: bytes) -> str | None:
     return None if key is None else str(key)
 
 
-def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
+def annotate_event(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
     """Return the event as a hub sends it, with the hub's annotations in addition to those of the event."""
-    header, pairs_encoded, count, other_sections = b"", b"", 0, []
-    for code, begin, end in sections(event):
+    event_header, pairs_encoded, count, other_sections = b"", b"", 0, []
+    for code, begin, end in parse_sections(event):
         if code == HEADER:
-            header = event[begin:end]
+            event_header = event[begin:end]
         elif code == ANNOTATIONS:
             # An encoded map consists of its size, the number of keys and values, and the keys and values.
-            width = _SIZED[event[begin + 3] >> 4]
-            pairs_offset = begin + 4 + 2 * width
-            count, pairs_encoded = int.from_bytes(event[pairs_offset - width : pairs_offset]), event[pairs_offset:end]
+            size_width = _SIZED[event[begin + 3] >> 4]
+            pairs_offset = begin + 4 + 2 * size_width
+            count, pairs_encoded = (
+                int.from_bytes(event[pairs_offset - size_width : pairs_offset]),
+                event[pairs_offset:end],
+            )
         elif code != DELIVERY_ANNOTATIONS:
             other_sections.append(event[begin:end])
-    number_annotation = _symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
-    offset_annotation = _symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
-    time_annotation = _symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
+    number_annotation = _encode_symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
+    offset_annotation = _encode_symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
+    time_annotation = _encode_symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
     pairs_encoded += number_annotation + offset_annotation + time_annotation
     annotations = b"\x00\x53\x72\xd1" + (len(pairs_encoded) + 4).to_bytes(4) + (count + 6).to_bytes(4) + pairs_encoded
-    return header + annotations + b"".join(other_sections)
+    return event_header + annotations + b"".join(other_sections)
 
 
-def plain(body: bytes) -> bytes:
+def encode_event(body: bytes) -> bytes:
     """Return an encoded event whose body is these bytes."""
     return b"\x00\x53\x75\xb0" + len(body).to_bytes(4) + body
 
 
-def _symbol(text: str) -> bytes:
+def _encode_symbol(text: str) -> bytes:
     return b"\xa3" + bytes((len(text),)) + text.encode()
 
 
@@ -146,20 +153,20 @@ class Partition:
     def append(self, event: bytes, now_ms: int) -> None:
         """Enqueue an event."""
         self.last = self.last[0] + 1, str(self._size), now_ms
-        self.events.append(annotated(event, *self.last))
+        self.events.append(annotate_event(event, *self.last))
         self.offsets.append(self._size)
         self.times.append(now_ms)
         self._size += len(event)
 
     def trim(self, before: int) -> int:
         """Remove the events before this sequence number, as retention does, and return their number."""
-        count = max(0, min(before - self.first, len(self.events)))
+        trimmed_count = max(0, min(before - self.first, len(self.events)))
         for column in (self.events, self.offsets, self.times):
-            del column[:count]
-        self.first += count
-        return count
+            del column[:trimmed_count]
+        self.first += trimmed_count
+        return trimmed_count
 
-    def start(self, selector: str | None) -> int:
+    def find_start(self, selector: str | None) -> int:
         """Return the sequence number at which a reader with this filter starts.
 
         If events at the position were trimmed, the reader starts at the oldest available event. Raises HubRejection if
@@ -167,20 +174,22 @@ class Partition:
         """
         if selector is None:
             return self.first
-        match = FILTER.fullmatch(selector.strip())
-        if match is None:
+        filter_match = FILTER.fullmatch(selector.strip())
+        if filter_match is None:
             raise HubRejection("com.microsoft:argument-error", f"filter cannot be parsed: {selector}")
-        field, operator, value = match.groups()
+        field, operator, value = filter_match.groups()
         if value == LATEST:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
             raise HubRejection("com.microsoft:argument-error", f"filter value is not a number: {selector}")
         position, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
-        last = {"sequence-number": number, "offset": int(offset)}.get(field)
-        if last is not None and position > last:
-            name = field.replace("-", " ")
-            text = f"The supplied {name} '{position}' is invalid. The last {name} in the system is '{last}'"
-            raise HubRejection("com.microsoft:argument-error", text)
+        last_value = {"sequence-number": number, "offset": int(offset)}.get(field)
+        if last_value is not None and position > last_value:
+            field_name = field.replace("-", " ")
+            reason = f"The supplied {field_name} '{position}' is invalid"
+            raise HubRejection(
+                "com.microsoft:argument-error", f"{reason}. The last {field_name} in the system is '{last_value}'"
+            )
         if field == "sequence-number":
             return max(self.first, position if inclusive else position + 1)
         positions = self.offsets if field == "offset" else self.times
@@ -203,15 +212,17 @@ class Hub:
         group_names = frozenset(group.lower() for group in groups)
         return cls(name, [Partition() for _ in range(count)], group_names, int(time.time() * 1000))
 
-    def add(self, count: int) -> None:
+    def add_partitions(self, count: int) -> None:
         """Add empty partitions."""
         self.partitions.extend(Partition() for _ in range(count))
 
     def partition(self, number: str) -> Partition:
         """Return the partition with this id. Raises HubRejection if there is none."""
         if not (number.isdigit() and int(number) < len(self.partitions)):
-            last = len(self.partitions) - 1
-            raise HubRejection("com.microsoft:argument-out-of-range", f"partition {number} is not within 0-{last}")
+            last_number = len(self.partitions) - 1
+            raise HubRejection(
+                "com.microsoft:argument-out-of-range", f"partition {number} is not within 0-{last_number}"
+            )
         return self.partitions[int(number)]
 
     def check_group(self, group: str) -> None:
@@ -226,13 +237,13 @@ class Hub:
         """
         if number is not None:
             partition = self.partition(number)
-        elif (key := partition_key(message)) is not None:
+        elif (key := read_partition_key(message)) is not None:
             # The hash function of the service is not public. Users can rely only on one partition per key.
             partition = self.partitions[zlib.crc32(key.encode()) % len(self.partitions)]
         else:
             partition = self.partitions[self._turn % len(self.partitions)]
             self._turn += 1
         now_ms = int(time.time() * 1000)
-        for event in events(message):
+        for event in split_batch(message):
             partition.append(event, now_ms)
         return partition

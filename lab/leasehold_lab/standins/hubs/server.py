@@ -1,10 +1,11 @@
 """The server process of the Event Hubs stand-in. It connects sockets to an AMQP engine and to hubs in memory.
 
 One port serves both AMQP and control requests of tests. If the first byte of a connection is `{`, it is a control
-connection, on which each request is a line of JSON, and so is its response (`execute`). A `HubConnection` passes bytes
-between a socket and the AMQP engine, which implements the protocol. Each link of a client has one of three purposes: to
-receive events (`PartitionLink`), to send events (`HubWriter`), or to send requests to `$cbs` (authorization) and
-`$management` (the properties of hubs and partitions). Everything runs on one event loop, so no locks are needed.
+connection, on which each request is a line of JSON, and so is its response (`execute_control_line`). A `HubConnection`
+passes bytes between a socket and the AMQP engine, which implements the protocol. Each link of a client has one of three
+purposes: to receive events (`PartitionLink`), to send events (`HubWriter`), or to send requests to `$cbs`
+(authorization) and `$management` (the properties of hubs and partitions). Everything runs on one event loop, so no
+locks are needed.
 
 Addresses have the same form as in the service: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`,
 `$cbs` and `$management`. They may be preceded by a scheme and a host.
@@ -44,7 +45,7 @@ from proton import (
     timestamp,
 )
 
-from leasehold_lab.standins.hubs.partitions import Hub, HubRejection, Partition, plain
+from leasehold_lab.standins.hubs.partitions import Hub, HubRejection, Partition, encode_event
 
 EPOCH = "com.microsoft:epoch"
 STOLEN = "amqp:link:stolen"
@@ -87,18 +88,18 @@ class PartitionLink:
     drop: Callable[[], None]
     sent: int = 0
 
-    def pump(self) -> None:
+    def send_events(self) -> None:
         """Send as many events as the client has given credit for. They are settled, so no response is awaited."""
         stored, first, link = self.partition.events, self.partition.first, self.link
         self.next = max(self.next, first)  # skip events that were trimmed in the meantime
-        last = min(first + len(stored), self.next + link.credit)
-        for number in range(self.next, last):
+        end_number = min(first + len(stored), self.next + link.credit)
+        for number in range(self.next, end_number):
             delivery = link.delivery(str(number))
             link.stream(stored[number - first])
             delivery.settle()
             link.advance()
-        self.sent += max(0, last - self.next)
-        self.next = max(self.next, last)
+        self.sent += max(0, end_number - self.next)
+        self.next = max(self.next, end_number)
 
     def end(self, condition: str, description: str) -> None:
         """Detach the client's link, with this error."""
@@ -108,7 +109,7 @@ class PartitionLink:
         self.flush()
 
 
-def read(
+def start_reader(
     link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]
 ) -> PartitionLink:
     """Start to send the events of a partition to a reader, and return the reader's link.
@@ -122,16 +123,16 @@ def read(
     partition = hub.partition(where.partition or "")
     epoch = (link.remote_properties or {}).get(EPOCH)
     other_readers = [other for other in partition.readers if other.group == group]
-    highest = max((other.epoch for other in other_readers if other.epoch is not None), default=None)
-    if highest is not None and epoch is None:
-        message = f"At least one receiver for the endpoint is created with epoch of '{highest}', and so non-epoch"
+    highest_epoch = max((other.epoch for other in other_readers if other.epoch is not None), default=None)
+    if highest_epoch is not None and epoch is None:
+        message = f"At least one receiver for the endpoint is created with epoch of '{highest_epoch}', and so non-epoch"
         raise HubRejection(STOLEN, f"{message} receiver is not allowed.")
-    if highest is not None and epoch is not None and epoch < highest:
-        message = f"Receiver with a higher epoch '{highest}' already exists."
+    if highest_epoch is not None and epoch is not None and epoch < highest_epoch:
+        message = f"Receiver with a higher epoch '{highest_epoch}' already exists."
         raise HubRejection(STOLEN, f"{message} Receiver with epoch {epoch} cannot be created.")
     if epoch is None and len(other_readers) >= READERS_MAX:
-        limit = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
-        raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit}.")
+        limit_text = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
+        raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit_text}.")
     # The filter on the link's source contains the start position, as a described or a plain value.
     filters, selector = link.remote_source.filter, None
     filters.rewind()
@@ -139,7 +140,7 @@ def read(
         value: Any = cast("dict[Any, Any]", filters.get_object() or {}).get(symbol(SELECTOR))
         selector = getattr(value, "value", value)
     # Check the start position first, because a reader that is rejected must not detach others.
-    start = partition.start(None if selector is None else str(selector))
+    start = partition.find_start(None if selector is None else str(selector))
     for other_reader in other_readers if epoch is not None else ():
         other_reader.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
     partition_link = PartitionLink(link, partition, group, epoch, start, flush, drop)
@@ -154,7 +155,7 @@ class HubWriter:
     hub: Hub
     partition: str | None
 
-    def take(self, delivery: Delivery, message: bytes) -> Partition | None:
+    def store_message(self, delivery: Delivery, message: bytes) -> Partition | None:
         """Store a message, and return its partition, or None if the message was rejected."""
         try:
             partition = self.hub.enqueue(message, self.partition)
@@ -181,11 +182,11 @@ class RequestLink:
 def send_to_readers(partition: Partition | None) -> None:
     """Send new events to the readers of the partition."""
     for reader in partition.readers if partition else ():
-        reader.pump()
+        reader.send_events()
         reader.flush()
 
 
-def accept(link: Link) -> None:
+def accept_link(link: Link) -> None:
     """Confirm the attachment of a link, with the settings that the client requested."""
     link.source.copy(link.remote_source)
     link.target.copy(link.remote_target)
@@ -197,7 +198,7 @@ def accept(link: Link) -> None:
         link.flow(CREDIT)
 
 
-def reject(link: Link, error: HubRejection) -> None:
+def reject_link(link: Link, error: HubRejection) -> None:
     """Detach the link with this error. Clients report the error of a link that is attached and then detached."""
     link.condition = Condition(error.condition, error.description)
     link.close()
@@ -206,7 +207,7 @@ def reject(link: Link, error: HubRejection) -> None:
 PARTITION = "com.microsoft:partition"
 
 
-def is_authorized(request: Message, key: str | None) -> Message:
+def respond_to_token(request: Message, key: str | None) -> Message:
     """Return the response to a put-token request.
 
     The response has status 401 if a key is required and the token was not signed with it, and status 202 otherwise.
@@ -214,25 +215,27 @@ def is_authorized(request: Message, key: str | None) -> Message:
     if key is not None:
         fields = dict(part.partition("=")[::2] for part in str(request.body).partition(" ")[2].split("&"))
         # Use the resource exactly as it was sent, because some SDKs escape in upper case and others in lower case.
-        signed = f"{fields.get('sr')}\n{fields.get('se')}".encode()
-        expected = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
-        if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(expected, unquote(fields["sig"])):
-            return _respond(request, 401, "InvalidSignature: The token has an invalid signature.")
-    return _respond(request, 202, "Accepted")
+        signed_bytes = f"{fields.get('sr')}\n{fields.get('se')}".encode()
+        expected_signature = base64.b64encode(hmac.new(key.encode(), signed_bytes, hashlib.sha256).digest()).decode()
+        if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(
+            expected_signature, unquote(fields["sig"])
+        ):
+            return _build_response(request, 401, "InvalidSignature: The token has an invalid signature.")
+    return _build_response(request, 202, "Accepted")
 
 
-def describe(request: Message, hubs: dict[str, Hub]) -> Message:
+def respond_to_read(request: Message, hubs: dict[str, Hub]) -> Message:
     """Return the response to a READ request for the properties of a hub or a partition."""
     properties = cast("dict[str, Any] | None", request.properties) or {}
     hub = hubs.get(str(properties.get("name")).lower())
     if hub is None:
-        return _respond(request, 404, f"The messaging entity '{properties.get('name')}' could not be found.")
+        return _build_response(request, 404, f"The messaging entity '{properties.get('name')}' could not be found.")
     try:
-        partition = str(properties.get("type")) == PARTITION
-        body = describe_partition(hub, str(properties.get("partition"))) if partition else describe_hub(hub)
+        asks_for_partition = str(properties.get("type")) == PARTITION
+        body = describe_partition(hub, str(properties.get("partition"))) if asks_for_partition else describe_hub(hub)
     except HubRejection as error:
-        return _respond(request, 404, error.description)
-    return _respond(request, 200, "OK", body)
+        return _build_response(request, 404, error.description)
+    return _build_response(request, 200, "OK", body)
 
 
 def describe_hub(hub: Hub) -> dict[str, Any]:
@@ -262,22 +265,22 @@ def describe_partition(hub: Hub, number: str) -> dict[str, Any]:
     }
 
 
-def _respond(request: Message, code: int, text: str, body: dict[str, Any] | None = None) -> Message:
+def _build_response(request: Message, code: int, text: str, body: dict[str, Any] | None = None) -> Message:
     status = {"status-code": int32(code), "status-description": text}
     return Message(body=body, correlation_id=request.id, properties=status)
 
 
-def execute(line: bytes, hubs: dict[str, Hub]) -> bytes:
+def execute_control_line(line: bytes, hubs: dict[str, Hub]) -> bytes:
     """Execute a control request such as `{"do": "trim", …}`, and return its response."""
     try:
         request = json.loads(line)
-        response = _execute(hubs, request)
+        response = _execute_control_request(hubs, request)
     except (ValueError, KeyError, HubRejection) as error:
         response = {"error": f"{type(error).__name__}: {error}"}
     return json.dumps(response).encode()
 
 
-def _execute(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
+def _execute_control_request(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
     name = request["hub"].lower()
     if request["do"] == "create":
         old_hub, hubs[name] = hubs.get(name), Hub.of(request["hub"], int(request["count"]), request.get("groups", ()))
@@ -288,11 +291,11 @@ def _execute(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
     hub = hubs[name]
     match request["do"]:
         case "add-partitions":
-            hub.add(int(request["count"]))
+            hub.add_partitions(int(request["count"]))
             return {"partitions": len(hub.partitions)}
         case "put":
             for body in request["bodies"]:
-                send_to_readers(hub.enqueue(plain(body.encode()), request["partition"]))
+                send_to_readers(hub.enqueue(encode_event(body.encode()), request["partition"]))
             return {"put": len(request["bodies"])}
         case "trim":
             return {"trimmed": hub.partition(request["partition"]).trim(int(request["before"]))}
@@ -344,22 +347,22 @@ class Padding:
     def __init__(self) -> None:
         self._rest = b""
 
-    def pad(self, data: bytes) -> bytes:
+    def add_missing_fields(self, data: bytes) -> bytes:
         """Return the frames that are now complete, with missing fields added."""
         buffer, position, frames = self._rest + data, 0, []
         while len(buffer) - position >= HEADER:
             # A frame starts with its size, but a protocol header starts with "AMQP".
-            start = buffer[position : position + 4]
-            size = HEADER if start == b"AMQP" else int.from_bytes(start)
-            if len(buffer) - position < size:
+            frame_start = buffer[position : position + 4]
+            frame_size = HEADER if frame_start == b"AMQP" else int.from_bytes(frame_start)
+            if len(buffer) - position < frame_size:
                 break
-            frames.append(padded(buffer[position : position + size]))
-            position += size
+            frames.append(pad_frame(buffer[position : position + frame_size]))
+            position += frame_size
         self._rest = buffer[position:]
         return b"".join(frames)
 
 
-def padded(frame: bytes) -> bytes:
+def pad_frame(frame: bytes) -> bytes:
     """Return the frame with missing fields added. Protocol headers and heartbeats are returned unchanged."""
     if len(frame) == HEADER:
         return frame
@@ -373,10 +376,10 @@ def padded(frame: bytes) -> bytes:
     else:
         end = 16 + int.from_bytes(frame[12:16])
         count, values, payload = int.from_bytes(frame[16:20]), frame[20:end], frame[end:]
-    missing = FIELDS.get(code, count) - count
-    values += NULL * missing
-    sizes = (len(values) + 4).to_bytes(4) + (count + missing).to_bytes(4)
-    body = bytes((0, 0x53, code, LIST_32)) + sizes + values + payload
+    missing_count = FIELDS.get(code, count) - count
+    values += NULL * missing_count
+    size_fields = (len(values) + 4).to_bytes(4) + (count + missing_count).to_bytes(4)
+    body = bytes((0, 0x53, code, LIST_32)) + size_fields + values + payload
     return (HEADER + len(body)).to_bytes(4) + frame[4:HEADER] + body
 
 
@@ -408,44 +411,44 @@ class HubConnection(asyncio.Protocol):
         if self._alarm is not None:
             self._alarm.cancel()
         for name in tuple(self._links):
-            self._forget(name)
+            self._forget_link(name)
 
     def data_received(self, data: bytes) -> None:
         """Handle control requests if the first byte of the connection was `{`, and AMQP otherwise."""
         if self._lines is not None or data[:1] == b"{":
             *lines, self._lines = ((self._lines or b"") + data).split(b"\n")
             for line in lines:
-                self._socket.write(execute(line, self._hubs) + b"\n")
+                self._socket.write(execute_control_line(line, self._hubs) + b"\n")
             return
         while data:
-            room = self._engine.capacity()
-            if room <= 0:  # the engine has closed its side
+            free_space = self._engine.capacity()
+            if free_space <= 0:  # the engine has closed its side
                 break
-            self._engine.push(data[:room])
-            data = data[room:]
+            self._engine.push(data[:free_space])
+            data = data[free_space:]
             while event := self._events.peek():
-                self._handle(event)
+                self._handle_event(event)
                 self._events.pop()
         self.flush()
 
     def flush(self) -> None:
         """Send the engine's output, and schedule the next heartbeat, which clients need to keep the connection open."""
         loop = asyncio.get_running_loop()
-        due = self._engine.tick(loop.time())
-        if due and self._alarm is None and not self._socket.is_closing():
-            self._alarm = loop.call_at(due, self._ring)  # the next heartbeat
+        next_heartbeat = self._engine.tick(loop.time())
+        if next_heartbeat and self._alarm is None and not self._socket.is_closing():
+            self._alarm = loop.call_at(next_heartbeat, self._flush_after_timer)  # the next heartbeat
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(min(pending, PIECE)) or b""
             self._engine.pop(len(data))
-            self._socket.write(self._padding.pad(data))
+            self._socket.write(self._padding.add_missing_fields(data))
         if self._engine.pending() < 0:
             self._socket.close()
 
-    def _ring(self) -> None:
+    def _flush_after_timer(self) -> None:
         self._alarm = None
         self.flush()
 
-    def _handle(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         kind, link, delivery = event.type, event.link, event.delivery
         if link is not None and delivery is not None and kind is Event.DELIVERY:
             if link.is_receiver and not delivery.partial:
@@ -454,13 +457,17 @@ class HubConnection(asyncio.Protocol):
                 message = receiver.recv(delivery.pending) or b""
                 receiver.advance()
                 if isinstance(role, HubWriter):
-                    send_to_readers(role.take(delivery, message))
+                    send_to_readers(role.store_message(delivery, message))
                 elif isinstance(role, RequestLink):
                     delivery.update(Delivery.ACCEPTED)
                     request = Message()
                     request.decode(message)
                     is_authorization = role.node == "$cbs"
-                    response = is_authorized(request, self._key) if is_authorization else describe(request, self._hubs)
+                    response = (
+                        respond_to_token(request, self._key)
+                        if is_authorization
+                        else respond_to_read(request, self._hubs)
+                    )
                     for other in self._links.values():
                         if isinstance(other, RequestLink) and other.responds_to(role):
                             cast("Sender", other.link).send(response)
@@ -469,28 +476,28 @@ class HubConnection(asyncio.Protocol):
         elif link is not None and kind is Event.LINK_REMOTE_OPEN:
             address = (link.remote_source if link.is_sender else link.remote_target).address or ""
             try:
-                accept(link)
-                self._links[link.name] = self._serve(link, address)
+                accept_link(link)
+                self._links[link.name] = self._serve_link(link, address)
             except HubRejection as error:
-                reject(link, error)
+                reject_link(link, error)
         elif link is not None and kind in (Event.LINK_REMOTE_CLOSE, Event.LINK_REMOTE_DETACH):
-            self._forget(link.name)
+            self._forget_link(link.name)
             link.close()
         elif link is not None and kind is Event.LINK_FLOW:
-            reading = self._links.get(link.name)
-            if isinstance(reading, PartitionLink):
-                reading.pump()
+            reader_link = self._links.get(link.name)
+            if isinstance(reader_link, PartitionLink):
+                reader_link.send_events()
         elif kind in (Event.CONNECTION_REMOTE_OPEN, Event.SESSION_REMOTE_OPEN):
             cast("Connection | Session", event.context).open()
         elif kind in (Event.CONNECTION_REMOTE_CLOSE, Event.SESSION_REMOTE_CLOSE):
             cast("Connection | Session", event.context).close()
 
-    def _forget(self, name: str) -> None:
+    def _forget_link(self, name: str) -> None:
         link = self._links.pop(name, None)
         if isinstance(link, PartitionLink) and link in link.partition.readers:
             link.partition.readers.remove(link)
 
-    def _serve(self, link: Link, address: str) -> PartitionLink | HubWriter | RequestLink:
+    def _serve_link(self, link: Link, address: str) -> PartitionLink | HubWriter | RequestLink:
         if address in NODES:
             return RequestLink(address, link)
         where = parse_address(address)
@@ -498,12 +505,12 @@ class HubConnection(asyncio.Protocol):
         if hub is None:
             raise HubRejection("amqp:not-found", f"The messaging entity '{where.hub}' could not be found.")
         if link.is_sender:
-            return read(cast("Sender", link), hub, where, self.flush, self._socket.abort)
+            return start_reader(cast("Sender", link), hub, where, self.flush, self._socket.abort)
         if where.partition is not None:
             hub.partition(where.partition)
         return HubWriter(hub, where.partition)
 
 
-async def serve(hubs: dict[str, Hub], key: str | None, address: tuple[str, int]) -> asyncio.Server:
+async def serve_hubs(hubs: dict[str, Hub], key: str | None, address: tuple[str, int]) -> asyncio.Server:
     """Start to listen on this host and port, and return the server. The caller must keep a reference to it."""
     return await asyncio.get_running_loop().create_server(lambda: HubConnection(hubs, key), *address)
