@@ -13,7 +13,7 @@ from fuzzing import FuzzTarget, in_json, never_repeats
 from leasehold.adapters import producing
 from leasehold.adapters.cli import deaggregate, produce
 from leasehold.adapters.cli.common.columns import format_position
-from leasehold.adapters.cli.reset import read_plan
+from leasehold.adapters.cli.reset import parse_resets
 from leasehold.adapters.consumer.dead_letters import sinks
 from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, sort_key_of
 from leasehold.adapters.inputs import configuration, duration, format_time, moment, settings, shift, start
@@ -42,7 +42,7 @@ def _listed(body: bytes) -> None:
 
 
 def _reset(body: bytes) -> None:
-    for each in read_plan(body):
+    for each in parse_resets(body):
         format_position(each.was)
         format_position(each.wanted)
 
@@ -63,7 +63,7 @@ def _options(text: str) -> None:
 def _record(line: str) -> None:
     out = io.StringIO()
     with redirect_stdout(out):
-        deaggregate._print(1, line, None, "keep", strict=False)
+        deaggregate._print_user_records(1, line, None, "keep", strict=False)
     for row in out.getvalue().encode().splitlines():
         assert isinstance(json.loads(row), dict)
 
@@ -78,7 +78,7 @@ def _produced_to(url: str) -> None:
 
 def _lines(body: bytes) -> None:
     for how in ("line", "field:2", "json:customer", "fixed:a"):
-        produce._key_function(how, ",")(body).encode()
+        produce._make_key_function(how, ",")(body).encode()
 
 
 def _offset(stored: Any) -> None:  # noqa: ANN401  whatever Spark kept
@@ -109,10 +109,10 @@ def _letter(line: bytes) -> None:
 def _child_line(line: bytes) -> None:
     """Assert that no line of a child raises an exception, and that only stored checkpoints are acknowledged."""
     talk = Conversation("s-0", Position("5"))
-    talk.initialize()
+    talk.send_initialize()
     talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
     assert talk.next_event() == StatusReceived("initialize")
-    talk.process_records([Record(b"data", "9", partition_key="k")], 0.0)
+    talk.send_records([Record(b"data", "9", partition_key="k")], 0.0)
     talk.receive_data(line + b"\n")
     while (event := talk.next_event()) is not None:
         if isinstance(event, CheckpointRequested):
@@ -154,7 +154,7 @@ COMMANDS = (
     FuzzTarget(
         "keys-of-lines",
         ("adapters/cli/produce.py",),
-        partial(produce._key_function, delimiter=","),
+        partial(produce._make_key_function, delimiter=","),
         (ValueError,),
         "--key: ",
     ),

@@ -7,7 +7,7 @@ import typer
 
 from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds
 from leasehold.adapters.cli.common.columns import print_moves
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.ops.checkpoints import (
     STILL_SECONDS,
     copy_lease,
@@ -65,7 +65,7 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Copy the leases, verify the copies, and print each move."""
     with (
-        ending("copy-leases", StoreError),
+        exit_on_failure("copy-leases", StoreError),
         closing(open_store(from_, create=False, write=False)) as source,
         closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
     ):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
     MalformedAggregate,
     Misplaced,
@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Print the user records of every line, then report what was dropped."""
     records, dropped = Counter[str](), Counter[str]()
-    with ending("deaggregate", misuse=(ValueError, OSError)):
+    with exit_on_failure("deaggregate", misuse=(ValueError, OSError)):
         within: HashRange | None = None
         if hash_range is not None:
             first, last = (decimal(key, HASH_KEYS[1]) for key in hash_range)
@@ -61,7 +61,7 @@ def command(
             within = first, last
         with file.open() if file else sys.stdin as lines:
             for number, line in enumerate(lines, 1):
-                decoded = _print(number, line, within, misplaced, strict=strict)
+                decoded = _print_user_records(number, line, within, misplaced, strict=strict)
                 records[decoded.reason] += 1
                 dropped[decoded.reason] += decoded.dropped
     dropped_counts = +dropped
@@ -77,7 +77,9 @@ def command(
     print(f"Kinesis records: {records_text}. User records dropped: {dropped_text}.{speed_note}", file=sys.stderr)
 
 
-def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:
+def _print_user_records(
+    number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool
+) -> UserRecords:
     """Print the user records of one line, and return them. Raises ValueError, naming the line."""
     try:
         row = json.loads(line)

@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Group
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Cells, Column, draw_table, hidden_columns_hint
+from leasehold.adapters.cli.common.columns import Column, TextTable, draw_table, hidden_columns_hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable, leases_by_owner, shares
 from leasehold.balancer.contradictions import reported
@@ -32,22 +32,22 @@ SHOWN_DIGITS = 15
 """How many digits of a sequence number are shown. Kinesis's numbers have 56 digits, of which the last ones differ."""
 
 
-def table_cells(table: WatchedTable, by: str | None, *, full: bool = False) -> Cells:
+def tabulate_leases(table: WatchedTable, by: str | None, *, full: bool = False) -> TextTable:
     """Return sorted rows, one per lease, worker or group. Unless `full` is set, checkpoints are shortened."""
     match by:
         case "worker":
-            return _share_rows("worker", lambda lease: lease.owner or "nobody", table)
+            return _make_group_rows("worker", lambda lease: lease.owner or "nobody", table)
         case "group":
 
-            def group_of_owner(lease: Lease) -> str:
+            def find_owner_group(lease: Lease) -> str:
                 return "nobody" if lease.owner is None else path_of(lease.owner, "prefix")[0] or "(none)"
 
-            return _share_rows("group", group_of_owner, table)
+            return _make_group_rows("group", find_owner_group, table)
         case _:
-            return _lease_rows(table, full=full)
+            return _make_lease_rows(table, full=full)
 
 
-def status_word(table: WatchedTable, lease: Lease) -> str:
+def find_status_word(table: WatchedTable, lease: Lease) -> str:
     """Return the status of a lease as a word. Return "" if the status is unknown or the lease is finished and OK."""
     status = table.statuses.get(lease.key)
     return "" if status is None or (lease.ended and status.ok) else status.word
@@ -59,11 +59,11 @@ def format_move(move: SeenMove) -> str:
     return f"{clock_time} {move.key}: {move.before or 'nobody'} -> {move.after or 'nobody'}"
 
 
-def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
+def describe_totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     """Return a sentence with the totals over all leases, and sentences about problems."""
     unfinished, lag = table.unended, fleet_lag(table.lags)
     total = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished)} finished"
-    total += f", {table.unowned} without an owner; {len(table.workers)} workers" + _lag_text(lag)
+    total += f", {table.unowned} without an owner; {len(table.workers)} workers" + _format_lag(lag)
     total += f"; {table.status.word}" if table.statuses or not table.leases else ""
     # Group the leases that are not OK by status, with the worst status first.
     keys_by_status: dict[Status, list[str]] = {}
@@ -87,7 +87,7 @@ def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     return total, tuple(problems)
 
 
-def _lag_text(lag: FleetLag) -> str:
+def _format_lag(lag: FleetLag) -> str:
     """Return a phrase about the largest lag, to append to a sentence, or "" if no lag is known."""
     if lag.most is None:
         return ""
@@ -96,8 +96,8 @@ def _lag_text(lag: FleetLag) -> str:
 
 def draw_page(table: WatchedTable, by: str | None, width: int) -> Group:
     """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
-    drawn_table, left_out = draw_table(table_cells(table, by), width)
-    total, problems = totals_and_problems(table)
+    drawn_table, left_out = draw_table(tabulate_leases(table, by), width)
+    total, problems = describe_totals_and_problems(table)
     hints = [hidden_columns_hint(left_out)] if left_out else []
     moves = (
         Text(printable(format_move(move)), style="" if index else "bold") for index, move in enumerate(table.moves)
@@ -121,11 +121,11 @@ LEASE_COLUMNS = (
 )
 
 
-def _lease_rows(table: WatchedTable, *, full: bool) -> Cells:
+def _make_lease_rows(table: WatchedTable, *, full: bool) -> TextTable:
     rows, highlighted = [], []
     has_event_lag = any(lag.events is not None for lag in table.lags.values())
     for number, lease in enumerate(sorted(table.leases, key=lambda lease: lease.key)):
-        lag, status = table.lag(lease), status_word(table, lease)
+        lag, status = table.lag(lease), find_status_word(table, lease)
         row: tuple[str, ...] = (
             lease.key,
             lease.owner or ("" if lease.ended else "nobody"),
@@ -146,7 +146,7 @@ def _lease_rows(table: WatchedTable, *, full: bool) -> Cells:
         highlighted += [(number, 2)] if status not in {"", "OK"} else []
     styles = tuple((position, "bold red") for position in highlighted)
     columns = LEASE_COLUMNS + ((PLACE,) if table.swap else ()) + ((EVENTS,) if has_event_lag else ())
-    return Cells(columns, tuple(rows), styles=styles)
+    return TextTable(columns, tuple(rows), styles=styles)
 
 
 PLACE = Column("table", spare=1)
@@ -191,7 +191,7 @@ SHARE_COLUMNS = (
 )
 
 
-def _share_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable) -> Cells:
+def _make_group_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable) -> TextTable:
     """Return one row for each group of unfinished leases, grouped by `group_of`."""
     unfinished_leases = sorted(table.unended, key=lambda lease: (group_of(lease), lease.key))
     targets: Counter[str] = Counter()
@@ -210,9 +210,9 @@ def _share_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable
                 f"{len(members) / len(unfinished_leases):.1%}",
                 str(len(leases_by_owner(members).keys() - {None})),
                 _format_bound(lag.most, at_least=lag.at_least),
-                max((status_word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),
+                max((find_status_word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),
                 _format_number(kilobytes(sum(weights)) if weights else None),
                 _format_idle(max(lease.idle for lease in members)),
             )
         )
-    return Cells((Column(name), *SHARE_COLUMNS), tuple(rows))
+    return TextTable((Column(name), *SHARE_COLUMNS), tuple(rows))

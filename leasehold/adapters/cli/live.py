@@ -1,7 +1,7 @@
 """Shows a live view of a lease table on a terminal, and redraws it at each key.
 
-`LiveView` is the state of the view, and `view_after` returns the next state after a key press. Neither needs a
-terminal. `terminal_keys` reads single keys without echo, and always restores the terminal.
+`LiveView` is the state of the view, and `apply_key` returns the next state after a key press. Neither needs a
+terminal. `open_terminal_keys` reads single keys without echo, and always restores the terminal.
 """
 
 import codecs
@@ -23,13 +23,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Cells, draw_table
+from leasehold.adapters.cli.common.columns import TextTable, draw_table
 from leasehold.adapters.cli.lease_tables import (
     AT_LEAST,
+    describe_totals_and_problems,
     format_checkpoint,
     format_move,
-    table_cells,
-    totals_and_problems,
+    tabulate_leases,
 )
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable
@@ -82,7 +82,7 @@ class LiveView:
     is_closed: bool = False
 
 
-def arrange_rows(cells: Cells, view: LiveView) -> Cells:
+def arrange_rows(cells: TextTable, view: LiveView) -> TextTable:
     """Return the rows that the view shows, sorted. Rows with an empty cell in the sort column come last."""
 
     def sort_key(number: int) -> tuple[float, str]:
@@ -90,7 +90,7 @@ def arrange_rows(cells: Cells, view: LiveView) -> Cells:
         text = cells.rows[number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
         return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][sort_index]
 
-    sort_index = sorted_by(cells, view)
+    sort_index = find_sort_index(cells, view)
     filter_text = view.filter_text.lower()
     matching_rows = [
         number for number, row in enumerate(cells.rows) if any(filter_text in cell.lower() for cell in row)
@@ -103,17 +103,17 @@ def arrange_rows(cells: Cells, view: LiveView) -> Cells:
     return evolve(cells, rows=tuple(cells.rows[number] for number in sorted_rows), styles=styles)
 
 
-def sorted_by(cells: Cells, view: LiveView) -> int:
+def find_sort_index(cells: TextTable, view: LiveView) -> int:
     """Return the index of the column by which the view sorts, or 0 if that column no longer exists."""
     return next((index for index, column in enumerate(cells.columns) if column.name == view.sort), 0)
 
 
-def selected_row(visible: Cells, view: LiveView) -> int:
+def find_selected_row(visible: TextTable, view: LiveView) -> int:
     """Return the index of the selected row among those shown."""
     return next((number for number, row in enumerate(visible.rows) if row[0] == view.selected), 0)
 
 
-def view_after(view: LiveView, key: str, visible: Cells) -> LiveView:
+def apply_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
     """Return the view after a key press. A key without a meaning leaves the view unchanged.
 
     Args:
@@ -142,14 +142,14 @@ def view_after(view: LiveView, key: str, visible: Cells) -> LiveView:
         if not visible.rows:
             return view
         last_index = len(visible.rows) - 1
-        row_index = _ENDS[key] % (last_index + 1) if key in _ENDS else selected_row(visible, view) + _STEPS[key]
+        row_index = _ENDS[key] % (last_index + 1) if key in _ENDS else find_selected_row(visible, view) + _STEPS[key]
         return evolve(view, selected=visible.rows[max(0, min(last_index, row_index))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
-    return _after_table_key(view, key, visible)
+    return _apply_table_key(view, key, visible)
 
 
-def _after_table_key(view: LiveView, key: str, visible: Cells) -> LiveView:
+def _apply_table_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
     """Return the view of the table after a key press that sorts, filters, or opens rows."""
     match key:
         case "escape":
@@ -160,11 +160,11 @@ def _after_table_key(view: LiveView, key: str, visible: Cells) -> LiveView:
             return evolve(view, is_reversed=not view.is_reversed)
         case "s":
             names = [column.name for column in visible.columns]
-            return evolve(view, sort=names[(sorted_by(visible, view) + 1) % len(names)], is_reversed=False)
+            return evolve(view, sort=names[(find_sort_index(visible, view) + 1) % len(names)], is_reversed=False)
         case "b":
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
         case "enter" if visible.rows:
-            selected = visible.rows[selected_row(visible, view)][0]
+            selected = visible.rows[find_selected_row(visible, view)][0]
             # For a worker or a group, show the table of its leases. For a lease, show its details.
             return LiveView(filter_text=selected) if view.by else evolve(view, page="lease", selected=selected)
         case _:
@@ -198,7 +198,7 @@ NAMES = {
 _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
 
-def keys_in(text: str) -> tuple[str, ...]:
+def parse_keys(text: str) -> tuple[str, ...]:
     """Return the keys in a terminal's input, as names from NAMES or characters. Drops unknown sequences."""
     keys = (NAMES.get(sequence, sequence) for sequence in _KEY.findall(text))
     return tuple(key for key in keys if key.isprintable())
@@ -216,7 +216,7 @@ class TerminalKeys:
     _fd: int
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
-    def pressed(self, seconds: float) -> tuple[str, ...]:
+    def read_pressed_keys(self, seconds: float) -> tuple[str, ...]:
         """Return the next pressed keys, or none if no key is pressed for `seconds`. Raises EOFError if it is closed."""
         deadline = time.monotonic() + seconds
         while (remaining := deadline - time.monotonic()) > 0:
@@ -224,7 +224,7 @@ class TerminalKeys:
             # The remaining characters of a sequence may arrive a little later.
             while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._read_text(ESCAPE_SECONDS)):
                 text += more
-            if keys := keys_in(text):
+            if keys := parse_keys(text):
                 return keys
         return ()
 
@@ -238,7 +238,7 @@ class TerminalKeys:
 
 
 @contextmanager
-def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
+def open_terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     """Read keys from this terminal until the context is left. Ctrl-C interrupts as usual, Ctrl-Z does not suspend."""
     import termios  # noqa: PLC0415  not on every system, see `has_keys`
     import tty  # noqa: PLC0415  likewise
@@ -272,7 +272,7 @@ def run_live_view(states: Iterable[WatchedTable], by: str | None, every: float) 
     console = Console()
     view = LiveView(by)
     with (
-        terminal_keys(sys.stdin.fileno()) as keys,
+        open_terminal_keys(sys.stdin.fileno()) as keys,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
         for table in states:
@@ -282,11 +282,11 @@ def run_live_view(states: Iterable[WatchedTable], by: str | None, every: float) 
             while pressed:
                 live.update(draw_view(table, view, console.width, console.height), refresh=True)
                 try:
-                    pressed = keys.pressed(deadline - time.monotonic())
+                    pressed = keys.read_pressed_keys(deadline - time.monotonic())
                 except EOFError:
                     return
                 for key in pressed:
-                    view = view_after(view, key, arrange_rows(table_cells(table, view.by), view))
+                    view = apply_key(view, key, arrange_rows(tabulate_leases(table, view.by), view))
                 if view.is_closed:
                     return
 
@@ -295,7 +295,7 @@ def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> G
     """Return the lines that fill a screen of this size."""
     match view.page:
         case "help":
-            return Group(_draw_pairs("keys", HELP), _text_line("any key goes back", "dim"))
+            return Group(_draw_pairs("keys", HELP), _format_text_line("any key goes back", "dim"))
         case "lease":
             return _draw_lease(table, view)
         case _:
@@ -304,17 +304,21 @@ def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> G
 
 def _draw_page(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
     """Return the rows that fit on the screen, with the selected row marked, and the totals and moves below."""
-    visible = arrange_rows(table_cells(table, view.by), view)
-    column = visible.columns[sorted_by(visible, view)]
+    visible = arrange_rows(tabulate_leases(table, view.by), view)
+    column = visible.columns[find_sort_index(visible, view)]
     direction = "falling" if column.right != view.is_reversed else "rising"
     filter_text = f"; / {view.filter_text}{'_' if view.typing else ''}" if view.filter_text or view.typing else ""
     status_line = f"{len(visible.rows)} rows by {column.name}, {direction}{filter_text}; ? shows the keys, q leaves"
-    total, problems = totals_and_problems(table)
-    lines = [_text_line(status_line, "dim"), _text_line(total), *(_text_line(text, "red") for text in problems)]
+    total, problems = describe_totals_and_problems(table)
+    lines = [
+        _format_text_line(status_line, "dim"),
+        _format_text_line(total),
+        *(_format_text_line(text, "red") for text in problems),
+    ]
     moves = _draw_moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
     # One line is reserved for the names of columns that don't fit.
     row_count = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
-    selected = selected_row(visible, view)
+    selected = find_selected_row(visible, view)
     first_row = max(0, min(selected - row_count // 2, len(visible.rows) - row_count))
     styles = {(row - first_row, column_index): style for (row, column_index), style in visible.styles}
     for column_index in range(len(visible.columns) if visible.rows else 0):
@@ -323,7 +327,9 @@ def _draw_page(table: WatchedTable, view: LiveView, width: int, height: int) -> 
     window = evolve(visible, rows=visible.rows[first_row : first_row + row_count], styles=tuple(styles.items()))
     rows, left_out = draw_table(window, width)
     hints = (
-        [_text_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
+        [_format_text_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")]
+        if left_out
+        else []
     )
     return Group(rows, *hints, *lines, *moves)
 
@@ -331,9 +337,9 @@ def _draw_page(table: WatchedTable, view: LiveView, width: int, height: int) -> 
 def _draw_lease(table: WatchedTable, view: LiveView) -> Group:
     """Return all details of a lease as names and values, first those of its row, then its lag."""
     lease = next((row for row in table.leases if row.key == view.selected), None)
-    key_hint = _text_line("escape goes back, up and down to other leases, q leaves", "dim")
+    key_hint = _format_text_line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
-        return Group(_text_line(f"there is no lease {view.selected} any more", "red"), key_hint)
+        return Group(_format_text_line(f"there is no lease {view.selected} any more", "red"), key_hint)
     values = lease_json(lease) | {
         "owner": lease.owner or "nobody",
         "checkpoint": format_checkpoint(lease.checkpoint, full=True),
@@ -361,8 +367,8 @@ def _draw_pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def _draw_moves(moves: tuple[SeenMove, ...]) -> list[Text]:
-    return [_text_line(format_move(move), "" if index else "bold") for index, move in enumerate(moves)]
+    return [_format_text_line(format_move(move), "" if index else "bold") for index, move in enumerate(moves)]
 
 
-def _text_line(text: str, style: str = "") -> Text:
+def _format_text_line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

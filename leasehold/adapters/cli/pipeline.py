@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Run the query until it ends or is stopped, and report an error in one line."""
     try:
-        source_options = _options(options or ())
+        source_options = _parse_options(options or ())
         # Check for secrets here, because the page of a Spark Connect server shows every option, even a rejected one.
         reject_secrets(OptionReader(source_options))
         # Silence py4j's log. It logs a traceback for each interrupted call, although it also raises the exception.
@@ -60,17 +60,17 @@ def command(
             # Let SIGTERM end the process in the same way as Ctrl-C, without a traceback.
             replace_handler(signal.SIGTERM, signal.default_int_handler)
         spark = session(f"leasehold pipeline {name}")
-        stop_requested, printer = _stop_requests(), BatchPrinter()
+        stop_requested, printer = _install_stop_handlers(), BatchPrinter()
 
-        def start() -> StreamingQuery:
+        def start_streaming() -> StreamingQuery:
             records = spark.readStream.format(source).options(**source_options).load()
             writer = records.writeStream.format("parquet").option("path", f"{folder}/rows/{name}").queryName(name)
             writer = writer.option("checkpointLocation", f"{folder}/progress/{name}")
             trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="1 second")
-            return printer.watch(trigger.start())
+            return printer.set_query(trigger.start())
 
-        supervise(start, should_stop=lambda: printer.print_new() or stop_requested())
-        printer.print_new()
+        supervise(start_streaming, should_stop=lambda: printer.print_new_batches() or stop_requested())
+        printer.print_new_batches()
     except KeyboardInterrupt:
         pass  # the way to end it
     except (ValueError, ServiceError, PySparkException) as error:
@@ -91,20 +91,20 @@ class BatchPrinter:
         self._query: StreamingQuery | None = None
         self._last = -1
 
-    def watch(self, query: StreamingQuery) -> StreamingQuery:
+    def set_query(self, query: StreamingQuery) -> StreamingQuery:
         """Return the query, whose batches are printed from now on."""
         self._query = query
         return query
 
-    def print_new(self) -> bool:
+    def print_new_batches(self) -> bool:
         """Print the batches that were finished since the last call. Always return False, for use in `should_stop`."""
-        for batch in finished_batches(self._query.recentProgress if self._query else (), self._last):
+        for batch in select_finished_batches(self._query.recentProgress if self._query else (), self._last):
             self._last = batch["batch"]
             print(json.dumps(batch), flush=True)
         return False
 
 
-def finished_batches(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
+def select_finished_batches(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
     """Yield the batches after number `last` in a query's progress."""
     for batch in progress:
         # Skip a batch that has not begun. While a query is idle, Spark's progress already contains the next batch.
@@ -117,7 +117,7 @@ def finished_batches(progress: Sequence[Any], last: int) -> Iterator[dict[str, A
             yield {"query": batch["name"], "batch": last, "rows": rows, "seconds": seconds}
 
 
-def _stop_requests() -> Callable[[], bool]:
+def _install_stop_handlers() -> Callable[[], bool]:
     """Return a function that checks whether a signal to end has arrived. A second signal raises KeyboardInterrupt.
 
     The first signal must not raise: py4j swallows exceptions while it releases an object. The new handler also replaces
@@ -136,7 +136,7 @@ def _stop_requests() -> Callable[[], bool]:
     return lambda: bool(received)
 
 
-def _options(assignments: Sequence[str]) -> dict[str, str]:
+def _parse_options(assignments: Sequence[str]) -> dict[str, str]:
     pairs = [option.partition("=") for option in assignments]
     for option, separator, _ in pairs:
         if not (option and separator):

@@ -11,7 +11,7 @@ from uuid import uuid4
 import typer
 from attrs import asdict
 
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.consumer.dead_letters.replaying import (
     DeadLetterSource,
     Deliver,
@@ -78,7 +78,7 @@ def command(  # noqa: PLR0917  one for each option
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Dispatch or put back every dead letter, and print the result."""
-    with ending("replay", DeadLetterError, WorkerError, StoreError, SourceError):
+    with exit_on_failure("replay", DeadLetterError, WorkerError, StoreError, SourceError):
         if (handler is None) == (to is None):
             raise ValueError("choose one of --handler module:function and --to kinesis://…")
         if store is None:

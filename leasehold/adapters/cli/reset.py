@@ -17,7 +17,7 @@ from attrs import frozen
 
 from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds, StoreUrl
 from leasehold.adapters.cli.common.columns import format_position, print_moves
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.inputs import checked_time, named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
 from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, live_keys, planned_resets, read_leases, reset
@@ -36,7 +36,7 @@ class PlannedReset:
     wanted: Position
 
 
-def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
+def parse_resets(text: bytes) -> tuple[PlannedReset, ...]:
     """Return the leases in a plan. Raises ValueError, naming the field that is not valid."""
     resets = []
     try:
@@ -56,7 +56,9 @@ def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
     return tuple(resets)
 
 
-def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]) -> tuple[Move, ...]:
+def plan_moves_from_resets(
+    plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]
+) -> tuple[Move, ...]:
     """Return the moves of a plan. Moves of leases whose checkpoint has changed since the plan was made become refusals.
 
     Raises:
@@ -130,7 +132,7 @@ def command(  # noqa: PLR0917  one for each option
     as_json: AsJson = False,
 ) -> None:
     """Set the checkpoints, and print each move."""
-    with ending("reset", StoreError):
+    with exit_on_failure("reset", StoreError):
         if [to, shift_by, plan].count(None) != 2:  # noqa: PLR2004  all but one
             raise ValueError("--to, --shift-by and --plan: give one of them")
         if plan is not None and key:
@@ -141,7 +143,7 @@ def command(  # noqa: PLR0917  one for each option
         resets: tuple[PlannedReset, ...] = ()
         if plan is not None:
             try:
-                resets = read_plan(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
+                resets = parse_resets(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
             except OSError as error:
                 raise ValueError(f"--plan: {error}") from None
             for planned in resets:
@@ -157,9 +159,9 @@ def command(  # noqa: PLR0917  one for each option
             if position is not None:
                 moves = planned_resets(leases, position, live)
             elif plan is not None:
-                moves = moves_of(resets, leases, live)
+                moves = plan_moves_from_resets(resets, leases, live)
             else:
-                moves = _shifted_moves(leases, seconds_on, live)
+                moves = _plan_shifted_moves(leases, seconds_on, live)
             results = moves if dry_run else tuple(reset(open_table, move, insist=even_if_owned) for move in moves)
             raise print_moves(results, dry_run=dry_run, as_json=as_json)
 
@@ -189,7 +191,7 @@ def _reject_position(position: Position, field: str) -> None:
         raise ValueError(f"{field}: a lease ends only when its shard has been read to the end")
 
 
-def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
+def _plan_shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
     """Return the moves that set each unfinished lease to the time of its checkpoint plus this many seconds."""
     now = time()
     moves: list[Move] = []

@@ -36,14 +36,14 @@ _SETTINGS = {"externalid": "external_id", "endpointregion": "region", "endpoint"
 
 
 @frozen
-class _Provider:
+class _CredentialProvider:
     """A provider of credentials: its class name without the package, its arguments, and its settings."""
 
     name: str
     arguments: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(factory=dict)
 
-    def botocore_providers(self, chain: botocore.session.Session) -> list[CredentialProvider]:
+    def make_botocore_providers(self, chain: botocore.session.Session) -> list[CredentialProvider]:
         """Return the equivalent botocore providers. Raises ValueError if the profile does not exist."""
         if self.name == PROFILE:
             chain = botocore.session.Session(profile=self.arguments[0] if self.arguments else None)
@@ -61,7 +61,7 @@ class _Provider:
 class Credentials:
     """Credential providers, in the order in which they are tried. An empty tuple means botocore's default chain."""
 
-    providers: tuple[_Provider, ...] = ()
+    providers: tuple[_CredentialProvider, ...] = ()
 
     def __str__(self) -> str:
         """Return the class names alone, because arguments and settings may be secret."""
@@ -76,16 +76,18 @@ class Credentials:
         if {provider.name for provider in self.providers} <= {DEFAULT}:
             return None
         chain = botocore.session.Session()
-        providers = [equivalent for provider in self.providers for equivalent in provider.botocore_providers(chain)]
+        providers = [
+            equivalent for provider in self.providers for equivalent in provider.make_botocore_providers(chain)
+        ]
         return boto3.Session(botocore_session=with_providers(providers))
 
 
-def credentials_of(text: str) -> Credentials:
+def parse_credentials(text: str) -> Credentials:
     """Parse the value of a credentials key. Raises ValueError for providers that aren't available here."""
     return Credentials(tuple(_parse_provider(part.strip()) for part in text.split(",") if part.strip()))
 
 
-def _parse_provider(text: str) -> _Provider:
+def _parse_provider(text: str) -> _CredentialProvider:
     class_name, *parts = text.split("|")
     name = class_name.strip().rpartition(".")[2]
     name = DEFAULT if name == _OLD_DEFAULT else name
@@ -113,4 +115,4 @@ def _parse_provider(text: str) -> _Provider:
         endpoint, caret, region = settings.get("endpoint", "").partition("^")
         if caret:
             settings |= {"endpoint": endpoint, "region": region}
-    return _Provider(name, arguments, settings)
+    return _CredentialProvider(name, arguments, settings)

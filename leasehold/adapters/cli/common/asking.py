@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.times import make_seconds_parser
 from leasehold.adapters.inputs import configuration_for, settings
 from leasehold.adapters.ops.watching import WatchedTable, watch_for
 from leasehold.adapters.options import Options
@@ -19,11 +19,13 @@ dead."""
 StoreUrl = Annotated[str, typer.Argument(help="Read the leases here, a URL.", show_default=False)]
 For = Annotated[
     float | None,
-    typer.Option("--for", help="Watch this long first; 0 to read once. [1.2 x lease_seconds]", parser=seconds()),
+    typer.Option(
+        "--for", help="Watch this long first; 0 to read once. [1.2 x lease_seconds]", parser=make_seconds_parser()
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would change.")]
 StillSeconds = Annotated[
-    float, typer.Option(help="Count an owner as dead after this time without a renewal.", parser=seconds())
+    float, typer.Option(help="Count an owner as dead after this time without a renewal.", parser=make_seconds_parser())
 ]
 EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Write even if the owner is alive.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

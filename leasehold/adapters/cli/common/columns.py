@@ -43,7 +43,7 @@ class Column:
 
 
 @frozen
-class Cells:
+class TextTable:
     """A table of strings.
 
     Attributes:
@@ -59,7 +59,7 @@ class Cells:
     styles: tuple[tuple[tuple[int, int], str], ...] = ()
 
 
-def plain_text(cells: Cells) -> str:
+def format_as_plain_text(cells: TextTable) -> str:
     """Return the table as lines of fields, separated by two spaces.
 
     An empty cell is replaced by `-`. Only the last field may contain spaces, and only if its column sets `words`.
@@ -75,7 +75,7 @@ def plain_text(cells: Cells) -> str:
     return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
 
 
-def draw_table(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
+def draw_table(cells: TextTable, width: int) -> tuple[Table, tuple[str, ...]]:
     """Return the table for a screen of this width, and the names of the columns that don't fit."""
     visible_columns = dict(enumerate(cells.columns))
     widths = {
@@ -102,10 +102,10 @@ def should_draw(*, wide: bool) -> bool:
     return not wide and sys.stdout.isatty()
 
 
-def print_table(cells: Cells, *, wide: bool = False) -> None:
+def print_table(cells: TextTable, *, wide: bool = False) -> None:
     """Print the table, drawn if standard output is a terminal. Otherwise, or with `wide`, print it as plain text."""
     if not should_draw(wide=wide):
-        print(plain_text(cells))
+        print(format_as_plain_text(cells))
         return
     console = Console()
     table, left_out = draw_table(cells, console.width)
@@ -165,7 +165,7 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
             for move in moves
         )
         columns = (Column("lease"), Column("is"), Column("wanted"), Column(outcome, words=True))
-        print_table(Cells(columns, rows, title="Dry run" if dry_run else ""))
+        print_table(TextTable(columns, rows, title="Dry run" if dry_run else ""))
     else:
         print("There is no lease to move.")
     return typer.Exit(1 if refused_count else 0)

@@ -29,21 +29,23 @@ REPLACED, ESCAPED = "leasehold-replaced", "leasehold-escaped"
 """The names under which our handlers of encoding errors are registered with Python."""
 
 
-def _ascii_error_handler(fallback: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
-    def replace(error: UnicodeError) -> tuple[str, int]:
+def _make_ascii_error_handler(fallback: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
+    def replace_characters(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
             raise error
         characters = error.object[error.start : error.end]
         return "".join(IN_ASCII.get(character) or fallback(character) for character in characters), error.end
 
-    return replace
+    return replace_characters
 
 
-codecs.register_error(REPLACED, _ascii_error_handler(lambda _sign: "?"))
-codecs.register_error(ESCAPED, _ascii_error_handler(lambda sign: sign.encode("ascii", "backslashreplace").decode()))
+codecs.register_error(REPLACED, _make_ascii_error_handler(lambda _sign: "?"))
+codecs.register_error(
+    ESCAPED, _make_ascii_error_handler(lambda sign: sign.encode("ascii", "backslashreplace").decode())
+)
 
 
-class _Output(io.FileIO):
+class _FaultRecordingOutput(io.FileIO):
     """Standard output that records why a write failed. `began` is true if it was open when the process started."""
 
     def __init__(self, *, began: bool) -> None:
@@ -63,7 +65,7 @@ class _Output(io.FileIO):
         return written
 
 
-class _NoInput(io.RawIOBase):
+class _ClosedInput(io.RawIOBase):
     """Standard input of a process that was started without standard input."""
 
     def readable(self) -> bool:
@@ -73,7 +75,7 @@ class _NoInput(io.RawIOBase):
         raise OSError("standard input is closed")
 
 
-def prepare_streams() -> None:
+def prepare_standard_streams() -> None:
     """Replace closed streams, and make output in an ASCII locale replace characters that it cannot encode."""
     for number in range(3):
         try:
@@ -84,9 +86,9 @@ def prepare_streams() -> None:
                 os.dup2(file, number)
                 os.close(file)
             os.set_inheritable(number, True)
-    sys.stdin = sys.stdin or TextIOWrapper(io.BufferedReader(_NoInput()))
+    sys.stdin = sys.stdin or TextIOWrapper(io.BufferedReader(_ClosedInput()))
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    original, raw = sys.stdout, _Output(began=sys.stdout is not None)
+    original, raw = sys.stdout, _FaultRecordingOutput(began=sys.stdout is not None)
     unbuffered = isinstance(getattr(original, "buffer", None), io.RawIOBase)  # PYTHONUNBUFFERED
     sys.stdout = TextIOWrapper(
         cast("io.BufferedWriter", raw) if unbuffered else io.BufferedWriter(raw),
@@ -99,20 +101,20 @@ def prepare_streams() -> None:
             stream.reconfigure(errors=ESCAPED if stream is sys.stderr else REPLACED)
 
 
-def drop_output() -> None:
+def discard_if_output_closed() -> None:
     """If standard output is closed, discard what the user's code prints, as Python does."""
-    output = _our_output()
+    output = _find_own_output()
     if output is not None:
         output.began = True  # its descriptor is that of the null device
 
 
-def output_fault() -> OSError | None:
+def find_output_fault() -> OSError | None:
     """Return the error of the last write to standard output, or None if it succeeded."""
-    output = _our_output()
+    output = _find_own_output()
     return None if output is None else output.fault
 
 
-def run_to_output(command: Callable[[], object]) -> NoReturn:
+def run_and_check_output(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status, or with status 1 and a message if its output could not be written.
 
     If the reader of the pipe has exited, no message is printed and the status is 141, as after SIGPIPE. If the command
@@ -124,11 +126,11 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
     except SystemExit as end:
         exit_request = end
     except OSError:
-        if output_fault() is None:
+        if find_output_fault() is None:
             raise
     with suppress(OSError):
         sys.stdout.flush()
-    output = _our_output()
+    output = _find_own_output()
     if output is not None and output.fault is not None:
         had_output = output.began
         if not had_output:
@@ -148,8 +150,8 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
     raise exit_request
 
 
-def _our_output() -> _Output | None:
+def _find_own_output() -> _FaultRecordingOutput | None:
     """Return our file below standard output, or None if a test or a caller has replaced standard output."""
     file = getattr(sys.stdout, "buffer", None)
     file = getattr(file, "raw", file)
-    return file if isinstance(file, _Output) else None
+    return file if isinstance(file, _FaultRecordingOutput) else None

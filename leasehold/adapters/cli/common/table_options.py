@@ -6,14 +6,14 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.times import make_seconds_parser
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Option, options_of
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
-def table_options(*names: str) -> Callable[[Function], Function]:
+def add_table_options(*names: str) -> Callable[[Function], Function]:
     """Replace `**options: Unpack[TABLE]` of a command by one parameter per option, as Typer requires.
 
     The new parameters come before the command's keyword-only parameters. The command receives their values in
@@ -28,7 +28,7 @@ def table_options(*names: str) -> Callable[[Function], Function]:
         var_keyword = next(parameter for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD)
         table = get_args(get_type_hints(command)[var_keyword.name])[0]
         option_parameters = [
-            _parameter(option)
+            _make_parameter(option)
             for name, option in options_of(table).items()
             if (name in names if names else option.in_command)
         ]
@@ -48,11 +48,11 @@ def table_options(*names: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def _parameter(option: Option) -> inspect.Parameter:
+def _make_parameter(option: Option) -> inspect.Parameter:
     kind: Any = str if str in option.types else option.types[0]
     typer_arguments: dict[str, Any] = {}
     if option.limits is not None:
-        kind, typer_arguments = float, {"parser": seconds(), "metavar": "DURATION"}
+        kind, typer_arguments = float, {"parser": make_seconds_parser(), "metavar": "DURATION"}
     elif option.choices:
         kind, typer_arguments = str, {"metavar": "NAME"}  # the help has the names, and the table checks them
     elif option.name == "set":

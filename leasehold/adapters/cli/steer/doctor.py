@@ -6,8 +6,8 @@ from typing import Annotated, Unpack
 import typer
 
 from leasehold.adapters.cli.common.asking import AsJson, fleet_config
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.table_options import table_options
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.ops.doctor.attempts import none_wrong
 from leasehold.adapters.ops.doctor.examination import ExaminedFleet, examine
 from leasehold.adapters.options import Options, options_of
@@ -34,7 +34,7 @@ Exit status: 0 if nothing is wrong, 1 if something is, 2 on bad usage.
 
 
 @app.command(help="Check rights, conditional writes and clocks, and estimate costs.", epilog=MORE)
-@table_options("rules", "lease_seconds", "set", "checkpoint_seconds")
+@add_table_options("rules", "lease_seconds", "set", "checkpoint_seconds")
 def command(  # noqa: PLR0917  one for each option
     source: Annotated[str, typer.Argument(help="Read this stream, a URL.", show_default=False)],
     store: Annotated[str, typer.Option(help="Keep the leases here, a URL.", show_default=False)],
@@ -52,7 +52,7 @@ def command(  # noqa: PLR0917  one for each option
     **options: Unpack[Options],
 ) -> None:
     """Examine the source and the store, and print the findings."""
-    with ending("doctor"):
+    with exit_on_failure("doctor"):
         checkpoint_seconds = options_of(Options)["checkpoint_seconds"].checked(
             options["checkpoint_seconds"], "--checkpoint-seconds"
         )

@@ -14,8 +14,8 @@ from leasehold.adapters.cli.common.asking import (
     fleet_config,
     watch_table,
 )
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.table_options import table_options
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.ops.explaining import plans, rules_of, story
 from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.ops.watching import leases_by_owner
@@ -45,7 +45,7 @@ Nothing is written. Exit status: 0, 1 if the store failed, 2 on bad usage.
 
 
 @app.command(help="Explain what each worker would do now, and why a lease has its owner.", epilog=MORE)
-@table_options("to", "rules", "lease_seconds", "set")
+@add_table_options("to", "rules", "lease_seconds", "set")
 def command(
     store: StoreUrl,
     only: Annotated[
@@ -57,7 +57,7 @@ def command(
     **options: Unpack[Options],
 ) -> None:
     """Watch the table, and print the plans of the workers or the explanation of a lease."""
-    with ending("explain", StoreError):
+    with exit_on_failure("explain", StoreError):
         if only is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")
         config = fleet_config(options)

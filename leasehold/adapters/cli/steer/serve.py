@@ -12,10 +12,10 @@ import typer
 import uvicorn
 
 from leasehold.adapters.cli.common.asking import fleet_config
-from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
-from leasehold.adapters.cli.common.table_options import table_options
-from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.cli.leases import stream_of
+from leasehold.adapters.cli.common.ending import EndSignal, exit_on_failure, raise_on_signal
+from leasehold.adapters.cli.common.table_options import add_table_options
+from leasehold.adapters.cli.common.times import make_seconds_parser
+from leasehold.adapters.cli.leases import open_lag_source
 from leasehold.adapters.ops.serving.app import BoundedConnection, saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.ops.swapping import open_for_reading
@@ -52,7 +52,7 @@ Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be
 
 
 @app.command(help="Serve a live, read-only web page of lease tables.", epilog=MORE)
-@table_options("rules", "lease_seconds", "set")
+@add_table_options("rules", "lease_seconds", "set")
 def command(  # noqa: PLR0917  one for each option
     stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Read the leases here, URLs.")],
     source: Annotated[
@@ -66,36 +66,38 @@ def command(  # noqa: PLR0917  one for each option
     port: Annotated[int, typer.Option(help="Listen on this port; 0 for a free one.", min=0, max=65535)] = 8095,
     allow_host: Annotated[list[str] | None, typer.Option(help="Accept requests for this host name, too.")] = None,
     once: Annotated[Path | None, typer.Option(help="Write the page to this file and exit; it needs no server.")] = None,
-    every: Annotated[float, typer.Option(help="Wait this long between two reads.", parser=seconds(0.1))] = 2.0,
+    every: Annotated[
+        float, typer.Option(help="Wait this long between two reads.", parser=make_seconds_parser(0.1))
+    ] = 2.0,
     history: Annotated[str | None, typer.Option(help="Keep moves and lag in this SQLite file. [memory]")] = None,
     **options: Unpack[Options],
 ) -> None:
     """Watch the tables and serve the page, or write it to a file."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with ending("serve", StoreError, SourceError, OSError), suppress(Ended):  # the way to end it
+    with exit_on_failure("serve", StoreError, SourceError, OSError), suppress(EndSignal):  # the way to end it
         config = fleet_config(options)
         if source and len(source) != len(stores):
             raise ValueError("--source: give one for each STORE, or none")
         if goals and len(goals) != len(stores):
             raise ValueError("--to: give one for each STORE, `-` for one that does not move, or none")
-        with raising_on_signal(), ExitStack() as stack:
+        with raise_on_signal(), ExitStack() as stack:
             record = stack.enter_context(closing(FleetRecord(history)))
             watchers = []
             for index, url in enumerate(stores):
                 goal = goals[index] if goals and goals[index] != "-" else None
                 store = stack.enter_context(closing(open_for_reading(url, goal)))
-                lag_source = stack.enter_context(closing(stream_of(source[index]))) if source else None
+                lag_source = stack.enter_context(closing(open_lag_source(source[index]))) if source else None
                 watcher = TableWatcher(name_of(url), store, config, record, every=every, source=lag_source)
                 watchers.append(stack.enter_context(closing(watcher)))
             if once is not None:
-                _write(watchers, once, every)
+                _write_pages_periodically(watchers, once, every)
                 return
             for watcher in watchers:
                 watcher.start()
-            _serve(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
+            _serve_pages(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
 
 
-def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
+def _write_pages_periodically(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
     """Read the tables until the status of every lease is known, or for two minutes, and then write the page.
 
     Raises StoreError if a table cannot be read.
@@ -114,7 +116,7 @@ def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
     file.write_text(saved_page(watchers), encoding="utf-8")
 
 
-def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequence[str]) -> None:
+def _serve_pages(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequence[str]) -> None:
     page = server(watchers, hosts)
     uvicorn_options = {"log_level": "warning", "access_log": False, "http": BoundedConnection}
     config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **uvicorn_options)  # type: ignore[arg-type]

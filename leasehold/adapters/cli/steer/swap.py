@@ -9,8 +9,8 @@ import typer
 from attrs import asdict
 
 from leasehold.adapters.cli.common.asking import AsJson
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.times import make_seconds_parser
 from leasehold.adapters.inputs import format_time
 from leasehold.adapters.ops.swapping import (
     SwapProgress,
@@ -63,13 +63,14 @@ def command(  # noqa: PLR0917  one for each option
     status: Annotated[bool, typer.Option("--status", help="Show the progress, and change nothing.")] = False,
     back: Annotated[bool, typer.Option("--back", help="Move the leases back to FROM.")] = False,
     wait: Annotated[
-        float, typer.Option(help="Wait this long for workers to announce that they know TO.", parser=seconds())
+        float,
+        typer.Option(help="Wait this long for workers to announce that they know TO.", parser=make_seconds_parser()),
     ] = 60.0,
     create: Annotated[bool, typer.Option(help="Create TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Start or reverse a swap, and follow it until every lease has arrived."""
-    with ending("swap", StoreError), ExitStack() as opened:
+    with exit_on_failure("swap", StoreError), ExitStack() as opened:
         check_tables_differ(from_, to, "TO")
         if status and back:
             raise ValueError("choose one of --status and --back")
