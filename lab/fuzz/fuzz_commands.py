@@ -20,9 +20,9 @@ from leasehold.adapters.inputs import configuration, duration, format_time, mome
 from leasehold.adapters.json_form import BadJsonField, plan_json
 from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
-from leasehold.adapters.spark.kinesis.options import kinesis_options
-from leasehold.adapters.spark.offsets import decode, encode
+from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, parse_event_hubs_options
+from leasehold.adapters.spark.kinesis.options import parse_kinesis_options
+from leasehold.adapters.spark.offsets import decode_offset, encode_offset
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.stores.urls import read_url
@@ -82,8 +82,8 @@ def _lines(body: bytes) -> None:
 
 
 def _offset(stored: Any) -> None:  # noqa: ANN401  whatever Spark kept
-    offset = decode(stored)
-    assert decode(json.loads(json.dumps(encode(offset)))) == offset
+    offset = decode_offset(stored)
+    assert decode_offset(json.loads(json.dumps(encode_offset(offset)))) == offset
 
 
 def _texts(document: object) -> dict[str, str]:
@@ -97,7 +97,7 @@ def _texts(document: object) -> dict[str, str]:
 def _of_event_hubs(parameters: object) -> None:
     secret = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={SECRET}="
     with patch.dict(os.environ, {CONNECTION_STRING: secret}), never_repeats(SECRET):
-        assert SECRET not in repr(event_hubs_options(_texts(parameters)))
+        assert SECRET not in repr(parse_event_hubs_options(_texts(parameters)))
 
 
 def _letter(line: bytes) -> None:
@@ -167,7 +167,7 @@ COMMANDS = (
     FuzzTarget(
         "kinesis-options",
         ("adapters/spark/options.py", "adapters/spark/kinesis/options.py"),
-        lambda told: kinesis_options(_texts(told)),
+        lambda told: parse_kinesis_options(_texts(told)),
         (ValueError,),
         "option ",
     ),

@@ -137,13 +137,13 @@ def test_failed_child_affects_only_its_own_shard(behavior: str) -> None:
     bad, good = ChildProcesses(_argv(behavior), timeout_seconds=patience), ChildProcesses(_argv())
 
     async def story() -> None:
-        await bad.begin("s", TRIM_HORIZON, _never)
+        await bad.start_child("s", TRIM_HORIZON, _never)
         first = bad.pids["s"]
         with pytest.raises(ChildFault):
             await bad.process("s", TRIM_HORIZON, RECORDS, None, _never)
         assert bad.pids == {}
         assert _gone(first)
-        await bad.begin("s", TRIM_HORIZON, _never)
+        await bad.start_child("s", TRIM_HORIZON, _never)
         assert bad.pids["s"] != first
         await good.process("t", TRIM_HORIZON, RECORDS, None, _never)
         await good.close()

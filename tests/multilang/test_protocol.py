@@ -178,7 +178,7 @@ class TalkMachine(RuleBasedStateMachine):
                 or self.conversation.acknowledged.ended
             )
 
-    @rule(which=st.sampled_from(["shutdown_requested", "lease_lost", "shard_ended"]))
+    @rule(which=st.sampled_from(["send_shutdown_requested", "send_lease_lost", "send_shard_ended"]))
     def end(self, which: str) -> None:
         """Send an end."""
         self._asks(getattr(self.conversation, which))

@@ -143,10 +143,10 @@ def _sizes(workers: str) -> tuple[int, ...]:
 
 
 def _on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:
-    from leasehold.adapters.spark.pipeline import session_at  # noqa: PLC0415  rarely needed
+    from leasehold.adapters.spark.pipeline import build_session_at  # noqa: PLC0415  rarely needed
 
     with exit_on_failure("simulate", ServiceError):
-        spark = session_at(master, "leasehold simulate")
+        spark = build_session_at(master, "leasehold simulate")
     try:
         return on_spark(question, seeds, spark)
     finally:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.spark.event_hubs.options import reject_secrets
 from leasehold.adapters.spark.options import OptionReader
-from leasehold.adapters.spark.pipeline import session
+from leasehold.adapters.spark.pipeline import open_session
 from leasehold.adapters.spark.supervision import supervise
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import printable
@@ -59,7 +59,7 @@ def command(
         if threading.current_thread() is threading.main_thread():
             # Let SIGTERM end the process in the same way as Ctrl-C, without a traceback.
             replace_handler(signal.SIGTERM, signal.default_int_handler)
-        spark = session(f"leasehold pipeline {name}")
+        spark = open_session(f"leasehold pipeline {name}")
         stop_requested, printer = _install_stop_handlers(), BatchPrinter()
 
         def start_streaming() -> StreamingQuery:

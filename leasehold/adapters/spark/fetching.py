@@ -2,7 +2,7 @@
 
 Tasks either fetch their rows over TCP from the process that planned the batch, or contain them (embedded).
 
-`Transport` makes a partition of each task's rows, and `read` returns these rows on an executor.
+`RowTransport` makes a partition of each task's rows, and `read_task_rows` returns these rows on an executor.
 
 Rule 1: every request must carry the query's token, which is compared in constant time. The token keeps out other
 clients that can reach the port. It does not encrypt: anyone who can read the network can read the rows. The same is
@@ -85,7 +85,7 @@ class RowServer:
 
     def __init__(self, address: Address, memory_limit: int, folder: str) -> None:
         self._address, self._memory_limit, self._folder = address, memory_limit, folder
-        self._server = _listen(address)
+        self._server = _listen_on_free_port(address)
         spawn("leasehold-rows", lambda: self._server.serve_forever(0.1), self._on_failure)
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
@@ -104,21 +104,21 @@ class RowServer:
         """The token that tasks must send."""
         return self._server.token
 
-    def keep(self, number: int, task: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
+    def keep_rows(self, number: int, task: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
         """Store the rows for one Spark task, and return the reference with which the task fetches them."""
-        task_rows = TaskRows.of(batches)
-        if self.in_memory + task_rows.memory > self._memory_limit:
+        task_rows = TaskRows.from_batches(batches)
+        if self.memory_bytes + task_rows.memory > self._memory_limit:
             # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file instead.
-            task_rows = task_rows.on_disk(self._folder)
+            task_rows = task_rows.move_to_disk(self._folder)
         self._server.task_rows[number, task] = task_rows
         return FetchedRows(self._address.host, self.port, self.token, number, task)
 
     @property
-    def in_memory(self) -> int:
+    def memory_bytes(self) -> int:
         """The number of bytes that rows take up in memory."""
         return sum(task_rows.memory for task_rows in self._server.task_rows.values())
 
-    def discard(self, number: int) -> None:
+    def discard_batch(self, number: int) -> None:
         """Drop the rows of this batch. A transfer that is under way is still completed."""
         for key in [key for key in self._server.task_rows if key[0] == number]:
             del self._server.task_rows[key]
@@ -143,7 +143,7 @@ class TaskRows:
     memory: int
 
     @classmethod
-    def of(cls, batches: Sequence[pa.RecordBatch]) -> "TaskRows":
+    def from_batches(cls, batches: Sequence[pa.RecordBatch]) -> "TaskRows":
         """Keep rows in memory."""
         slices = list[pa.RecordBatch]()
         for batch in batches:
@@ -152,7 +152,7 @@ class TaskRows:
             slices += [batch.slice(first, rows_per_slice) for first in range(0, batch.num_rows, rows_per_slice)]
         return cls(tuple(slices), sum(part.nbytes for part in slices))
 
-    def on_disk(self, folder: str) -> "TaskRows":
+    def move_to_disk(self, folder: str) -> "TaskRows":
         """Return the same rows, moved into an unnamed temporary file."""
         with tempfile.TemporaryFile(dir=folder or None) as file:
             self.write(file)
@@ -211,7 +211,7 @@ class _RowRequestHandler(BaseRequestHandler):
                 stream.write(COMPLETE)
 
 
-def _listen(address: Address) -> _RowTcpServer:
+def _listen_on_free_port(address: Address) -> _RowTcpServer:
     """Return a server at the first free port. Raises OSError, naming the options to set."""
     # Each query of a driver needs a port of its own, and firewall rules usually allow a range of ports.
     ports = range(address.port, address.port + PORT_ATTEMPTS) if address.port else (0,)
@@ -228,7 +228,7 @@ def _listen(address: Address) -> _RowTcpServer:
     ) from fault
 
 
-class Transport:
+class RowTransport:
     """Makes the tasks of batches, and drops their rows once Spark is done with them.
 
     Args:
@@ -241,7 +241,7 @@ class Transport:
         self._address, self._memory, self._folder = address, memory, folder
         self._server: RowServer | None = None
 
-    def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
+    def make_partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
         """Make a partition for each task of this batch."""
         if self._address is None:
             embedded = list[Rows]()
@@ -256,12 +256,12 @@ class Transport:
             # Open the port only for the first rows, because a query without rows needs none.
             self._server = RowServer(self._address, self._memory, self._folder)
         server = self._server
-        return [] if server is None else [server.keep(number, task, batches) for task, batches in enumerate(tasks)]
+        return [] if server is None else [server.keep_rows(number, task, batches) for task, batches in enumerate(tasks)]
 
-    def discard(self, number: int) -> None:
+    def discard_batch(self, number: int) -> None:
         """Drop the rows of this batch."""
         if self._server is not None:
-            self._server.discard(number)
+            self._server.discard_batch(number)
 
     def close(self) -> None:
         """Close the port, and drop all rows."""
@@ -290,7 +290,7 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
 # Called on an executor
 
 
-def read(rows: Rows) -> Iterator[pa.RecordBatch]:
+def read_task_rows(rows: Rows) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task. Raises RuntimeError if they cannot be fetched."""
     match rows:
         case FetchedRows():

@@ -57,7 +57,7 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
 """Settings of a session on this machine alone, without a web page and with only the loopback network."""
 
 
-def session(name: str) -> SparkSession:
+def open_session(name: str) -> SparkSession:
     """Return a session in which our sources are registered.
 
     If spark-submit has prepared a session, it is used. Otherwise a session is started on this machine alone. A session
@@ -80,7 +80,7 @@ def session(name: str) -> SparkSession:
     return spark
 
 
-def session_at(master: str, name: str) -> SparkSession:
+def build_session_at(master: str, name: str) -> SparkSession:
     """Return a session of the cluster at the address `master` (`local[*]` for this machine).
 
     Raises ServiceError if no Java was found.

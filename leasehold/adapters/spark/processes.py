@@ -30,7 +30,7 @@ SIGNALS = 64
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def raise_plain_errors() -> Iterator[None]:
     """Make Spark report an error that users can understand as one sentence, without tracebacks.
 
     The setting does not affect later errors, because this error ends the process.
@@ -75,14 +75,14 @@ def end_on_signal(stop: Callable[[], None]) -> None:
             finally:
                 os._exit(0)
 
-    def failed(fault: BaseException) -> None:
+    def on_failure(fault: BaseException) -> None:
         log.error("signals are not handled any more, so this process ends now: %s", said(fault))
         os._exit(1)
 
-    spawn("leasehold-end", end_process, failed)
+    spawn("leasehold-end", end_process, on_failure)
 
 
-def recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
+def make_recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
     """Return a function that recreates an object in another process.
 
     If the other process's Python lacks a package, the function raises ImportError with its name and a remedy. It is

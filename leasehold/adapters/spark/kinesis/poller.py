@@ -31,7 +31,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
-def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
+def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     """Return the columns of records without aggregates. Arrow copies the values out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
@@ -39,19 +39,19 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
     arrival_micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
-        _values(views.payloads, body, pa.binary()),
+        _make_binary_array(views.payloads, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
         pa.repeat(pa.scalar(shard), count),
-        _values(views.keys, body, pa.string()),
+        _make_binary_array(views.keys, body, pa.string()),
         pa.nulls(count, pa.string()),
-        _values(views.numbers, body, pa.string()),
+        _make_binary_array(views.numbers, body, pa.string()),
         pa.repeat(pa.scalar(0, pa.int64()), count),
         arrival_micros.cast(SCHEMA.field(ARRIVED).type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
+def _make_binary_array(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
     """Return the values that the views point to, either bytes or strings that are known to be valid UTF-8."""
     count = len(views) >> 4
     values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
@@ -67,7 +67,7 @@ class ArrowPoller(Poller):
         is_unfiltered = self._skip_through is None and not self._seen
         if is_unfiltered and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
             # No record has to be dropped or de-aggregated, so convert the response directly.
-            batch = rows_of_views(self._stream, self._shard, records)
+            batch = make_rows_from_views(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
             return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
         # Handle empty responses separately, because a quiet stream returns many, and creating empty columns is

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.protocol import Record, Source
-from leasehold.adapters.spark.batch import Bounds, parse_bounds
+from leasehold.adapters.spark.batch import ReadBounds, parse_bounds
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
-from leasehold.adapters.spark.rows import Columns, SourceSpec
+from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
 from leasehold.balancer.model import Lease, Position
 
 INTERVAL_MS = 250
@@ -47,17 +47,17 @@ class DynamoLeased(LeasedSource):
 
     FORMAT, DDL = "dynamodb-leased", DDL
 
-    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
+    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, ReadBounds]:
         opts = OptionReader(options)
-        table_name = opts.required("dynamodb.tableName", "name the table, or give its stream's ARN")
-        url_options = {"region": opts.text("dynamodb.region"), "endpoint": opts.text("dynamodb.endpointUrl")}
-        interval_ms = opts.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
-        max_rows = opts.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
-        opts.reject(
+        table_name = opts.read_required("dynamodb.tableName", "name the table, or give its stream's ARN")
+        url_options = {"region": opts.read_text("dynamodb.region"), "endpoint": opts.read_text("dynamodb.endpointUrl")}
+        interval_ms = opts.read_number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
+        max_rows = opts.read_number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+        opts.reject_options(
             {"dynamodb.endingPosition": "a table's stream is read by a query; trigger(availableNow=True) ends it"}
         )
         name = "dynamodb.startingPosition"
-        text = opts.text(name)
+        text = opts.read_text(name)
         since = (
             parse_start(
                 name,
@@ -71,11 +71,11 @@ class DynamoLeased(LeasedSource):
             else None
         )
         bounds = parse_bounds(opts, "dynamodb", since, None)
-        lease = parse_lease_options(opts, "", bounds.initial(), 10.0, "maxRowsPerTrigger")
+        lease = parse_lease_options(opts, "", bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
         opts.reject_unknown()
         spec = SourceSpec(
-            open=partial(_source, table_name, {name: value for name, value in url_options.items() if value}),
-            columns=columns(),
+            open=partial(_open_source, table_name, {name: value for name, value in url_options.items() if value}),
+            columns=make_columns(),
             interval_seconds=interval_ms / 1000,
             shard_rows=max_rows,
             rereadable=True,
@@ -84,23 +84,23 @@ class DynamoLeased(LeasedSource):
         return spec, lease, None, bounds
 
 
-def _source(table: str, options: Mapping[str, str]) -> Source:
+def _open_source(table: str, options: Mapping[str, str]) -> Source:
     # Import here, because queries of other formats need no client.
     from leasehold.adapters.sources.dynamodb_streams import open_url  # noqa: PLC0415
 
     return open_url(table, options)
 
 
-def columns() -> Columns:
+def make_columns() -> SourceColumns:
     """Return the columns of a table's changes."""
 
-    def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist([_row(lease.shard, record) for record in records], schema=SCHEMA)
+    def make_rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([_make_row(lease.shard, record) for record in records], schema=SCHEMA)
 
-    return Columns(SCHEMA, "data", rows, lambda rows, row: Position(rows["sequenceNumber"][row].as_py()))
+    return SourceColumns(SCHEMA, "data", make_rows, lambda rows, row: Position(rows["sequenceNumber"][row].as_py()))
 
 
-def _row(shard: str, record: Record) -> dict[str, Any]:
+def _make_row(shard: str, record: Record) -> dict[str, Any]:
     from leasehold.adapters.sources.dynamodb_streams import canonical_json  # noqa: PLC0415  likewise
 
     event: Mapping[str, Any] = json.loads(record.data)
