@@ -132,7 +132,7 @@ def test_offset_of_another_stream_is_rejected_unless_unnamed() -> None:
         ValueError, match=r"^offset: the checkpointLocation is of kinesis://orders, but the query reads kinesis://b;"
     ):
         named.check_stream("kinesis://b")
-    assert old.check_stream("kinesis://orders") == named.for_stream("kinesis://orders") == named
+    assert old.check_stream("kinesis://orders") == named.check_stream("kinesis://orders") == named
     assert advance_offset(named, {"a": RangeStart(4, Position("7"))}, {}).stream == "kinesis://orders"
 
 

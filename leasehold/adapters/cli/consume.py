@@ -112,12 +112,12 @@ def command(
         with setup.opened() as worker, print_start_lines(worker, source, store):
             verdict = setup.run(worker, begun=lambda runner: call_at_end_of_supervisor(runner.stop))
     if verdict is not None:
-        summary = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
+        summary_text = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
         letters_note = f", {verdict.letters} were dead-lettered" if verdict.letters else ""
         slice_state = (
             "the slice is read" if verdict.finished else "the slice is not read completely: start again to continue"
         )
-        print(f"{slice_state}; {summary}{letters_note}", file=sys.stderr if events else sys.stdout)
+        print(f"{slice_state}; {summary_text}{letters_note}", file=sys.stderr if events else sys.stdout)
         raise typer.Exit(0 if verdict.finished else 1)
 
 

@@ -62,9 +62,9 @@ def format_move(move: SeenMove) -> str:
 def describe_totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     """Return a sentence with the totals over all leases, and sentences about problems."""
     unfinished, lag = table.unended, fleet_lag(table.lags)
-    total = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished)} finished"
-    total += f", {table.unowned} without an owner; {len(table.workers)} workers" + _format_lag(lag)
-    total += f"; {table.status.word}" if table.statuses or not table.leases else ""
+    total_text = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished)} finished"
+    total_text += f", {table.unowned} without an owner; {len(table.workers)} workers" + _format_lag(lag)
+    total_text += f"; {table.status.word}" if table.statuses or not table.leases else ""
     # Group the leases that are not OK by status, with the worst status first.
     keys_by_status: dict[Status, list[str]] = {}
     for key, status in sorted(table.statuses.items()):
@@ -82,9 +82,9 @@ def describe_totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, .
     if table.swap is None:
         problems += table.swapping
     else:
-        total += f"; swap of {table.swap.says}"
+        total_text += f"; swap of {table.swap.says}"
     problems += [f"{table.trouble}; trying again"] if table.trouble else []
-    return total, tuple(problems)
+    return total_text, tuple(problems)
 
 
 def _format_lag(lag: FleetLag) -> str:
@@ -171,12 +171,12 @@ def _format_idle(seconds: float) -> str:
 
 def format_checkpoint(checkpoint: Position, *, full: bool) -> str:
     """Format a checkpoint as one word. Unless `full` is set, a long number is shortened."""
-    number = (
+    shown_number = (
         checkpoint.sequence
         if full or len(checkpoint.sequence) <= SHOWN_DIGITS
         else f"…{checkpoint.sequence[-SHOWN_DIGITS:]}"
     )
-    return f"{number}/{checkpoint.sub}" if checkpoint.sub else number
+    return f"{shown_number}/{checkpoint.sub}" if checkpoint.sub else shown_number
 
 
 SHARE_COLUMNS = (
@@ -191,28 +191,28 @@ SHARE_COLUMNS = (
 )
 
 
-def _make_group_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable) -> TextTable:
-    """Return one row for each group of unfinished leases, grouped by `group_of`."""
-    unfinished_leases = sorted(table.unended, key=lambda lease: (group_of(lease), lease.key))
+def _make_group_rows(name: str, find_group: Callable[[Lease], str], table: WatchedTable) -> TextTable:
+    """Return one row for each group of unfinished leases, grouped by `find_group`."""
+    unfinished_leases = sorted(table.unended, key=lambda lease: (find_group(lease), lease.key))
     targets: Counter[str] = Counter()
     for worker, target in shares(unfinished_leases).items():
-        targets[group_of(Lease("", owner=worker))] += target
+        targets[find_group(Lease("", owner=worker))] += target
     rows = []
-    for group_name, group in groupby(unfinished_leases, key=group_of):
-        members = tuple(group)
-        weights = [lease.weight for lease in members if lease.weight is not None]
-        lag = fleet_lag({lease.key: table.lag(lease) for lease in members})
+    for group_name, group in groupby(unfinished_leases, key=find_group):
+        group_leases = tuple(group)
+        weights = [lease.weight for lease in group_leases if lease.weight is not None]
+        lag = fleet_lag({lease.key: table.lag(lease) for lease in group_leases})
         rows.append(
             (
                 group_name,
-                str(len(members)),
+                str(len(group_leases)),
                 str(targets[group_name]) if group_name in targets else "",
-                f"{len(members) / len(unfinished_leases):.1%}",
-                str(len(leases_by_owner(members).keys() - {None})),
+                f"{len(group_leases) / len(unfinished_leases):.1%}",
+                str(len(leases_by_owner(group_leases).keys() - {None})),
                 _format_bound(lag.most, at_least=lag.at_least),
-                max((find_status_word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),
+                max((find_status_word(table, lease) for lease in group_leases), key=lambda each: NUMBERS.get(each, -1)),
                 _format_number(kilobytes(sum(weights)) if weights else None),
-                _format_idle(max(lease.idle for lease in members)),
+                _format_idle(max(lease.idle for lease in group_leases)),
             )
         )
     return TextTable((Column(name), *SHARE_COLUMNS), tuple(rows))

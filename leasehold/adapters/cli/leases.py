@@ -183,8 +183,8 @@ def keep_known_states(
     """
     deadline = clock() + STEPS * STEP_SECONDS
     for state in states:
-        all_known = all(status.word != "UNKNOWN" for status in state.statuses.values())
-        if not watch or (all_known and not state.trouble) or clock() >= deadline:
+        are_all_known = all(status.word != "UNKNOWN" for status in state.statuses.values())
+        if not watch or (are_all_known and not state.trouble) or clock() >= deadline:
             yield state
 
 
@@ -236,15 +236,21 @@ def _show_states(states: Iterator[WatchedTable], by: By | None, *, watch: bool, 
 
 def _convert_to_json(table: WatchedTable) -> dict[str, Any]:
     """Return the state of a table as JSON values, whose leases `leasehold plan` can read. Empty fields are left out."""
-    lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
-    statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}
-    swap = None if table.swap is None else asdict(table.swap)
-    swapping = [] if table.swap is not None else list(table.swapping)
-    optional = {"lags": lags, "statuses": statuses, "trouble": table.trouble, "swap": swap, "swapping": swapping}
+    lags_by_key = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
+    statuses_by_key = {key: status.as_json() for key, status in sorted(table.statuses.items())}
+    swap_document = None if table.swap is None else asdict(table.swap)
+    swap_notes = [] if table.swap is not None else list(table.swapping)
+    optional_fields = {
+        "lags": lags_by_key,
+        "statuses": statuses_by_key,
+        "trouble": table.trouble,
+        "swap": swap_document,
+        "swapping": swap_notes,
+    }
     return {
         "at": round(time.time(), 3),
         **table.status.as_json(),
         "leases": [lease_json(lease) for lease in sorted((*table.leases, *table.left), key=lambda lease: lease.key)],
         "malformed": [asdict(row) for row in table.malformed],
-        **{name: value for name, value in optional.items() if value},
+        **{name: value for name, value in optional_fields.items() if value},
     }

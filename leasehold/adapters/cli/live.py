@@ -87,20 +87,24 @@ def arrange_rows(cells: TextTable, view: LiveView) -> TextTable:
 
     def sort_key(number: int) -> tuple[float, str]:
         """Return the sort key of a row. Numbers are sorted by value, before all strings."""
-        text = cells.rows[number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
-        return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][sort_index]
+        cell_text = cells.rows[number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
+        return (float(cell_text) if cell_text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][
+            sort_index
+        ]
 
     sort_index = find_sort_index(cells, view)
     filter_text = view.filter_text.lower()
-    matching_rows = [
+    matching_row_numbers = [
         number for number, row in enumerate(cells.rows) if any(filter_text in cell.lower() for cell in row)
     ]
-    filled_rows = [number for number in matching_rows if cells.rows[number][sort_index]]
-    sorted_rows = sorted(filled_rows, key=sort_key, reverse=cells.columns[sort_index].right != view.is_reversed)
-    sorted_rows += [number for number in matching_rows if not cells.rows[number][sort_index]]
-    new_indices = {number: new_index for new_index, number in enumerate(sorted_rows)}
+    filled_row_numbers = [number for number in matching_row_numbers if cells.rows[number][sort_index]]
+    sorted_row_numbers = sorted(
+        filled_row_numbers, key=sort_key, reverse=cells.columns[sort_index].right != view.is_reversed
+    )
+    sorted_row_numbers += [number for number in matching_row_numbers if not cells.rows[number][sort_index]]
+    new_indices = {number: new_index for new_index, number in enumerate(sorted_row_numbers)}
     styles = tuple(((new_indices[row], column), style) for (row, column), style in cells.styles if row in new_indices)
-    return evolve(cells, rows=tuple(cells.rows[number] for number in sorted_rows), styles=styles)
+    return evolve(cells, rows=tuple(cells.rows[number] for number in sorted_row_numbers), styles=styles)
 
 
 def find_sort_index(cells: TextTable, view: LiveView) -> int:
@@ -159,14 +163,16 @@ def _apply_table_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
         case "r":
             return evolve(view, is_reversed=not view.is_reversed)
         case "s":
-            names = [column.name for column in visible.columns]
-            return evolve(view, sort=names[(find_sort_index(visible, view) + 1) % len(names)], is_reversed=False)
+            column_names = [column.name for column in visible.columns]
+            return evolve(
+                view, sort=column_names[(find_sort_index(visible, view) + 1) % len(column_names)], is_reversed=False
+            )
         case "b":
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
         case "enter" if visible.rows:
-            selected = visible.rows[find_selected_row(visible, view)][0]
+            selected_key = visible.rows[find_selected_row(visible, view)][0]
             # For a worker or a group, show the table of its leases. For a lease, show its details.
-            return LiveView(filter_text=selected) if view.by else evolve(view, page="lease", selected=selected)
+            return LiveView(filter_text=selected_key) if view.by else evolve(view, page="lease", selected=selected_key)
         case _:
             return view
 
@@ -247,9 +253,9 @@ def open_terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     try:
         tty.setcbreak(fd)
         # Disable suspending. A suspended process would leave the view on the screen and the shell without echo.
-        modes = termios.tcgetattr(fd)
-        modes[6][termios.VSUSP] = b"\0"
-        termios.tcsetattr(fd, termios.TCSANOW, modes)
+        new_modes = termios.tcgetattr(fd)
+        new_modes[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(fd, termios.TCSANOW, new_modes)
         yield TerminalKeys(fd)
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, original_modes)
@@ -277,15 +283,15 @@ def run_live_view(states: Iterable[WatchedTable], by: str | None, every: float) 
     ):
         for table in states:
             deadline = time.monotonic() + every
-            # Redraw the view after each key press. Once the next read is due, `pressed` is empty.
-            pressed: tuple[str, ...] = ("",)
-            while pressed:
+            # Redraw the view after each key press. Once the next read is due, `pressed_keys` is empty.
+            pressed_keys: tuple[str, ...] = ("",)
+            while pressed_keys:
                 live.update(draw_view(table, view, console.width, console.height), refresh=True)
                 try:
-                    pressed = keys.read_pressed_keys(deadline - time.monotonic())
+                    pressed_keys = keys.read_pressed_keys(deadline - time.monotonic())
                 except EOFError:
                     return
-                for key in pressed:
+                for key in pressed_keys:
                     view = apply_key(view, key, arrange_rows(tabulate_leases(table, view.by), view))
                 if view.is_closed:
                     return
@@ -304,34 +310,38 @@ def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> G
 
 def _draw_page(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
     """Return the rows that fit on the screen, with the selected row marked, and the totals and moves below."""
-    visible = arrange_rows(tabulate_leases(table, view.by), view)
-    column = visible.columns[find_sort_index(visible, view)]
-    direction = "falling" if column.right != view.is_reversed else "rising"
+    visible_table = arrange_rows(tabulate_leases(table, view.by), view)
+    column = visible_table.columns[find_sort_index(visible_table, view)]
+    sort_direction = "falling" if column.right != view.is_reversed else "rising"
     filter_text = f"; / {view.filter_text}{'_' if view.typing else ''}" if view.filter_text or view.typing else ""
-    status_line = f"{len(visible.rows)} rows by {column.name}, {direction}{filter_text}; ? shows the keys, q leaves"
+    status_line = (
+        f"{len(visible_table.rows)} rows by {column.name}, {sort_direction}{filter_text}; ? shows the keys, q leaves"
+    )
     total, problems = describe_totals_and_problems(table)
     lines = [
         _format_text_line(status_line, "dim"),
         _format_text_line(total),
         *(_format_text_line(text, "red") for text in problems),
     ]
-    moves = _draw_moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
+    move_lines = _draw_moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
     # One line is reserved for the names of columns that don't fit.
-    row_count = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
-    selected = find_selected_row(visible, view)
-    first_row = max(0, min(selected - row_count // 2, len(visible.rows) - row_count))
-    styles = {(row - first_row, column_index): style for (row, column_index), style in visible.styles}
-    for column_index in range(len(visible.columns) if visible.rows else 0):
-        cell_position = (selected - first_row, column_index)
+    row_count = max(1, height - FRAME_LINES - len(lines) - len(move_lines) - 1)
+    selected_index = find_selected_row(visible_table, view)
+    first_row = max(0, min(selected_index - row_count // 2, len(visible_table.rows) - row_count))
+    styles = {(row - first_row, column_index): style for (row, column_index), style in visible_table.styles}
+    for column_index in range(len(visible_table.columns) if visible_table.rows else 0):
+        cell_position = (selected_index - first_row, column_index)
         styles[cell_position] = f"{styles.get(cell_position, '')} {CHOSEN}".strip()
-    window = evolve(visible, rows=visible.rows[first_row : first_row + row_count], styles=tuple(styles.items()))
-    rows, left_out = draw_table(window, width)
+    window_table = evolve(
+        visible_table, rows=visible_table.rows[first_row : first_row + row_count], styles=tuple(styles.items())
+    )
+    rows, left_out = draw_table(window_table, width)
     hints = (
         [_format_text_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")]
         if left_out
         else []
     )
-    return Group(rows, *hints, *lines, *moves)
+    return Group(rows, *hints, *lines, *move_lines)
 
 
 def _draw_lease(table: WatchedTable, view: LiveView) -> Group:
@@ -340,18 +350,18 @@ def _draw_lease(table: WatchedTable, view: LiveView) -> Group:
     key_hint = _format_text_line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
         return Group(_format_text_line(f"there is no lease {view.selected} any more", "red"), key_hint)
-    values = lease_json(lease) | {
+    shown_values = lease_json(lease) | {
         "owner": lease.owner or "nobody",
         "checkpoint": format_checkpoint(lease.checkpoint, full=True),
     }
-    annotations = values.pop("notes", {})
+    annotations = shown_values.pop("notes", {})
     if (status := table.statuses.get(lease.key)) is not None:
-        values["status"] = f"{status.word}: {status.says}"
-    values |= {f"lag {name}": value for name, value in table.lag(lease).as_json().items()}
-    values |= {f"note {name}": value for name, value in annotations.items()}
+        shown_values["status"] = f"{status.word}: {status.says}"
+    shown_values |= {f"lag {name}": value for name, value in table.lag(lease).as_json().items()}
+    shown_values |= {f"note {name}": value for name, value in annotations.items()}
     formatted_values = {
         name: f"{value:.1f}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-        for name, value in values.items()
+        for name, value in shown_values.items()
     }
     lease_moves = tuple(move for move in table.moves if move.key == lease.key)
     return Group(_draw_pairs(lease.key, formatted_values.items()), key_hint, *_draw_moves(lease_moves))

@@ -66,21 +66,21 @@ def command(
             records = spark.readStream.format(source).options(**source_options).load()
             writer = records.writeStream.format("parquet").option("path", f"{folder}/rows/{name}").queryName(name)
             writer = writer.option("checkpointLocation", f"{folder}/progress/{name}")
-            trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="1 second")
-            return printer.set_query(trigger.start())
+            triggered_writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="1 second")
+            return printer.set_query(triggered_writer.start())
 
         supervise(start_streaming, should_stop=lambda: printer.print_new_batches() or stop_requested())
         printer.print_new_batches()
     except KeyboardInterrupt:
         pass  # the way to end it
     except (ValueError, ServiceError, PySparkException) as error:
-        text = str(error)
-        lines = text.splitlines()
-        if isinstance(error, PySparkException) and (match := OUR_ERROR.search(text)):
-            lines = [match[1]]  # our own message inside Spark's
+        message = str(error)
+        message_lines = message.splitlines()
+        if isinstance(error, PySparkException) and (match := OUR_ERROR.search(message)):
+            message_lines = [match[1]]  # our own message inside Spark's
         elif not isinstance(error, StreamingQueryException):
-            lines = lines[:1]  # only the failure of a query is printed in full
-        print("leasehold pipeline: " + "\n".join(map(printable, lines)), file=sys.stderr)
+            message_lines = message_lines[:1]  # only the failure of a query is printed in full
+        print("leasehold pipeline: " + "\n".join(map(printable, message_lines)), file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
 
 
@@ -104,17 +104,17 @@ class BatchPrinter:
         return False
 
 
-def select_finished_batches(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
-    """Yield the batches after number `last` in a query's progress."""
+def select_finished_batches(progress: Sequence[Any], last_number: int) -> Iterator[dict[str, Any]]:
+    """Yield the batches after number `last_number` in a query's progress."""
     for batch in progress:
         # Skip a batch that has not begun. While a query is idle, Spark's progress already contains the next batch.
-        if "addBatch" in batch["durationMs"] and batch["batchId"] > last:
-            last = batch["batchId"]
-            rows = batch["numInputRows"]
-            if rows is None:  # on Spark Connect
-                rows = sum(source["numInputRows"] for source in batch["sources"])
-            seconds = batch["durationMs"].get("triggerExecution", 0) / 1000
-            yield {"query": batch["name"], "batch": last, "rows": rows, "seconds": seconds}
+        if "addBatch" in batch["durationMs"] and batch["batchId"] > last_number:
+            last_number = batch["batchId"]
+            row_count = batch["numInputRows"]
+            if row_count is None:  # on Spark Connect
+                row_count = sum(source["numInputRows"] for source in batch["sources"])
+            batch_seconds = batch["durationMs"].get("triggerExecution", 0) / 1000
+            yield {"query": batch["name"], "batch": last_number, "rows": row_count, "seconds": batch_seconds}
 
 
 def _install_stop_handlers() -> Callable[[], bool]:
@@ -137,11 +137,11 @@ def _install_stop_handlers() -> Callable[[], bool]:
 
 
 def _parse_options(assignments: Sequence[str]) -> dict[str, str]:
-    pairs = [option.partition("=") for option in assignments]
-    for option, separator, _ in pairs:
+    names_and_values = [option.partition("=") for option in assignments]
+    for option, separator, _ in names_and_values:
         if not (option and separator):
             raise ValueError(f"--set: {option!r} is not NAME=VALUE")
-    return {option: value for option, _, value in pairs}
+    return {option: value for option, _, value in names_and_values}
 
 
 if __name__ == "__main__":

@@ -80,5 +80,5 @@ def command(
 ) -> None:
     """Read a JSON request from standard input, and print the plan."""
     with exit_on_failure("plan", misuse=(BadJsonField, OSError)):
-        planned = plan_json(sys.stdin.buffer.read(), worker)
-    print(json.dumps(planned, indent=indent))
+        planned_json = plan_json(sys.stdin.buffer.read(), worker)
+    print(json.dumps(planned_json, indent=indent))

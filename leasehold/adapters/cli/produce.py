@@ -63,18 +63,22 @@ def command(
     with exit_on_failure("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
         key_of = _make_key_function(key, delimiter)
         with file.open("rb") if file else sys.stdin.buffer as lines:
-            written = _write_lines(open_producer(source, options, flag_name), lines, key_of)
+            written_counts = _write_lines(open_producer(source, options, flag_name), lines, key_of)
     counter_labels = {
         "UserRecordsPut": "records written",
         "KinesisRecordsPut": "as Kinesis records",
         "AllErrors": "rejections",
     }
     counter_labels |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
-    if written["UserRecordsFailed"]:
+    if written_counts["UserRecordsFailed"]:
         counter_labels |= {"UserRecordsFailed": "refused"}
-    summary = ", ".join(f"{written[name]} {words}" for name, words in counter_labels.items())
-    print(json.dumps(written) if json_ else summary)
-    if written["UserRecordsPending"] or written["UserRecordExpired"] or written["UserRecordsFailed"]:
+    summary_text = ", ".join(f"{written_counts[name]} {words}" for name, words in counter_labels.items())
+    print(json.dumps(written_counts) if json_ else summary_text)
+    if (
+        written_counts["UserRecordsPending"]
+        or written_counts["UserRecordExpired"]
+        or written_counts["UserRecordsFailed"]
+    ):
         raise typer.Exit(1)
 
 
@@ -100,12 +104,12 @@ def _extract_member_key(line: bytes, name: str) -> str:
     # Treat null like a missing member. Otherwise all lines without a key would share the key "null", and one shard.
     if not isinstance(document, dict) or document.get(name) is None:
         raise ValueError(f"--key json:{name}: it is not an object with a member {name!r} that is not null")
-    value = document[name]
+    member_value = document[name]
     try:
-        json_value = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        json_value = json.dumps(member_value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:  # a number such as 1e400, which Python reads as infinity
         raise ValueError(f"--key json:{name}: its number is too large") from None
-    key = value if isinstance(value, str) else json_value
+    key = member_value if isinstance(member_value, str) else json_value
     if escape_surrogates(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
     return key
@@ -125,9 +129,9 @@ def _extract_field_key(line: bytes, number: int, delimiter: str) -> str:
 def _write_lines(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float | dict[str, int]]:
     """Send every line, drain, and return the producer's counters."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
+    progress_columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
     # Show a line counter if standard error is a terminal.
-    progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    progress = Progress(*progress_columns, console=console, disable=not console.is_terminal, transient=True)
     pending_puts = deque[tuple[int, RecordFuture]]()
     with _EndSignalTracker() as end_request, producer, progress:
         progress_task = progress.add_task("", total=None)

@@ -64,17 +64,18 @@ def plan_moves_from_resets(
     Raises:
         ValueError: A lease does not exist.
     """
-    by_key = {lease.key: lease for lease in leases}
+    leases_by_key = {lease.key: lease for lease in leases}
     moves: list[Move] = []
     for planned in plan:
-        if planned.key not in by_key:
+        if planned.key not in leases_by_key:
             raise ValueError(f"--plan: there is no lease {planned.key!r}; is it the plan of another store?")
-        (move,) = planned_resets((by_key[planned.key],), planned.wanted, live)
-        current = by_key[planned.key].checkpoint
-        reason = (
-            f"its checkpoint is {format_position(current)}, no longer {format_position(planned.was)}; make a new plan"
+        (move,) = planned_resets((leases_by_key[planned.key],), planned.wanted, live)
+        current_checkpoint = leases_by_key[planned.key].checkpoint
+        refusal_reason = (
+            f"its checkpoint is {format_position(current_checkpoint)}, "
+            f"no longer {format_position(planned.was)}; make a new plan"
         )
-        moves.append(move if current in {planned.was, planned.wanted} else move.refused(reason))
+        moves.append(move if current_checkpoint in {planned.was, planned.wanted} else move.refused(refusal_reason))
     return tuple(moves)
 
 
@@ -150,18 +151,18 @@ def command(  # noqa: PLR0917  one for each option
                 _reject_position(planned.wanted, f"--plan: lease {planned.key!r}")
         with closing(open_store(store, create=False, write=not dry_run)) as open_table:
             leases = read_leases(open_table, "store")
-            by_key = {lease.key: lease for lease in leases}
+            leases_by_key = {lease.key: lease for lease in leases}
             for name in key or ():
-                if name not in by_key:
+                if name not in leases_by_key:
                     raise ValueError(f"--key: there is no lease {name!r}")
-            leases = tuple(by_key[name] for name in key) if key else leases
-            live = frozenset[str]() if even_if_owned else live_keys(open_table, leases, still_seconds)
+            leases = tuple(leases_by_key[name] for name in key) if key else leases
+            keys_with_live_owner = frozenset[str]() if even_if_owned else live_keys(open_table, leases, still_seconds)
             if position is not None:
-                moves = planned_resets(leases, position, live)
+                moves = planned_resets(leases, position, keys_with_live_owner)
             elif plan is not None:
-                moves = plan_moves_from_resets(resets, leases, live)
+                moves = plan_moves_from_resets(resets, leases, keys_with_live_owner)
             else:
-                moves = _plan_shifted_moves(leases, seconds_on, live)
+                moves = _plan_shifted_moves(leases, seconds_on, keys_with_live_owner)
             results = moves if dry_run else tuple(reset(open_table, move, insist=even_if_owned) for move in moves)
             raise print_moves(results, dry_run=dry_run, as_json=as_json)
 

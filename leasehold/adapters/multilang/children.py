@@ -223,23 +223,25 @@ class ChildProcess:
             case CheckpointRequested(position):
                 self._storing = True
                 try:
-                    error = await self._store(position)
+                    error_name = await self._store(position)
                 except Exception:
-                    error = "KinesisClientLibDependencyException"
+                    error_name = "KinesisClientLibDependencyException"
                     log.exception(
                         "shard %s, child %d: its checkpoint was not stored", self.conversation.shard, self.pid
                     )
                 self._storing, self._last_output = False, self._loop.time()
-                if error is None:
+                if error_name is None:
                     self.conversation.checkpoint_stored()
                 else:
-                    self.conversation.checkpoint_failed(error)
+                    self.conversation.checkpoint_failed(error_name)
                 self._write_pending_data()
             case InvalidLine(line, why):
                 self._invalid_lines += 1
                 if self._invalid_lines == 1:
-                    text = "shard %s, child %d: a line on its standard output is not a message (%s); logged once: %s"
-                    log.warning(text, self.conversation.shard, self.pid, why, line[:MAX_LOGGED_CHARACTERS])
+                    message_format = (
+                        "shard %s, child %d: a line on its standard output is not a message (%s); logged once: %s"
+                    )
+                    log.warning(message_format, self.conversation.shard, self.pid, why, line[:MAX_LOGGED_CHARACTERS])
             case ConversationBroken(why):
                 self._fault = ChildFault(why)
                 if self._response is not None and not self._response.done():
@@ -247,22 +249,22 @@ class ChildProcess:
 
     async def _log_stderr(self) -> None:
         """Log the lines of the child's standard error, each at the log level that it contains."""
-        stderr, incomplete = self._process.stderr, b""
+        stderr, incomplete_line = self._process.stderr, b""
         while stderr is not None:
             try:
                 # The amazon_kclpy sample writes no line ends, so an incomplete line is logged after a moment too.
-                async with asyncio.timeout(INCOMPLETE_LINE_SECONDS if incomplete else None):
+                async with asyncio.timeout(INCOMPLETE_LINE_SECONDS if incomplete_line else None):
                     data = await stderr.read(READ_BYTES)
             except TimeoutError:
-                self._log_line(incomplete)
-                incomplete = b""
+                self._log_line(incomplete_line)
+                incomplete_line = b""
                 continue
-            *lines, incomplete = (incomplete + data).split(b"\n")
+            *lines, incomplete_line = (incomplete_line + data).split(b"\n")
             for line in lines:
                 self._log_line(line)
-            if not data or len(incomplete) >= READ_BYTES:
-                self._log_line(incomplete)
-                incomplete = b""
+            if not data or len(incomplete_line) >= READ_BYTES:
+                self._log_line(incomplete_line)
+                incomplete_line = b""
             if not data:
                 return
 
@@ -332,17 +334,17 @@ class ChildProcesses:
         """
         async with self._get_lock(shard):
             child = await self._get_or_start(shard, checkpoint, store)
-            processed = 0
+            processed_count = 0
             while True:
-                sent = 0
+                sent_count = 0
 
                 def send_records(remaining: Sequence[Record]) -> None:
-                    nonlocal sent
-                    sent = child.conversation.send_records(remaining, behind_seconds)
+                    nonlocal sent_count
+                    sent_count = child.conversation.send_records(remaining, behind_seconds)
 
-                await self._request_or_end(shard, child, lambda: send_records(records[processed:]))  # noqa: B023  called before it returns
-                processed += sent
-                if processed >= len(records):
+                await self._request_or_end(shard, child, lambda: send_records(records[processed_count:]))  # noqa: B023  called before it returns
+                processed_count += sent_count
+                if processed_count >= len(records):
                     return
 
     async def request_shutdown(self, shard: str) -> None:
@@ -365,8 +367,8 @@ class ChildProcesses:
         """
         async with self._get_lock(shard):
             child = await self._get_or_start(shard, checkpoint, store)
-            timeout = self._shard_end_seconds if self._timeout is None else math.inf
-            await self._request_or_end(shard, child, child.conversation.send_shard_ended, timeout)
+            timeout_seconds = self._shard_end_seconds if self._timeout is None else math.inf
+            await self._request_or_end(shard, child, child.conversation.send_shard_ended, timeout_seconds)
             await self._end_child(shard, gracefully=True)
             return child.conversation.acknowledged.ended
 
@@ -432,10 +434,10 @@ class ChildProcesses:
         if self._closed:
             raise ChildNotStarted("the daemon is shutting down")
         try:
-            keeper = self._ensure_keeper()
-            command = (sys.executable, "-ISc", _LAUNCHER, str(keeper), *self._argv)
+            keeper_pipe = self._ensure_keeper()
+            command = (sys.executable, "-ISc", _LAUNCHER, str(keeper_pipe), *self._argv)
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, pass_fds=(keeper,)
+                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, pass_fds=(keeper_pipe,)
             )
         except OSError as error:
             raise ChildNotStarted(f"{self._argv[0]} cannot be started: {said(error)}") from error

@@ -61,22 +61,28 @@ class RecordSearch:
     def split_into_messages(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
         """Split records into messages, in order, leaving out those that were dead-lettered."""
         self._dead_lettered = {order for order in self._dead_lettered if order > checkpoint}
-        remaining = [record for record in records if record.position.order not in self._dead_lettered]
+        remaining_records = [record for record in records if record.position.order not in self._dead_lettered]
         if self._suspects is None:
-            return [remaining] if remaining else []
-        first, last = self._suspects
-        before = [record for record in remaining if record.position.order < first]
-        suspects = [record for record in remaining if first <= record.position.order <= last]
-        after = [record for record in remaining if record.position.order > last]
-        half = (len(suspects) + 1) // 2
-        return [part for part in (before, suspects[:half], suspects[half:], after) if part]
+            return [remaining_records] if remaining_records else []
+        first_suspect, last_suspect = self._suspects
+        records_before = [record for record in remaining_records if record.position.order < first_suspect]
+        suspect_records = [
+            record for record in remaining_records if first_suspect <= record.position.order <= last_suspect
+        ]
+        records_after = [record for record in remaining_records if record.position.order > last_suspect]
+        half_count = (len(suspect_records) + 1) // 2
+        return [
+            part
+            for part in (records_before, suspect_records[:half_count], suspect_records[half_count:], records_after)
+            if part
+        ]
 
     def record_success(self, part: Sequence[Record]) -> None:
         """Record that the child has processed this part."""
-        end = part[-1].position.order
-        if self._suspects is not None and end >= self._suspects[1]:
+        end_order = part[-1].position.order
+        if self._suspects is not None and end_order >= self._suspects[1]:
             self._suspects = None
-        if self._suspects is None and end >= self._failed_at:
+        if self._suspects is None and end_order >= self._failed_at:
             self._faults = 0
 
     def record_failure(self, part: Sequence[Record]) -> Record | None:
@@ -183,10 +189,12 @@ class ChildHandler:
 
     def _report_empty_read(self, holding: Holding, batch: Batch) -> None:
         """Tell the child that a read returned no records, unless its previous message is pending or has failed."""
-        previous = self._unawaited.get(holding.key)
+        previous_message = self._unawaited.get(holding.key)
         if not self._send_empty or batch.records:
             return
-        if previous is not None and (not previous.done() or previous.cancelled() or previous.exception() is not None):
+        if previous_message is not None and (
+            not previous_message.done() or previous_message.cancelled() or previous_message.exception() is not None
+        ):
             return
         checkpoint, store = self._make_checkpoint_writer(holding)
         message = self._children.process(holding.lease.shard, checkpoint, (), batch.behind_seconds, store)
@@ -221,10 +229,10 @@ class ChildHandler:
         holding = self._holdings[delivery.lease]
         checkpoint, store = self._make_checkpoint_writer(holding)
         search = self._searches.setdefault(holding.key, RecordSearch(self._attempts))
-        parts = (
+        message_parts = (
             search.split_into_messages(delivery.records, checkpoint.order) if self._dead_letter else [delivery.records]
         )
-        for part in parts:
+        for part in message_parts:
             message = self._children.process(delivery.shard, checkpoint, part, delivery.behind_seconds, store)
             try:
                 await asyncio.wrap_future(self._submit_to_loop(message))
@@ -287,9 +295,9 @@ class ChildHandler:
             log.warning("shard %s: the outcome of a checkpoint is unknown: %s", holding.key, fault)
             return "ThrottlingException"
         except (StoreError, SourceError) as fault:
-            name = find_error_name(fault)
+            error_name = find_error_name(fault)
             log.warning("shard %s: a checkpoint was not stored: %s", holding.key, fault)
-            return name
+            return error_name
         return None if is_stored else "ShutdownException"
 
 

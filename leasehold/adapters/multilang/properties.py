@@ -213,7 +213,7 @@ def read_properties(
         ValueError: If the file, a setting or a value is invalid. The message begins with its name.
     """
     try:
-        values = javaproperties.load(BytesIO(path.read_bytes()))
+        properties = javaproperties.load(BytesIO(path.read_bytes()))
     except OSError as error:
         raise ValueError(f"{path}: it cannot be read: {error.strerror}") from None
     except javaproperties.InvalidUEscapeError as error:
@@ -224,19 +224,19 @@ def read_properties(
         key, separator, value = setting.partition("=")
         if not separator or not key.strip():
             raise ValueError(f"--set: {setting!r} is not of the form key=value")
-        values[key.strip()] = value
+        properties[key.strip()] = value
     if environment is None:
-        return values
-    for key, value in values.items():
+        return properties
+    for key, value in properties.items():
         for name in _VARIABLE.findall(value):
             if name not in environment:
                 raise ValueError(f"{key}: ${{{name}}} is not in the environment")
-    return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in values.items()}
+    return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in properties.items()}
 
 
 def interpret_properties(properties: Mapping[str, str]) -> MultiLangSettings:
     """Interpret these keys. Raises ValueError for the first key that is missing, wrong or refused."""
-    return _PropertiesInterpreter(properties).settings()
+    return _PropertiesInterpreter(properties).read_settings()
 
 
 @frozen
@@ -246,7 +246,7 @@ class _PropertiesInterpreter:
     properties: Mapping[str, str]
     support: dict[str, PropertySupport] = field(factory=dict)
 
-    def settings(self) -> MultiLangSettings:
+    def read_settings(self) -> MultiLangSettings:
         for key in self.properties:
             self.support[key] = self._find_support(key)
         name = self._read_required("applicationName")
@@ -318,50 +318,50 @@ class _PropertiesInterpreter:
         return int(value)
 
     def _read_flag(self, key: str) -> bool:
-        value = (self._read_text(key) or "false").lower()
-        if value not in {"true", "false"}:
-            raise ValueError(f"{key}: {printable(value)!r} is neither true nor false")
-        return value == "true"
+        flag_text = (self._read_text(key) or "false").lower()
+        if flag_text not in {"true", "false"}:
+            raise ValueError(f"{key}: {printable(flag_text)!r} is neither true nor false")
+        return flag_text == "true"
 
     def _read_initial_position(self) -> Position | str:
-        name, seconds = (
+        position_name, seconds = (
             self._read_text("initialPositionInStream"),
             self._read_integer("initialPositionInStreamExtended", 0),
         )
         if seconds is not None:
-            if name is not None:
+            if position_name is not None:
                 raise ValueError(
                     "initialPositionInStreamExtended: set either this or initialPositionInStream, not both"
                 )
             return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
-        name = (name or "LATEST").upper()
-        if name not in {"LATEST", "TRIM_HORIZON"}:
+        position_name = (position_name or "LATEST").upper()
+        if position_name not in {"LATEST", "TRIM_HORIZON"}:
             raise ValueError(
                 "initialPositionInStream: choose LATEST or TRIM_HORIZON; a time is initialPositionInStreamExtended, "
                 "in seconds since 1970"
             )
-        return name
+        return position_name
 
     def _make_source_url(self, application: str) -> str:
         region = self._read_text("kinesisClient.region") or self._read_text("regionName")
-        name, arn = self._read_text("streamName"), self._read_text("streamArn")
+        stream_name, arn = self._read_text("streamName"), self._read_text("streamArn")
         if arn is not None:
-            address = stream_address(arn, None, "streamArn")
-            if address.arn is None:
+            parsed_arn = stream_address(arn, None, "streamArn")
+            if parsed_arn.arn is None:
                 raise ValueError(f"streamArn: {printable(arn)!r} is not the ARN of a stream")
-            name = arn
-            if region is not None and address.region != region:  # as in the KCL's own sample file
-                name = address.name
+            stream_name = arn
+            if region is not None and parsed_arn.region != region:  # as in the KCL's own sample file
+                stream_name = parsed_arn.name
                 meaning = f"its stream, but in {region}, because regionName takes precedence, as in Java"
                 self.support["streamArn"] = PropertySupport("streamArn", "nearest", meaning)
-            region = region or address.region
+            region = region or parsed_arn.region
             if "streamName" in self.support:
                 self.support["streamName"] = PropertySupport("streamName", "ignored", "streamArn names the stream")
-        elif name is None:
-            name = self._read_required("streamName")
+        elif stream_name is None:
+            stream_name = self._read_required("streamName")
         idle_ms = self._read_integer("idleTimeBetweenReadsInMillis", 0)
         consumer = self._read_consumer(application)
-        return _make_url("kinesis", name, {
+        return _make_url("kinesis", stream_name, {
             "region": region,
             "endpoint": self._read_text("kinesisClient.endpointOverride") or self._read_text("kinesisEndpoint"),
             "consumer": consumer,
@@ -370,10 +370,12 @@ class _PropertiesInterpreter:
 
     def _read_consumer(self, application: str) -> str | None:
         """Return the consumer of enhanced fan-out, or None if shards are polled."""
-        mode = (self._read_text("retrievalMode") or "DEFAULT").upper()
-        if mode not in {"DEFAULT", "POLLING", "FANOUT"}:
+        retrieval_mode = (self._read_text("retrievalMode") or "DEFAULT").upper()
+        if retrieval_mode not in {"DEFAULT", "POLLING", "FANOUT"}:
             raise ValueError("retrievalMode: choose DEFAULT, POLLING or FANOUT")
-        if mode == "POLLING" or (mode == "DEFAULT" and any(key in self.properties for key in POLLING)):
+        if retrieval_mode == "POLLING" or (
+            retrieval_mode == "DEFAULT" and any(key in self.properties for key in POLLING)
+        ):
             return None
         consumer = (
             self._read_text("fanoutConfig.consumerArn") or self._read_text("fanoutConfig.consumerName") or application
@@ -389,14 +391,14 @@ class _PropertiesInterpreter:
         credentials: dict[str, Credentials] = {}
         for name_in_file in self.properties:
             # Java ignores the case of these keys, unlike that of all other keys.
-            key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
-            if key is None or (value := self._read_text(name_in_file)) is None:
+            credentials_key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
+            if credentials_key is None or (value := self._read_text(name_in_file)) is None:
                 continue
             try:
-                credentials[key] = parse_credentials(value)
+                credentials[credentials_key] = parse_credentials(value)
             except ValueError as error:
                 raise ValueError(f"{name_in_file}: {error}") from None
-            self.support[name_in_file] = PropertySupport(name_in_file, "taken", str(credentials[key]))
+            self.support[name_in_file] = PropertySupport(name_in_file, "taken", str(credentials[credentials_key]))
         stream_credentials = credentials.get(CREDENTIALS[0], Credentials())
         return stream_credentials, credentials.get(CREDENTIALS[1], stream_credentials)
 

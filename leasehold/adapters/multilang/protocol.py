@@ -163,17 +163,17 @@ class Conversation:
 
     def send_records(self, records: Sequence[Record], behind_seconds: float | None) -> int:
         """Send as many of these records as fit into one message, and return how many were sent."""
-        part = records[: self._max_records]
+        sent_records = records[: self._max_records]
         behind_ms = None if behind_seconds is None else int(behind_seconds * 1000)
         message = {
             "action": "processRecords",
-            "records": [*map(_convert_to_json, part)],
+            "records": [*map(_convert_to_json, sent_records)],
             "millisBehindLatest": behind_ms,
         }
         self._queue_action("processRecords", message)
-        if part:
-            self.delivered = part[-1].position
-        return len(part)
+        if sent_records:
+            self.delivered = sent_records[-1].position
+        return len(sent_records)
 
     def send_shutdown_requested(self) -> None:
         """Request the child's final checkpoint before the lease moves to another worker."""
@@ -282,11 +282,11 @@ class Conversation:
         if number is None:
             position = SHARD_END if self._shard_ended_sent else last_delivered
         elif number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and sub >= 0:
-            requested = Position(str(int(number)), sub)
-            if self._shard_ended_sent and requested.order == last_delivered.order:
+            requested_position = Position(str(int(number)), sub)
+            if self._shard_ended_sent and requested_position.order == last_delivered.order:
                 position = SHARD_END
-            elif self.acknowledged.order <= requested.order <= last_delivered.order:
-                position = requested
+            elif self.acknowledged.order <= requested_position.order <= last_delivered.order:
+                position = requested_position
         if position is None:
             self._queue_message(request.make_response("IllegalArgumentException"))
             return None

@@ -85,8 +85,10 @@ class ReadBounds:
     def find_initial_position(self) -> dict[str, Any]:
         """Return the start position of shards without a lease, as fields of a configuration."""
         start_position = self.since or (LATEST if self.until is None else TRIM_HORIZON)
-        position = {"initial_position": start_position.sequence}
-        return position | ({"timestamp_ms": start_position.sub} if start_position.sequence == "AT_TIMESTAMP" else {})
+        position_fields = {"initial_position": start_position.sequence}
+        return position_fields | (
+            {"timestamp_ms": start_position.sub} if start_position.sequence == "AT_TIMESTAMP" else {}
+        )
 
     def make_query_slice(self) -> Slice | None:
         """Return the slice after which the query ends, or None if the query does not end. Raises ValueError."""
@@ -122,8 +124,8 @@ def parse_bounds(
 def _parse_position(position_fields: Mapping[str, Any] | None) -> Position | None:
     if position_fields is None:
         return None
-    name = position_fields["initial_position"]
-    return at_timestamp(position_fields["timestamp_ms"]) if name == "AT_TIMESTAMP" else Position(name)
+    position_name = position_fields["initial_position"]
+    return at_timestamp(position_fields["timestamp_ms"]) if position_name == "AT_TIMESTAMP" else Position(position_name)
 
 
 class BoundedSource(Source, Sliceable, Protocol):
@@ -196,20 +198,22 @@ def plan_parts(location: StreamLocation, bounds: ReadBounds, tasks: int) -> list
 
     Raises SourceError, ValueError.
     """
-    begins = bounds.begins  # check this before anything is opened
+    begin_position = bounds.begins  # check this before anything is opened
     with closing(location.open_for_lookup()) as source:
         # List the shards first, because the end of the batch is looked up in one of them.
         if not (shards := source.shards()):
             return []
-        if (until_ms := _wait_for_end_ms(source, _make_lease(shards[0]), bounds)) <= begins.sub:
+        if (until_ms := _wait_for_end_ms(source, _make_lease(shards[0]), bounds)) <= begin_position.sub:
             return []  # the batch begins in the future
         shards = source.shards()  # rule 3
-        planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(shards))))
+        planner = _ShardPlanner(
+            location, source, Slice(begin_position, until_ms), min(MAX_PARTS, -(-tasks // len(shards)))
+        )
         # Use threads, because each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
-            rows = zip_longest(*pool.map(planner.plan_parts_of_shard, shards))
+            parts_by_turn = zip_longest(*pool.map(planner.plan_parts_of_shard, shards))
         # Tasks start in this order. With few cores, every shard is begun before a second task reads any of them.
-        return [part for row in rows for part in row if part is not None]
+        return [part for row in parts_by_turn for part in row if part is not None]
 
 
 def _wait_for_end_ms(source: BoundedSource, lease: Lease, bounds: ReadBounds) -> int:
@@ -226,8 +230,10 @@ def _wait_for_end_ms(source: BoundedSource, lease: Lease, bounds: ReadBounds) ->
     deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
     while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
-            name = f"option {bounds.source}.endingPosition"
-            raise ValueError(f"{name}: it lies in the future; use readStream to read records that do not exist yet")
+            option_name = f"option {bounds.source}.endingPosition"
+            raise ValueError(
+                f"{option_name}: it lies in the future; use readStream to read records that do not exist yet"
+            )
         time.sleep(LOOK_SECONDS)
     return until_ms
 
@@ -249,29 +255,32 @@ class _ShardPlanner:
 
     def plan_parts_of_shard(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard, or none if the shard has no records in the slice."""
-        lease, cut, ends = _make_lease(shard), self._cut, None
-        tip = Settled()
+        lease, cut, end_position = _make_lease(shard), self._cut, None
+        last_record = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
-            tip = _find_last_record(self._source, lease)
+            last_record = _find_last_record(self._source, lease)
         # Don't make a task for a shard without records, because the task would wait at the tip until the lag is
         # reported as 0.
-        if tip.last == TRIM_HORIZON or (tip.arrived is not None and tip.arrived * 1000 < cut.begin.sub):
+        if last_record.last == TRIM_HORIZON or (
+            last_record.arrived is not None and last_record.arrived * 1000 < cut.begin.sub
+        ):
             return []
         if cut.until_ms == FOREVER_MS:
-            ends = tip.last
-        newest_ms = cut.until_ms if tip.arrived is None else min(cut.until_ms, int(tip.arrived * 1000))
+            end_position = last_record.last
+        newest_ms = cut.until_ms if last_record.arrived is None else min(cut.until_ms, int(last_record.arrived * 1000))
         cuts = list[Position]()
         if self._parts_per_shard > 1 and (first_record := self._find_first_record(lease, cut.begin)) is not None:
             # Cut only the time after the first record, otherwise most tasks would be empty if no records arrived for a
             # long time at the beginning.
-            times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
-            first_records = (self._find_first_record(lease, at_timestamp(time_ms)) for time_ms in times)
+            cut_times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
+            first_records = (self._find_first_record(lease, at_timestamp(time_ms)) for time_ms in cut_times)
             cuts = [record[0] for record in first_records if record is not None]
-        ranges = split_range(cut.begin, cuts, ends)
+        part_ranges = split_range(cut.begin, cuts, end_position)
         # Tasks read the parts of a shard at the same time and share the service's limit on requests for the shard.
-        pause = self._location.pause_seconds * len(ranges)
+        pause_seconds = self._location.pause_seconds * len(part_ranges)
         return [
-            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause) for part_begin, part_end in ranges
+            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause_seconds)
+            for part_begin, part_end in part_ranges
         ]
 
     def _find_first_record(self, lease: Lease, start: Position) -> tuple[Position, int] | None:

@@ -158,8 +158,8 @@ class TaskRows:
             self.write(file)
             file.flush()
             # The mapping outlives the file's name and handle, so no file stays on the disk if this process crashes.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return TaskRows(tuple(pa.ipc.open_stream(pa.py_buffer(mapped))), 0)
+            mapped_file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return TaskRows(tuple(pa.ipc.open_stream(pa.py_buffer(mapped_file))), 0)
 
     def write(self, file: IO[bytes]) -> None:
         """Write the rows as an Arrow stream."""
@@ -214,18 +214,18 @@ class _RowRequestHandler(BaseRequestHandler):
 def _listen_on_free_port(address: Address) -> _RowTcpServer:
     """Return a server at the first free port. Raises OSError, naming the options to set."""
     # Each query of a driver needs a port of its own, and firewall rules usually allow a range of ports.
-    ports = range(address.port, address.port + PORT_ATTEMPTS) if address.port else (0,)
-    fault = OSError()
-    for port in ports:
+    candidate_ports = range(address.port, address.port + PORT_ATTEMPTS) if address.port else (0,)
+    last_fault = OSError()
+    for port in candidate_ports:
         try:
             family, *_, sockaddr = socket.getaddrinfo(address.bind, port, type=socket.SOCK_STREAM)[0]
             return _RowTcpServer(family, (str(sockaddr[0]), int(sockaddr[1])))
         except OSError as error:
-            fault = error
+            last_fault = error
     raise OSError(
-        f"tasks cannot fetch rows, because no port could be opened ({printable(text_of(fault))}): set lease.fetchPort "
-        "to another, or lease.transport to embedded"
-    ) from fault
+        f"tasks cannot fetch rows, because no port could be opened ({printable(text_of(last_fault))}): set "
+        "lease.fetchPort to another, or lease.transport to embedded"
+    ) from last_fault
 
 
 class RowTransport:
@@ -244,14 +244,14 @@ class RowTransport:
     def make_partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
         """Make a partition for each task of this batch."""
         if self._address is None:
-            embedded = list[Rows]()
+            embedded_partitions = list[Rows]()
             for batches in tasks:
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+                output_buffer = pa.BufferOutputStream()
+                with pa.ipc.new_stream(output_buffer, batches[0].schema) as writer:
                     for batch in batches:
                         writer.write_batch(batch)
-                embedded.append(EmbeddedRows(sink.getvalue().to_pybytes()))
-            return embedded
+                embedded_partitions.append(EmbeddedRows(output_buffer.getvalue().to_pybytes()))
+            return embedded_partitions
         if self._server is None and tasks:
             # Open the port only for the first rows, because a query without rows needs none.
             self._server = RowServer(self._address, self._memory, self._folder)
@@ -274,11 +274,11 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
 
     The same rows are always distributed the same way, because a sink may identify a row by its position in a task.
     """
-    by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
+    keys_by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
     # Sort by size and then by key, so that each row has the same position in its task when the batch is repeated.
-    batches = [rows[key] for _, key in by_size]
-    by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
-    for batch in batches:
+    batches_by_size = [rows[key] for _, key in keys_by_size]
+    by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches_by_size)))]
+    for batch in batches_by_size:
         min(by_task, key=lambda task: sum(batch.num_rows for batch in task)).append(batch)
     # `RowBuffer` returns several large batches as a `pyarrow.Table`, which concatenates them without copying.
     batches_by_task = [
@@ -304,8 +304,8 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
     try:
         with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
             connection.sendall(REQUEST.pack(rows.token, rows.number, rows.task))
-            status = receive_exactly(connection, 1)
-            if status == NOT_FOUND:
+            status_byte = receive_exactly(connection, 1)
+            if status_byte == NOT_FOUND:
                 raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
             with connection.makefile("rb") as stream:
                 yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
@@ -329,11 +329,11 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Read exactly `size` bytes. Raises ConnectionError if the peer closes first."""
-    data = b""
-    while len(data) < size:
+    received_bytes = b""
+    while len(received_bytes) < size:
         # One call may return fewer bytes than were requested.
-        chunk = connection.recv(size - len(data))
+        chunk = connection.recv(size - len(received_bytes))
         if not chunk:
             raise ConnectionError("the other side closed the connection without a response")
-        data += chunk
-    return data
+        received_bytes += chunk
+    return received_bytes

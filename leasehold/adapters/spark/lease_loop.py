@@ -92,10 +92,13 @@ class LeaseLoop:
 
     def _find_closed_shards(self) -> Collection[str]:
         """Return the shards that the last listing shows as closed."""
-        listed = self._worker.discovery.listed
-        if self._closed_listing is not listed:
-            parents = {parent for shard in listed for parent in shard.parents}
-            self._closed_listing, self._closed_keys = listed, {shard.id for shard in listed if not shard.open} | parents
+        listed_shards = self._worker.discovery.listed
+        if self._closed_listing is not listed_shards:
+            parent_ids = {parent for shard in listed_shards for parent in shard.parents}
+            self._closed_listing, self._closed_keys = (
+                listed_shards,
+                {shard.id for shard in listed_shards if not shard.open} | parent_ids,
+            )
         return self._closed_keys
 
     def start(self, *, only_now: bool) -> None:
@@ -147,22 +150,23 @@ class LeaseLoop:
             # An error ends the wait too, because only the main thread can report it to Spark (`raise_fault`).
             self._changed.wait_for(lambda: self._fault or condition(), seconds)
 
-    def wait_for_more_rows(self, seconds: float, rows: int, size: int) -> bool:
+    def wait_for_more_rows(self, max_seconds: float, enough_rows: int, enough_bytes: int) -> bool:
         """Wait for more rows while there are shards behind their tips to read. Return whether the rows fill a batch.
 
         Args:
-            seconds: How long to wait at most.
-            rows: How many rows are enough.
-            size: How many bytes are enough.
+            max_seconds: How long to wait at most.
+            enough_rows: How many rows are enough.
+            enough_bytes: How many bytes are enough.
         """
 
         def is_full() -> bool:
             prefetchers = [
                 prefetcher for prefetcher in self._prefetchers.values() if prefetcher.range_start is not None
             ]
-            buffered = [prefetcher.buffered_rows_and_bytes for prefetcher in prefetchers]
+            buffered_amounts = [prefetcher.buffered_rows_and_bytes for prefetcher in prefetchers]
             return (
-                sum(count for count, _ in buffered) >= rows or sum(size_waiting for _, size_waiting in buffered) >= size
+                sum(count for count, _ in buffered_amounts) >= enough_rows
+                or sum(size_waiting for _, size_waiting in buffered_amounts) >= enough_bytes
             )
 
         def should_stop() -> bool:
@@ -174,7 +178,7 @@ class LeaseLoop:
                 or not any(prefetcher.is_behind for prefetcher in self._prefetchers.values())
             )
 
-        self.wait_until(should_stop, seconds)
+        self.wait_until(should_stop, max_seconds)
         with self._changed:
             return is_full()
 
@@ -183,13 +187,15 @@ class LeaseLoop:
         """Whether any lease will be handed off to another worker once Spark has committed."""
         return any(holding.releasing for holding in self._worker.holdings)
 
-    def take_rows(self, rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, RowChunk]]:
+    def take_rows(
+        self, max_rows: int, max_shard_rows: int, max_bytes: int
+    ) -> tuple[dict[str, RangeStart], dict[str, RowChunk]]:
         """Take the rows of the next batch.
 
         Args:
-            rows: The maximum number of rows, over all shards.
-            shard_rows: The maximum number of rows of one shard.
-            size: The maximum number of bytes, over all shards.
+            max_rows: The maximum number of rows, over all shards.
+            max_shard_rows: The maximum number of rows of one shard.
+            max_bytes: The maximum number of bytes, over all shards.
 
         Returns:
             Where the next range of each held shard begins, and the rows of the shards that have any.
@@ -205,12 +211,14 @@ class LeaseLoop:
             prefetchers = {key: self._prefetchers[key] for key in range_starts}
             # Apply the limit per shard first, otherwise a shard that is far behind could fill the whole batch.
             buffered_counts = {
-                key: min(shard_rows, count)
+                key: min(max_shard_rows, count)
                 for key, prefetcher in prefetchers.items()
                 if (count := prefetcher.buffered_rows_and_bytes[0])
             }
-            row_shares = {key: count for key, count in divide_fairly(buffered_counts, rows).items() if count}
-            byte_shares = divide_fairly({key: prefetchers[key].buffered_rows_and_bytes[1] for key in row_shares}, size)
+            row_shares = {key: count for key, count in divide_fairly(buffered_counts, max_rows).items() if count}
+            byte_shares = divide_fairly(
+                {key: prefetchers[key].buffered_rows_and_bytes[1] for key in row_shares}, max_bytes
+            )
             chunks = {key: prefetchers[key].take_rows(row_shares[key], limit) for key, limit in byte_shares.items()}
             taken_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
             if not taken_chunks:
@@ -257,11 +265,11 @@ class LeaseLoop:
             prefetchers = tuple(self._prefetchers.values())
         # If an AvailableNow query has caught up with a shard, report no lag, because records that arrive later are for
         # the next run.
-        lags = {
+        lags_by_key = {
             prefetcher.key: 0.0 if prefetcher.has_caught_up else prefetcher.holding.progress.behind(now)
             for prefetcher in prefetchers
         }
-        return {key: seconds for key, seconds in lags.items() if seconds is not None}
+        return {key: seconds for key, seconds in lags_by_key.items() if seconds is not None}
 
     @property
     def may_end(self) -> bool:
@@ -288,32 +296,34 @@ class LeaseLoop:
         The result contains shards that this worker holds, and other shards without a living owner.
         """
         with self._changed:
-            statuses = {
+            statuses_by_key = {
                 key: ShardStatus(prefetcher.is_opened, prefetcher.is_idle)
                 for key, prefetcher in self._prefetchers.items()
             }
-            ended = {key for key, position in self._committed.items() if position.ended}
-        if reasons := self._available_now.find_unread_shards(statuses):
+            ended_keys = {key for key, position in self._committed.items() if position.ended}
+        if reasons := self._available_now.find_unread_shards(statuses_by_key):
             return reasons  # no need to read the table
         try:
-            leases = {lease.key: lease for lease in self._worker.store.list().leases}
+            leases_by_key = {lease.key: lease for lease in self._worker.store.list().leases}
         except StoreError as fault:
             reasons = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
             log.warning("the leases could not be read, trying again: %s", fault)
             return reasons
-        return self._available_now.find_awaited_shards(statuses, leases, self._worker.discovery.listed, ended)
+        return self._available_now.find_awaited_shards(
+            statuses_by_key, leases_by_key, self._worker.discovery.listed, ended_keys
+        )
 
     @property
     def shards_not_caught_up(self) -> Mapping[str, str]:
         """The leases in the last listing whose shards may still have unread records, each with the reason."""
         now = self._worker.clock()
         with self._changed:
-            statuses = {
+            statuses_by_key = {
                 key: ShardStatus(prefetcher.is_opened, is_idle=prefetcher.holding.progress.behind(now) == 0)
                 for key, prefetcher in self._prefetchers.items()
             }
         return self._available_now.find_awaited_shards(
-            statuses, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
+            statuses_by_key, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
         )
 
     # Called by the loop's threads

@@ -124,16 +124,16 @@ class LeasedSource(DataSource):
         if replaces:
             raise ValueError('mode: a stream cannot be overwritten; use mode("append"), or outputMode("append")')
         # Drop the options that `register` takes from the session, because a sink does not use them.
-        options = OptionReader(
+        sink_options = OptionReader(
             {name: value for name, value in self._all_options.items() if not name.lower().startswith("lease.")}
         )
-        options.reject_options({"asyncProgressTrackingEnabled": ASYNC_UNSUPPORTED})
+        sink_options.reject_options({"asyncProgressTrackingEnabled": ASYNC_UNSUPPORTED})
         # Read Spark's own options, otherwise `reject_unknown` would reject them.
         for name in SPARK_OPTIONS:
-            options.read_text(name)
-        identity = WriteIdentity.from_options(options)
-        target = self.sink_target(options)
-        options.reject_unknown()
+            sink_options.read_text(name)
+        identity = WriteIdentity.from_options(sink_options)
+        target = self.sink_target(sink_options)
+        sink_options.reject_unknown()
         target.columns.check_schema(schema)
         return target, identity
 
@@ -300,9 +300,9 @@ def _check_schema(schema: StructType, spec: SourceSpec) -> None:
     def names_and_types(fields: StructType) -> list[tuple[str, str]]:
         return [(column.name, column.dataType.simpleString()) for column in fields]
 
-    expected = from_arrow_schema(spec.columns.schema)
-    if names_and_types(schema) != names_and_types(expected):
+    expected_columns = from_arrow_schema(spec.columns.schema)
+    if names_and_types(schema) != names_and_types(expected_columns):
         raise ValueError(
-            f"schema: the columns are {', '.join(column.name for column in expected)}, and cannot be chosen: leave out "
-            ".schema(...), and parse records with from_json or similar functions"
+            f"schema: the columns are {', '.join(column.name for column in expected_columns)}, and cannot be chosen: "
+            "leave out .schema(...), and parse records with from_json or similar functions"
         )

@@ -165,8 +165,8 @@ def advance_offset(
             ranges[key] = Range(begins, begins, holding.epoch)
     if unheld := ends.keys() - ranges.keys():
         raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
-    carried_over = (pair for pair in uncheckpointed if pair[0] not in ranges)
-    return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over), tasks=0)
+    carried_over_ranges = (pair for pair in uncheckpointed if pair[0] not in ranges)
+    return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over_ranges), tasks=0)
 
 
 def find_resume_position(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
@@ -193,15 +193,15 @@ def is_uncommitted(start: Offset, committed: int) -> bool:
     return start.number > committed and not start.is_empty
 
 
-def divide_fairly(buffered: Mapping[str, int], limit: int) -> dict[str, int]:
+def divide_fairly(buffered_amounts: Mapping[str, int], limit: int) -> dict[str, int]:
     """Divide `limit` rows or bytes fairly among shards, given the amounts that are buffered for each."""
     shares: dict[str, int] = {}
-    remaining = limit
-    for position, (key, count) in enumerate(sorted(buffered.items(), key=lambda pair: (pair[1], pair[0]))):
+    remaining_amount = limit
+    for position, (key, count) in enumerate(sorted(buffered_amounts.items(), key=lambda pair: (pair[1], pair[0]))):
         # Begin with the shard that has the least buffered, so that the rest of its share is divided among the other
         # shards.
-        shares[key] = min(count, remaining // (len(buffered) - position))
-        remaining -= shares[key]
+        shares[key] = min(count, remaining_amount // (len(buffered_amounts) - position))
+        remaining_amount -= shares[key]
     return shares
 
 
@@ -304,11 +304,11 @@ def pack_rows(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
     """
     columns = tuple(zip(*rows, strict=True))
     widths = [max(map(len, column)) if any(column) else 0 for column in columns]
-    transposed = list[str]()
+    transposed_texts = list[str]()
     for column, width in zip(columns, widths, strict=True):
-        text = "".join([cell.rjust(width, PAD) for cell in column])
-        transposed += [text[index::width] for index in range(width)]
-    return [len(rows), *widths, b64encode(zlib.compress("".join(transposed).encode(), LEVEL)).decode()]
+        column_text = "".join([cell.rjust(width, PAD) for cell in column])
+        transposed_texts += [column_text[index::width] for index in range(width)]
+    return [len(rows), *widths, b64encode(zlib.compress("".join(transposed_texts).encode(), LEVEL)).decode()]
 
 
 def unpack_rows(stored: Sequence[str | int]) -> Iterator[PackedRange]:
@@ -316,16 +316,16 @@ def unpack_rows(stored: Sequence[str | int]) -> Iterator[PackedRange]:
     count, *widths = map(int, stored[:-1])
     try:
         # Limit the length, because a damaged string may decompress to any length.
-        text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), MAX_TEXT).decode()
+        packed_text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), MAX_TEXT).decode()
     except zlib.error as fault:
         raise ValueError(str(fault)) from fault
     # Check the column widths, because wrong widths would produce positions that look valid but were never written.
-    if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
+    if len(widths) != COLUMNS or not 0 < count <= len(packed_text) == count * sum(widths):
         raise ValueError("the length of its packed ranges does not match their widths")
     columns, start = [], 0
     for width in widths:
-        column = text[start : start + count * width]
-        columns.append([column[row::count].lstrip(PAD) for row in range(count)])
+        column_text = packed_text[start : start + count * width]
+        columns.append([column_text[row::count].lstrip(PAD) for row in range(count)])
         start += count * width
     return map(_unpack_row, zip(*columns, strict=True))
 
@@ -351,5 +351,5 @@ def _unpack_row(cells: tuple[str, ...]) -> PackedRange:
 
 
 def _unpack_position(sequence: str, sub: str, token: str) -> Position:
-    number = sequence[1:] if sequence.startswith(VERBATIM) else str(int(sequence, 16))
-    return Position(number, int(sub or 0), token)
+    sequence_number = sequence[1:] if sequence.startswith(VERBATIM) else str(int(sequence, 16))
+    return Position(sequence_number, int(sub or 0), token)

@@ -37,11 +37,11 @@ class OptionReader:
         """Return the value of an option. Raises ValueError if it is present but empty."""
         self._names.append(name)
         # Spark ignores the case of option names, and passes some of them in lower case.
-        value = self._unread.pop(name.lower(), None)
+        option_value = self._unread.pop(name.lower(), None)
         # An empty value usually comes from an unset environment variable. Using the default would hide the mistake.
-        if value is not None and not value.strip():
+        if option_value is not None and not option_value.strip():
             raise ValueError(f"option {name}: it is empty; leave it out, or give a value")
-        return default if value is None else value.strip()
+        return default if option_value is None else option_value.strip()
 
     def read_required(self, name: str, hint: str) -> str:
         """Return the value of a required option."""
@@ -51,21 +51,21 @@ class OptionReader:
 
     def read_number(self, name: str, default: int | None, *, minimum: int = 1, maximum: int = 2**53) -> int | None:
         """Return a whole number within limits."""
-        text = self.read_text(name)
-        if not text:
+        option_text = self.read_text(name)
+        if not option_text:
             return default
-        value = decimal(text, maximum)
-        if value is None or value < minimum:
-            raise ValueError(f"option {name}: {text!r} is not a whole number from {minimum} to {maximum}")
-        return value
+        parsed_number = decimal(option_text, maximum)
+        if parsed_number is None or parsed_number < minimum:
+            raise ValueError(f"option {name}: {option_text!r} is not a whole number from {minimum} to {maximum}")
+        return parsed_number
 
     def read_choice(self, name: str, *choices: str) -> str:
         """Return the choice that the option names, ignoring case, or the first choice if the option is left out."""
-        text = self.read_text(name, choices[0])
+        option_text = self.read_text(name, choices[0])
         for choice in choices:
-            if choice.lower() == text.lower():
+            if choice.lower() == option_text.lower():
                 return choice
-        raise ValueError(f"option {name}: {text!r} is not one of {', '.join(choices)}")
+        raise ValueError(f"option {name}: {option_text!r} is not one of {', '.join(choices)}")
 
     def read_flag(self, name: str, *, default: bool) -> bool:
         return self.read_choice(name, *(("true", "false") if default else ("false", "true"))) == "true"
@@ -156,8 +156,8 @@ class LeaseOptions:
     def count_tasks(self, shards: int) -> int:
         """Return the number of tasks for `shards` shards. A task costs as much as reading thousands of rows."""
         # By default make at most one task per core, because further tasks would have to wait for a free core.
-        per_task = self.shards_per_task or -(-shards // self.cores)
-        return -(-shards // per_task) if shards else 0
+        shards_per_task = self.shards_per_task or -(-shards // self.cores)
+        return -(-shards // shards_per_task) if shards else 0
 
 
 def parse_lease_options(
@@ -173,7 +173,7 @@ def parse_lease_options(
         rows: This source's name of the option for the maximum number of rows in a batch.
     """
     # `register` sets this option for the session, except for a client of Spark Connect, where the default is used.
-    cores = opts.read_number("lease.cores", os.cpu_count()) or 1
+    core_count = opts.read_number("lease.cores", os.cpu_count()) or 1
     store_url = opts.read_text("lease.store", store)
     if store_url.startswith("memory:"):
         raise ValueError(
@@ -202,7 +202,7 @@ def parse_lease_options(
         store=store_url,
         create=opts.read_flag("lease.createTable", default=True),
         worker=opts.read_text("lease.workerId", socket.gethostname()),
-        config=_parse_config(opts, position, seconds, cores),
+        config=_parse_config(opts, position, seconds, core_count),
         flush=opts.read_flag("lease.flushOnIdle", default=True),
         fetch=fetch_address,
         spool_folder=opts.read_text("lease.spoolFolder"),
@@ -210,7 +210,7 @@ def parse_lease_options(
         buffer_bytes=buffer_bytes,
         trigger_rows=opts.read_number(rows, None) or 2**53,
         trigger_bytes=opts.read_number("maxBytesPerTrigger", None) or buffer_bytes,
-        cores=cores,
+        cores=core_count,
         shards_per_task=opts.read_number("shardsPerTask", 0, minimum=0) or 0,
         if_recreated=cast("Literal['TRIM_HORIZON', 'LATEST'] | None", if_recreated),
         linger_seconds=(opts.read_number("lease.lingerMs", 1000, minimum=0, maximum=60_000) or 0) / 1000,
@@ -218,10 +218,10 @@ def parse_lease_options(
 
 
 def _parse_config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
-    milliseconds = opts.read_number("lease.durationMs", int(seconds * 1000), minimum=500) or 0
-    if warning := checked_duration(SETTING_LIMITS["lease_seconds"], milliseconds / 1000, "option lease.durationMs"):
+    duration_ms = opts.read_number("lease.durationMs", int(seconds * 1000), minimum=500) or 0
+    if warning := checked_duration(SETTING_LIMITS["lease_seconds"], duration_ms / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
-    rules = opts.read_choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
+    rules_name = opts.read_choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
     # Limit the leases by a number or by the session's cores, so that a large cluster takes more than a laptop (M7).
     limit, per_core = opts.read_number("lease.maxLeases", None), opts.read_number("lease.maxLeasesPerCore", None)
     if limit and per_core:
@@ -232,7 +232,7 @@ def _parse_config(opts: OptionReader, position: Mapping[str, Any], seconds: floa
     }
     # Leave out options that are not set, because the configuration has defaults for them and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
+    fields |= {"rules": rules_name, "lease_seconds": duration_ms / 1000, **position}
     try:
         return config_of(JsonValue("input", fields))
     except BadJsonField as error:
@@ -259,13 +259,13 @@ def parse_start(
         time_form: How to write a time, for the error.
     """
     if timestamp:
-        milliseconds = decimal(timestamp, 2**53)
-        if milliseconds is None:
+        timestamp_ms = decimal(timestamp, 2**53)
+        if timestamp_ms is None:
             raise ValueError(f"option {name}: the time must be whole milliseconds since 1970, not {timestamp!r}")
-        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": checked_time(milliseconds, f"option {name}")}
+        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": checked_time(timestamp_ms, f"option {name}")}
     if text.upper() in oldest_words:
         return {"initial_position": "TRIM_HORIZON"}
     if text.upper() in newest_words:
         return {"initial_position": "LATEST"}
-    words = ", ".join([*oldest_words, *newest_words])
-    raise ValueError(f"option {name}: {text!r} is none of {words}; write a time as {time_form}")
+    accepted_words = ", ".join([*oldest_words, *newest_words])
+    raise ValueError(f"option {name}: {text!r} is none of {accepted_words}; write a time as {time_form}")

@@ -32,12 +32,12 @@ def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
             query = start()
             while query.isActive and query.status["message"].startswith("Initializing"):
                 time.sleep(LOOK_SECONDS)
-            timed_out = START_TIMEOUT in str(query.exception())
+            has_timed_out = START_TIMEOUT in str(query.exception())
         except Exception as fault:  # Spark's own, or Java's
             if not retries or START_TIMEOUT not in text_of(fault):
                 raise
-            timed_out = True
-        if not timed_out:
+            has_timed_out = True
+        if not has_timed_out:
             break
         log.warning("a Python process of Spark did not start in time, starting the query again")
     return query

@@ -176,9 +176,9 @@ class ShardPrefetcher(ConsumerPort):
             else None
         )
 
-    def take_rows(self, rows: int, size: int) -> RowChunk | None:
-        """Remove and return the next rows: at most `rows` of them, and at most `size` bytes."""
-        chunk = self._buffer.take_rows(rows, size)
+    def take_rows(self, max_rows: int, max_bytes: int) -> RowChunk | None:
+        """Remove and return the next rows: at most `max_rows` of them, and at most `max_bytes` bytes."""
+        chunk = self._buffer.take_rows(max_rows, max_bytes)
         if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
             # From now on a hand-off waits for a commit, otherwise the next owner would deliver these rows again.
@@ -252,8 +252,10 @@ class ShardPrefetcher(ConsumerPort):
             self._tip.last_record_at = now
             # While another worker held the lease, Spark may have committed a later position. Remember it, to write it
             # once rule 4 allows.
-            committed = self._shared.committed(self.key)
-            self._uncheckpointed = None if committed is None or committed.order > start.order else committed
+            committed_position = self._shared.committed(self.key)
+            self._uncheckpointed = (
+                None if committed_position is None or committed_position.order > start.order else committed_position
+            )
             self._shared.changed.notify_all()
         if start.ended:  # the query has read the shard to its end, so only SHARD_END is left to write
             self.holding.progress.not_awaited()

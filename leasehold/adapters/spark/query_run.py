@@ -125,39 +125,46 @@ class QueryRun:
 
         Raises SourceError if the offset is of another stream, or of a former incarnation without `lease.ifRecreated`.
         """
-        current, former = self._determine_incarnation(), offset.incarnation
-        if current and not former:
+        current_incarnation, former_incarnation = self._determine_incarnation(), offset.incarnation
+        if current_incarnation and not former_incarnation:
             # An offset of the old form belongs to the incarnation that its leases have as an annotation, or to the
             # current one. Cache it: the annotations change when the leases start over, but the offsets do not.
             if self._default_incarnation is None and offset.keys:
-                annotations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
+                incarnations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
                 self._default_incarnation = next(
-                    (incarnation for incarnation in annotations if incarnation and created_later(current, incarnation)),
+                    (
+                        incarnation
+                        for incarnation in incarnations
+                        if incarnation and created_later(current_incarnation, incarnation)
+                    ),
                     "",
                 )
-            former = self._default_incarnation or current
-        if current in {"", former}:
+            former_incarnation = self._default_incarnation or current_incarnation
+        if current_incarnation in {"", former_incarnation}:
             # Return the same object if possible, because a new one sorts its ranges, and there may be thousands.
-            return offset if offset.incarnation == former else evolve(offset, incarnation=former)
-        if not created_later(current, former):
+            return (
+                offset if offset.incarnation == former_incarnation else evolve(offset, incarnation=former_incarnation)
+            )
+        if not created_later(current_incarnation, former_incarnation):
             raise SourceError(
-                f"offset: the checkpointLocation is of {former}, but the query reads {current}; give it another one"
+                f"offset: the checkpointLocation is of {former_incarnation}, "
+                f"but the query reads {current_incarnation}; give it another one"
             )
         if (restart_position := self._options.if_recreated) is None:
             raise SourceError(
-                f"stream {former} was deleted and made anew, and is {current} now: nothing is read; option "
-                "lease.ifRecreated TRIM_HORIZON or LATEST has all its leases begin there, or give the query a "
-                "checkpointLocation and a lease table of its own"
+                f"stream {former_incarnation} was deleted and made anew, and is {current_incarnation} now: "
+                "nothing is read; option lease.ifRecreated TRIM_HORIZON or LATEST has all its leases begin there, or "
+                "give the query a checkpointLocation and a lease table of its own"
             )
         if not self._restarted:
             self._restarted = True
             log.warning(
                 "stream %s was made anew, and is %s now: its leases restart at %s (lease.ifRecreated)",
-                former,
-                current,
+                former_incarnation,
+                current_incarnation,
                 restart_position,
             )
-        return evolve(offset, ranges=(), incarnation=current)
+        return evolve(offset, ranges=(), incarnation=current_incarnation)
 
     def _determine_incarnation(self) -> str:
         """Return the stream's incarnation, or "" if the source has none. Waits until the source is available."""
@@ -227,10 +234,12 @@ class QueryRun:
             # Compare the offsets, not their numbers, because another run may have planned a different batch under this
             # number.
             plan = plan if plan is not None and plan.end == end else None
-            rows = self._replay_batch(end) if plan is None else plan.rows
+            rows_by_key = self._replay_batch(end) if plan is None else plan.rows
             # A repeated batch keeps its number of tasks, because a sink may identify a row by its index in a task.
-            tasks = end.tasks or self._options.count_tasks(len(rows))
-            self._partitions[end.number] = self._transport.make_partitions(end.number, spread_over_tasks(rows, tasks))
+            task_count = end.tasks or self._options.count_tasks(len(rows_by_key))
+            self._partitions[end.number] = self._transport.make_partitions(
+                end.number, spread_over_tasks(rows_by_key, task_count)
+            )
             if (
                 plan is not None
             ):  # drop the rows only now, because `make_partitions` may have failed and be called again
@@ -254,8 +263,8 @@ class QueryRun:
     def report_lags(self) -> dict[str, Any]:
         """Return the lag of reading: the largest lag, and the lags of the shards furthest behind."""
         lags_ms = {key: round(seconds * 1000) for key, seconds in self._loop.lags_in_seconds.items()}
-        largest_lags = sorted(((key, lag) for key, lag in lags_ms.items() if lag), key=lambda pair: (-pair[1], pair[0]))
-        reported_lags = dict(sorted(largest_lags[:REPORTED_SHARDS]))
+        keys_by_lag = sorted(((key, lag) for key, lag in lags_ms.items() if lag), key=lambda pair: (-pair[1], pair[0]))
+        reported_lags = dict(sorted(keys_by_lag[:REPORTED_SHARDS]))
         worst_lag, undecided = max(lags_ms.values(), default=0), self._loop.undecided_count
         return {
             "shards": len(lags_ms),
@@ -279,38 +288,44 @@ class QueryRun:
                 closing.callback(close)
 
     def _plan_next(self, start: Offset, limit: ReadLimit) -> BatchPlan | None:
-        rows, size = self._options.trigger_rows, self._trigger_bytes
+        max_rows, max_bytes = self._options.trigger_rows, self._trigger_bytes
         match limit:
             case ReadMaxRows(max_rows=maximum):
-                rows = min(rows, maximum)
+                max_rows = min(max_rows, maximum)
             case ReadMaxBytes(max_bytes=maximum):
-                size = min(size, maximum)
+                max_bytes = min(max_bytes, maximum)
         while True:
             self._loop.wait_for_rows(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
-            is_full = self._loop.wait_for_more_rows(self._options.linger_seconds, rows, min(size, LINGER_BYTES))
+            is_full = self._loop.wait_for_more_rows(
+                self._options.linger_seconds, max_rows, min(max_bytes, LINGER_BYTES)
+            )
             self._loop.raise_fault()
             if not (is_full or self._planned_ends) and self._is_catching_up():
                 self._loop.wait_until(lambda: False, IDLE_SECONDS)
                 continue
-            held, chunks = self._loop.take_rows(rows, self._source_spec.shard_rows, size)
+            held_ranges, chunks = self._loop.take_rows(max_rows, self._source_spec.shard_rows, max_bytes)
             if chunks:
-                ends = {key: chunk.ends for key, chunk in chunks.items()}
-                end = advance_offset(start, held, ends, self._make_uncheckpointed_ranges(start, held))
+                ends_by_key = {key: chunk.ends for key, chunk in chunks.items()}
+                end = advance_offset(
+                    start, held_ranges, ends_by_key, self._make_uncheckpointed_ranges(start, held_ranges)
+                )
                 # If this run acquires one of these shards again, reading begins after these rows, because this run
                 # either delivers them or fails.
-                self._planned_ends.update(ends)
+                self._planned_ends.update(ends_by_key)
                 self._planned_at = time.monotonic()
                 rows_by_key = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
                 end = evolve(end, tasks=self._options.count_tasks(len(rows_by_key)) if rows_by_key else 0)
                 return BatchPlan(start, end, rows_by_key)
-            awaited = self._loop.awaited_shards if self._only_now else {}
-            if self._should_flush(start, awaited):
+            awaited_shards = self._loop.awaited_shards if self._only_now else {}
+            if self._should_flush(start, awaited_shards):
                 # Plan a flush, because Spark commits a batch only when it plans the next one, which may be empty.
                 return BatchPlan(
-                    start, advance_offset(start, held, {}, self._make_uncheckpointed_ranges(start, held)), {}
+                    start,
+                    advance_offset(start, held_ranges, {}, self._make_uncheckpointed_ranges(start, held_ranges)),
+                    {},
                 )
-            if awaited:
-                self._watchdog.check_progress(awaited, self._loop.answered_reads)
+            if awaited_shards:
+                self._watchdog.check_progress(awaited_shards, self._loop.answered_reads)
                 continue
             if self._loop.may_end:
                 if not self._is_catching_up():
@@ -347,10 +362,10 @@ class QueryRun:
 
     def _make_uncheckpointed_ranges(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
         """Return empty ranges at the uncheckpointed ends of the previous batch, for shards absent from this one."""
-        absent_parts = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
+        absent_ranges = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
         end_positions = [
             (key, self._planned_ends.get(key) or self._find_completed_end(key, start, part), part.epoch)
-            for key, part in absent_parts
+            for key, part in absent_ranges
         ]
         return [
             (key, Range(end, end, epoch))
@@ -370,10 +385,10 @@ class QueryRun:
         watchdog = Watchdog(self._options.config.lease_seconds, activity=f"batch {end.number}, which is repeated")
         # Replay before joining. If a shard allows one reader at a time, the prefetcher's reader would disconnect the
         # replay's reader.
-        rows = replay_batch(end, self._replay_context, watchdog)
-        self._loop.mark_read(rows)  # the ranges could be read, so the checkpointLocation belongs to this stream
-        self.join_group(end, repeated_keys=rows)
-        return rows
+        rows_by_key = replay_batch(end, self._replay_context, watchdog)
+        self._loop.mark_read(rows_by_key)  # the ranges could be read, so the checkpointLocation belongs to this stream
+        self.join_group(end, repeated_keys=rows_by_key)
+        return rows_by_key
 
     def _find_start(self, holding: Holding, checkpoint: Position) -> Position:
         if (planned_end := self._planned_ends.get(holding.key)) is not None:

@@ -16,8 +16,10 @@ def cut_rows_after(columns: SourceColumns, chunk: RowChunk, end: Position) -> pa
     """Return the rows of a chunk up to and including the position `end`."""
     if chunk.ends.order <= end.order:
         return chunk.rows
-    orders = range(chunk.count)
-    return chunk.rows.slice(0, bisect_right(orders, end.order, key=lambda row: columns.position(chunk.rows, row).order))
+    row_numbers = range(chunk.count)
+    return chunk.rows.slice(
+        0, bisect_right(row_numbers, end.order, key=lambda row: columns.position(chunk.rows, row).order)
+    )
 
 
 def read_range(

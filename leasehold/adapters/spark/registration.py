@@ -32,8 +32,8 @@ def register(spark: "SparkSession") -> None:
     from leasehold.adapters.spark.leased_source import LeasedSource  # noqa: PLC0415
 
     # The cores of all executors that have registered so far. A client of Spark Connect has no access to this number.
-    cores = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
-    session_options = cores | read_driver_address(spark)
+    core_options = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
+    session_options = core_options | read_driver_address(spark)
     for format_class in (KinesisLeased, DynamoLeased, EventHubsLeased):
         # Create a subclass, which unlike an imported class is pickled by value. So its `session_options` reach the
         # processes that run queries.

@@ -85,21 +85,21 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
 
     Raises the errors of `watchdog`, SourceError if trying again cannot help, and StoreError.
     """
-    ranges = {key: part for key, part in offset.ranges if not part.is_empty}
-    leases, cancelled = _find_leases(ranges, context), Event()
+    ranges_by_key = {key: part for key, part in offset.ranges if not part.is_empty}
+    leases, cancelled = _find_leases(ranges_by_key, context), Event()
     # Leave out ranges that an earlier run has given up (rule 2).
-    remaining_ranges = {key: part for key, part in ranges.items() if not _is_given_up(leases[key], part)}
+    remaining_ranges = {key: part for key, part in ranges_by_key.items() if not _is_given_up(leases[key], part)}
     replays = {key: RangeReplay(leases[key], part, context, cancelled) for key, part in remaining_ranges.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
             futures = {key: pool.submit(replay.read_rows) for key, replay in replays.items()}
-            polls = 0
+            poll_count = 0
             while awaited := {key: replays[key].problem for key, future in futures.items() if not future.done()}:
                 watchdog.check_progress(awaited, sum(replay.answered_reads for replay in replays.values()))
                 # Log the reason for the wait repeatedly, otherwise a query that waits for its stream would appear to
                 # hang.
-                polls += 1
-                if not polls % LOG_EVERY:
+                poll_count += 1
+                if not poll_count % LOG_EVERY:
                     log.warning("the repeated batch waits for %s", format_with_reasons(awaited))
                 finished_futures, _ = wait(futures.values(), POLL_SECONDS, FIRST_EXCEPTION)
                 # If reading one range fails, stop waiting for the others and let the query fail. The next run repeats
@@ -200,38 +200,38 @@ class RangeReplay:
             # Do not count the time during which the source is unavailable as silence.
             return self._faults.next()
         self._faults.reset()
-        pause = max(PAUSE_SECONDS, response.wait_seconds)
+        pause_seconds = max(PAUSE_SECONDS, response.wait_seconds)
         if has_rows:
             self.answered_reads += 1
             self._tip_silence = self._reader_silence = self._checked_at = 0.0
         elif self._context.exclusive:
             # An empty response does not prove that there are no records. A reader that was disconnected by another
             # reader gets empty responses too.
-            self._reader_silence += pause
+            self._reader_silence += pause_seconds
             self._check_silent_reader(self._reader_silence)
         elif response.behind_seconds is not None:
             self.answered_reads += 1
-            self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause
+            self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause_seconds
             # Count only empty responses at the tip. A response behind the tip shows that more records will follow.
             if self._tip_silence > SILENT_SECONDS:
                 raise Trimmed(f"no record comes up to {self._part.ends.sequence}, and the shard is read to its tip")
-        return pause
+        return pause_seconds
 
-    def _check_silent_reader(self, silence: float) -> None:
+    def _check_silent_reader(self, silent_seconds: float) -> None:
         """Find out why an exclusive reader gets no records. Raises Trimmed if the range will not arrive."""
-        if silence - self._checked_at > SILENT_SECONDS_OWNED:
-            self._checked_at, previous = silence, self._lease
+        if silent_seconds - self._checked_at > SILENT_SECONDS_OWNED:
+            self._checked_at, previous_lease = silent_seconds, self._lease
             try:
-                self._lease = next(iter(self._context.store.get([previous.key])), previous)
+                self._lease = next(iter(self._context.store.get([previous_lease.key])), previous_lease)
             except StoreError as fault:
-                log.warning("lease %s cannot be read: %s", previous.key, fault)
+                log.warning("lease %s cannot be read: %s", previous_lease.key, fault)
             # A new owner proves nothing yet, because it may have claimed the lease from a dead worker and not begun to
             # read. Once the owner has renewed the lease, its reader has disconnected ours, so no more records will
             # arrive.
-            unchanged_owner = previous.owner is not None and previous.owner == self._lease.owner
-            if unchanged_owner and previous.version != self._lease.version:
+            has_same_owner = previous_lease.owner is not None and previous_lease.owner == self._lease.owner
+            if has_same_owner and previous_lease.version != self._lease.version:
                 raise Trimmed("another worker holds its lease and reads it")
-        if silence <= SILENT_SECONDS:
+        if silent_seconds <= SILENT_SECONDS:
             return
         try:
             # Send a separate request, to distinguish a shard without records from a service that is down.

@@ -98,9 +98,9 @@ class ArrowBatch(Batch):
         """Return this read with only the rows that arrived between these times."""
         if self.rows is None:
             return super().between(since, until)
-        mask = [time is None or since <= time < until for time in self.arrivals]
-        trail = None if self.trail is None else self.trail.select(mask)
-        return evolve(self, rows=self.rows.filter(pa.array(mask)), read_to=self.end, trail=trail)
+        arrived_between = [time is None or since <= time < until for time in self.arrivals]
+        trail = None if self.trail is None else self.trail.select(arrived_between)
+        return evolve(self, rows=self.rows.filter(pa.array(arrived_between)), read_to=self.end, trail=trail)
 
 
 def _convert_to_seconds(times: pa.Array) -> list[float | None]:
@@ -129,10 +129,10 @@ class RowChunk:
 
 def make_chunk(columns: SourceColumns, lease: Lease, batch: Batch) -> RowChunk | None:
     """Return the rows and the position of a batch, or None if it has neither. The end of a shard is a position too."""
-    ends = batch.reached
-    if ends is None:
+    end_position = batch.reached
+    if end_position is None:
         return None
     if not isinstance(batch, ArrowBatch) or batch.rows is None:
         tokens = [record.token for record in batch.records]
-        return RowChunk(columns.rows(lease, batch.records), ends, Tokens(tokens) if any(tokens) else None)
-    return RowChunk(batch.rows, ends, batch.trail)
+        return RowChunk(columns.rows(lease, batch.records), end_position, Tokens(tokens) if any(tokens) else None)
+    return RowChunk(batch.rows, end_position, batch.trail)

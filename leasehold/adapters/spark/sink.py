@@ -69,17 +69,17 @@ class SinkColumns:
 
     def check_schema(self, schema: StructType) -> None:
         """Raise ValueError for a column that is missing, unknown to the sink, or of the wrong type."""
-        fields = {field.name.lower(): field for field in schema}
+        fields_by_name = {field.name.lower(): field for field in schema}
         column_names = {name.lower() for name in self.types}
         for name in sorted(self.required):
-            if name.lower() not in fields:
+            if name.lower() not in fields_by_name:
                 raise ValueError(f"column {name}: is missing; select it, as col(...).alias({name!r})")
         # Do not ignore an unknown column, because the user would assume that its data is written.
-        for name, field in fields.items():
+        for name, field in fields_by_name.items():
             if name not in column_names:
                 raise ValueError(f"column {field.name}: unknown; the sink takes {', '.join(self.types)}: drop the rest")
         for name, kind in self.types.items():
-            spark_type = fields[name.lower()].dataType.simpleString() if name.lower() in fields else ""
+            spark_type = fields_by_name[name.lower()].dataType.simpleString() if name.lower() in fields_by_name else ""
             if spark_type and spark_type not in _ACCEPTED_TYPES[str(kind)]:
                 raise ValueError(
                     f"column {name}: is {spark_type}, and the sink takes {' or '.join(_ACCEPTED_TYPES[str(kind)])}"
@@ -172,21 +172,23 @@ class WriteIdentity:
         # rows of the second run as duplicates.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it together with writer.batch, or give neither of them")
-        location = opts.read_text("checkpointLocation").rstrip("/")
-        return cls(query or uuid4().hex, batch or 0, uuid4().int % RUNS, bool(query), location)
+        checkpoint_location = opts.read_text("checkpointLocation").rstrip("/")
+        return cls(query or uuid4().hex, batch or 0, uuid4().int % RUNS, bool(query), checkpoint_location)
 
     def make_first_tag(self) -> Tag:
         """Return the tag of the first row of this task."""
-        context = TaskContext.get()
-        names = (QUERY_ID, BATCH_ID, RUN_ID)
-        query_id, batch_id, run_id = (context.getLocalProperty(name) if context else None for name in names)
+        task_context = TaskContext.get()
+        property_names = (QUERY_ID, BATCH_ID, RUN_ID)
+        query_id, batch_id, run_id = (
+            task_context.getLocalProperty(name) if task_context else None for name in property_names
+        )
         query, batch, run = f"{self.batch} {self.query}", self.batch, self.run
         if not self.named and query_id and batch_id:
             query, batch = f"{query_id} {self.location}", int(batch_id)
             run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUNS if run_id else run
         # Every record contains the tag, so hash the name to a few bytes.
         hashed_query = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
-        return Tag(hashed_query, run, batch, str(context.partitionId() if context else 0), "", 0)
+        return Tag(hashed_query, run, batch, str(task_context.partitionId() if task_context else 0), "", 0)
 
 
 def split_into_sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -204,9 +206,9 @@ def split_into_sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch])
                     row_sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
             cumulative_sizes = np.cumsum(row_sizes) + size
             # A section ends with the row that brings it to `SECTION_BYTES`.
-            count = min(rows.num_rows, int(np.searchsorted(cumulative_sizes, SECTION_BYTES)) + 1)
-            gathered.append(rows.slice(0, count))
-            size, rows = int(cumulative_sizes[count - 1]), rows.slice(count)
+            section_row_count = min(rows.num_rows, int(np.searchsorted(cumulative_sizes, SECTION_BYTES)) + 1)
+            gathered.append(rows.slice(0, section_row_count))
+            size, rows = int(cumulative_sizes[section_row_count - 1]), rows.slice(section_row_count)
             if size >= SECTION_BYTES:
                 yield _make_ordered_section(columns, gathered)
                 gathered, size = [], 0
@@ -288,10 +290,10 @@ class StreamSinkWriter(_TaskWriter, DataSourceStreamArrowWriter):
         Some rows may be in the stream already. If the batch is repeated, our readers drop the duplicates.
         """
         set_up_logging()
-        finished_tasks = sum(message is not None for message in messages)
+        finished_task_count = sum(message is not None for message in messages)
         log.warning(
             "batch %d was aborted after %d of %d tasks had written; if it is repeated, our readers drop their rows",
             batchId,
-            finished_tasks,
+            finished_task_count,
             len(messages),
         )

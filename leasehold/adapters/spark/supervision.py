@@ -70,14 +70,14 @@ class StallDetector:
     def is_stuck(self, query: StreamingQuery) -> bool:
         """Return whether the current trigger has made no progress for `seconds`. Return False between triggers."""
         status, progress = query.status, query.lastProgress
-        progress_state = (
+        last_seen_state = (
             (status["message"], progress and (progress["batchId"], progress["timestamp"]))
             if status["isTriggerActive"]
             else None
         )
         # Between two triggers a query may be idle for hours.
-        if progress_state is None or progress_state != self._last_state:
-            self._last_state, self._unchanged_since = progress_state, self._clock()
+        if last_seen_state is None or last_seen_state != self._last_state:
+            self._last_state, self._unchanged_since = last_seen_state, self._clock()
         return self._clock() - self._unchanged_since > self._seconds
 
 
@@ -132,9 +132,11 @@ def supervise(
         finally:
             if query is not None and query.isActive:
                 query.stop()
-        wait = backoff.next()
-        log.warning("the query ended, starting it again in %.0f s (%d in a row): %s", wait, backoff.faults, cause)
-        sleep(wait)
+        wait_seconds = backoff.next()
+        log.warning(
+            "the query ended, starting it again in %.0f s (%d in a row): %s", wait_seconds, backoff.faults, cause
+        )
+        sleep(wait_seconds)
 
 
 def _find_last_batch(query: StreamingQuery) -> int | None:

@@ -37,11 +37,11 @@ def fleet_config(options: Options, source: str = "") -> Config:
     return configuration_for(source, settings(base_settings, options["set"] or ()))
 
 
-def watch_table(store: Store, config: Config, span: float | None) -> WatchedTable:
-    """Watch a table for `span` seconds and return its state. On a terminal, print the reason for the wait."""
-    span = WATCH_SHARE * config.lease_seconds if span is None else span
+def watch_table(store: Store, config: Config, watch_seconds: float | None) -> WatchedTable:
+    """Watch a table for `watch_seconds` and return its state. On a terminal, print the reason for the wait."""
+    watch_seconds = WATCH_SHARE * config.lease_seconds if watch_seconds is None else watch_seconds
     console = Console(stderr=True)
-    if not span or not console.is_terminal:
-        return watch_for(store, span, config.lease_seconds)
-    with console.status(f"watching for {span:g} s who renews (--for 0: one look only)"):
-        return watch_for(store, span, config.lease_seconds)
+    if not watch_seconds or not console.is_terminal:
+        return watch_for(store, watch_seconds, config.lease_seconds)
+    with console.status(f"watching for {watch_seconds:g} s who renews (--for 0: one look only)"):
+        return watch_for(store, watch_seconds, config.lease_seconds)

@@ -68,11 +68,11 @@ def format_as_plain_text(cells: TextTable) -> str:
     for row in cells.rows:
         printed_cells = [(printable(cell), column.words) for cell, column in zip(row, cells.columns, strict=True)]
         rows.append([(cell if words else cell.replace(" ", "\\x20")) or NOTHING for cell, words in printed_cells])
-    padded = []
+    padded_columns = []
     for index, column in enumerate(cells.columns):
         width = max(len(row[index]) for row in rows)
-        padded.append([row[index].rjust(width) if column.right else row[index].ljust(width) for row in rows])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
+        padded_columns.append([row[index].rjust(width) if column.right else row[index].ljust(width) for row in rows])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded_columns, strict=True))
 
 
 def draw_table(cells: TextTable, width: int) -> tuple[Table, tuple[str, ...]]:
@@ -142,7 +142,7 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
     moves = tuple(moves)
     refused_count = sum(move.do == "refuse" for move in moves)
     if as_json:
-        leases = [
+        documents = [
             {
                 "key": move.lease.key,
                 "do": move.do,
@@ -152,7 +152,7 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
             }
             for move in moves
         ]
-        print(json.dumps({"dry_run": dry_run, "refused": refused_count, "leases": leases}))
+        print(json.dumps({"dry_run": dry_run, "refused": refused_count, "leases": documents}))
     elif moves:
         words, outcome = (_WOULD, "would") if dry_run else (_DONE, "outcome")
         rows = tuple(
@@ -179,5 +179,5 @@ def format_position(position: Position) -> str:
 
 
 def _position_json(position: Position) -> dict[str, Any]:
-    optional = {"sub": position.sub, "token": position.token}
-    return {"checkpoint": position.sequence} | {name: value for name, value in optional.items() if value}
+    optional_fields = {"sub": position.sub, "token": position.token}
+    return {"checkpoint": position.sequence} | {name: value for name, value in optional_fields.items() if value}

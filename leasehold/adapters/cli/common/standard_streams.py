@@ -57,12 +57,12 @@ class _FaultRecordingOutput(io.FileIO):
             if not self.began:
                 # End the command in the same way as if the reader of a pipe had gone.
                 raise BrokenPipeError(errno.EPIPE, "standard output is closed")
-            written = super().write(data)
+            written_count = super().write(data)
             self.fault = None
         except OSError as fault:
             self.fault = fault
             raise
-        return written
+        return written_count
 
 
 class _ClosedInput(io.RawIOBase):
@@ -89,12 +89,12 @@ def prepare_standard_streams() -> None:
     sys.stdin = sys.stdin or TextIOWrapper(io.BufferedReader(_ClosedInput()))
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     original, raw = sys.stdout, _FaultRecordingOutput(began=sys.stdout is not None)
-    unbuffered = isinstance(getattr(original, "buffer", None), io.RawIOBase)  # PYTHONUNBUFFERED
+    is_unbuffered = isinstance(getattr(original, "buffer", None), io.RawIOBase)  # PYTHONUNBUFFERED
     sys.stdout = TextIOWrapper(
-        cast("io.BufferedWriter", raw) if unbuffered else io.BufferedWriter(raw),
+        cast("io.BufferedWriter", raw) if is_unbuffered else io.BufferedWriter(raw),
         encoding=getattr(original, "encoding", None),
         line_buffering=original is not None and original.isatty(),
-        write_through=unbuffered,
+        write_through=is_unbuffered,
     )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # help texts are not ASCII
@@ -123,8 +123,8 @@ def run_and_check_output(command: Callable[[], object]) -> NoReturn:
     exit_request = SystemExit(0)
     try:
         command()
-    except SystemExit as end:
-        exit_request = end
+    except SystemExit as command_exit:
+        exit_request = command_exit
     except OSError:
         if find_output_fault() is None:
             raise
@@ -132,8 +132,8 @@ def run_and_check_output(command: Callable[[], object]) -> NoReturn:
         sys.stdout.flush()
     output = _find_own_output()
     if output is not None and output.fault is not None:
-        had_output = output.began
-        if not had_output:
+        was_open_at_start = output.began
+        if not was_open_at_start:
             print("leasehold: standard output is closed", file=sys.stderr)
         elif not isinstance(output.fault, BrokenPipeError):
             print(f"leasehold: standard output cannot be written: {output.fault.strerror}", file=sys.stderr)
@@ -143,7 +143,7 @@ def run_and_check_output(command: Callable[[], object]) -> NoReturn:
         os.dup2(null_device, 1)
         os.close(null_device)
         output.began = True
-        is_broken_pipe = isinstance(output.fault, BrokenPipeError) and had_output
+        is_broken_pipe = isinstance(output.fault, BrokenPipeError) and was_open_at_start
         # Click itself ends with 1 on a broken pipe.
         exit_request = SystemExit(PIPE_STATUS) if is_broken_pipe and exit_request.code in {None, 0, 1} else exit_request
         exit_request = exit_request if exit_request.code else SystemExit(1)

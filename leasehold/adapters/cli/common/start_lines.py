@@ -38,9 +38,10 @@ def print_start_lines(worker: Worker, source: str, store: str) -> Iterator[None]
     if not (sys.stderr and sys.stderr.isatty()):
         yield
         return
-    rules = worker.config.rules.name
+    rules_name = worker.config.rules.name
     _print_line(
-        f"{worker.me} joined: reads {source} with leases in {store}; rules {rules}, leasehold {version('leasehold')}"
+        f"{worker.me} joined: reads {source} with leases in {store}; rules {rules_name}, "
+        f"leasehold {version('leasehold')}"
     )
     _print_line(f"to see who reads what: leasehold leases '{store}'")
     log, handler = logging.getLogger("leasehold.worker"), _TakenLeasesHandler(worker)

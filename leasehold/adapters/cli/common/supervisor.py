@@ -102,23 +102,23 @@ class Supervisor:
         try:
             exit_status = self._keep_running(children)
             # Ask all processes to end, and wait for them.
-            running = [child for child in children if child.process is not None]
-            for child in running:
+            running_children = [child for child in children if child.process is not None]
+            for child in running_children:
                 _request_drain(child)
             deadline = time.monotonic() + self.drain_seconds + SLACK_SECONDS
-            while running:
+            while running_children:
                 match self._events.get(deadline):
                     case _SupervisedProcessEnded(child, status):
-                        running.remove(child)
+                        running_children.remove(child)
                         exit_status = exit_status or _convert_to_shell_status(status)
                     case int(number):
                         self._log_line(
-                            "a second signal: %d processes are killed, and their leases expire", len(running)
+                            "a second signal: %d processes are killed, and their leases expire", len(running_children)
                         )
                         return 128 + number
                     case None:
-                        names = ", ".join(child.name for child in running)
-                        self._log_line("not ended within %g s, killed: %s", self.drain_seconds, names)
+                        process_names = ", ".join(child.name for child in running_children)
+                        self._log_line("not ended within %g s, killed: %s", self.drain_seconds, process_names)
                         return exit_status or 1
             return exit_status
         finally:

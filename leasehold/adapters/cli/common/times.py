@@ -12,11 +12,11 @@ def make_seconds_parser(minimum: float = 0.0) -> Callable[[str | float], float]:
 
     def parse_seconds(text: str | float) -> float:
         try:
-            value = duration(text) if isinstance(text, str) else float(text)
+            parsed_seconds = duration(text) if isinstance(text, str) else float(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        if value < minimum:
+        if parsed_seconds < minimum:
             raise typer.BadParameter(f"{text!r} is less than {minimum:g} s")
-        return value
+        return parsed_seconds
 
     return parse_seconds

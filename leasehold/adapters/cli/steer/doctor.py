@@ -63,12 +63,12 @@ def command(  # noqa: PLR0917  one for each option
     if as_json:
         print(json.dumps(examination.as_json()))
         raise typer.Exit(0 if none_wrong(examination.findings) else 1)
-    width = max(len(finding.what) for finding in examination.findings)
+    what_width = max(len(finding.what) for finding in examination.findings)
     for finding in examination.findings:
-        state = "WRONG" if finding.state == "wrong" else finding.state
-        print(f"{state:7}  {finding.what:{width}}  {printable(finding.says)}")
+        shown_state = "WRONG" if finding.state == "wrong" else finding.state
+        print(f"{shown_state:7}  {finding.what:{what_width}}  {printable(finding.says)}")
         if finding.todo:
-            print(f"{'':7}  {'':{width}}  -> {printable(finding.todo)}")
+            print(f"{'':7}  {'':{what_width}}  -> {printable(finding.todo)}")
     wrong, unknown = (sum(finding.state == state for finding in examination.findings) for state in ("wrong", "unknown"))
     print(f"{len(examination.findings)} findings: {wrong} wrong, {unknown} unknown")
     raise typer.Exit(0 if none_wrong(examination.findings) else 1)

@@ -65,10 +65,10 @@ def command(
             table = watch_table(table_store, config, span)
         worker_plans = plans(table, config, () if only is None else (only,))
         selected_plans = tuple(worker_plan for worker_plan in worker_plans if only in {None, worker_plan.worker})
-        row = next((row for row in table.leases if row.key == lease), None)
-        if lease is not None and row is None:
+        explained_lease = next((row for row in table.leases if row.key == lease), None)
+        if lease is not None and explained_lease is None:
             raise ValueError(f"--lease: there is no lease {lease!r}")
-    lease_story = None if row is None else story(table, config, row, worker_plans)
+    lease_story = None if explained_lease is None else story(table, config, explained_lease, worker_plans)
     problems = (*reported(table.leases), *table.swapping)
     if as_json:
         document = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
@@ -87,8 +87,13 @@ def command(
         lines += [f"should have it: {lease_story.should}", f"would move: {lease_story.moves}"]
     else:
         free_count = len(leases_by_owner(table.leases).get(None, ()))
-        summary = f"{len(table.unended)} unfinished leases, {free_count} without an owner; rules {config.rules.name}"
-        lines = [f"{summary}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *problems]
+        summary_text = (
+            f"{len(table.unended)} unfinished leases, {free_count} without an owner; rules {config.rules.name}"
+        )
+        lines = [
+            f"{summary_text}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s",
+            *problems,
+        ]
         if not selected_plans:
             lines.append("no worker holds a lease; --worker NAME says what one would do")
         for worker_plan in selected_plans:

@@ -54,8 +54,8 @@ def command(
     with exit_on_failure("multilang", StoreError, SourceError, WorkerError, DeadLetterError):
         if (file is None) == (properties_file is None):
             raise ValueError("name one file: FILE, or --properties-file FILE")
-        path = cast("Path", file or properties_file)
-        properties = read_properties(path, set_ or (), os.environ if environment else None)
+        properties_path = cast("Path", file or properties_file)
+        properties = read_properties(properties_path, set_ or (), os.environ if environment else None)
         discard_if_output_closed()
         settings = interpret_properties(properties)
         print(settings.table(), file=sys.stderr)
@@ -76,30 +76,30 @@ def command(
         )
         table_session = settings.table_credentials.session()
         # The credentials in the file are for AWS. Credentials for another cloud come from the environment.
-        goal_session = (
+        target_session = (
             table_session if (to := options["to"]) is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
         )
-        setup = evolve(setup, sessions=(settings.credentials.session(), table_session, goal_session))
-        signals = list[int]()
+        setup = evolve(setup, sessions=(settings.credentials.session(), table_session, target_session))
+        received_signals = list[int]()
 
         def on_begun(runner: Runner) -> None:
             handler.set_runner(runner)
-            _record_signals(signals)
+            _record_signals(received_signals)
 
         with handler, setup.opened() as worker:
             setup.run(worker, begun=on_begun)
     if strict:
-        raise typer.Exit(1 if handler.fault is not None or not signals else 128 + signals[0])
+        raise typer.Exit(1 if handler.fault is not None or not received_signals else 128 + received_signals[0])
 
 
-def _record_signals(signals: list[int]) -> None:
+def _record_signals(received_signals: list[int]) -> None:
     """Record the signals that end the worker before its own handlers run."""
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         previous_handler = signal.getsignal(signal_number)
 
         def record_signal(number: int, frame: FrameType | None) -> None:
             # Record the signal before the worker's own handler runs, because the exit status depends on the signal.
-            signals.append(number)
+            received_signals.append(number)
             if callable(previous_handler):  # noqa: B023  the worker's own handler is the same for each signal
                 previous_handler(number, frame)  # noqa: B023
 

@@ -81,13 +81,13 @@ def command(  # noqa: PLR0917  one for each option
         if goals and len(goals) != len(stores):
             raise ValueError("--to: give one for each STORE, `-` for one that does not move, or none")
         with raise_on_signal(), ExitStack() as stack:
-            record = stack.enter_context(closing(FleetRecord(history)))
+            fleet_record = stack.enter_context(closing(FleetRecord(history)))
             watchers = []
             for index, url in enumerate(stores):
-                goal = goals[index] if goals and goals[index] != "-" else None
-                store = stack.enter_context(closing(open_for_reading(url, goal)))
+                target_url = goals[index] if goals and goals[index] != "-" else None
+                store = stack.enter_context(closing(open_for_reading(url, target_url)))
                 lag_source = stack.enter_context(closing(open_lag_source(source[index]))) if source else None
-                watcher = TableWatcher(name_of(url), store, config, record, every=every, source=lag_source)
+                watcher = TableWatcher(name_of(url), store, config, fleet_record, every=every, source=lag_source)
                 watchers.append(stack.enter_context(closing(watcher)))
             if once is not None:
                 _write_pages_periodically(watchers, once, every)
@@ -116,21 +116,21 @@ def _write_pages_periodically(watchers: Sequence[TableWatcher], file: Path, ever
     file.write_text(saved_page(watchers), encoding="utf-8")
 
 
-def _serve_pages(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequence[str]) -> None:
-    page = server(watchers, hosts)
+def _serve_pages(watchers: Sequence[TableWatcher], host: str, port: int, allowed_hosts: Sequence[str]) -> None:
+    page_app = server(watchers, allowed_hosts)
     uvicorn_options = {"log_level": "warning", "access_log": False, "http": BoundedConnection}
-    config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **uvicorn_options)  # type: ignore[arg-type]
+    config = uvicorn.Config(page_app, host=host, port=port, timeout_graceful_shutdown=1, **uvicorn_options)  # type: ignore[arg-type]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` accepts IPv4 clients, too
+    is_dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` accepts IPv4 clients, too
     try:  # listen before printing the address, so that a reader of the line can connect at once
-        listener = socket.create_server((host, port), family=family, dualstack_ipv6=dual_stack)
+        listener = socket.create_server((host, port), family=family, dualstack_ipv6=is_dual_stack)
     except OSError as problem:
         raise ValueError(
             f"--host {host} --port {port}: {problem.strerror or problem}; "
             "give an address of this machine, and a port on which nothing listens (0 takes a free one)"
         ) from problem
     bound_port = listener.getsockname()[1]
-    tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
+    tables_text = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     uvicorn_server = uvicorn.Server(config)
     # Run uvicorn in another thread, in which it doesn't handle signals. In the main thread, a signal that arrives while
     # uvicorn starts makes it fail or is ignored.
@@ -138,7 +138,7 @@ def _serve_pages(watchers: Sequence[TableWatcher], host: str, port: int, hosts: 
     thread = None
     try:
         thread = spawn("leasehold-page", lambda: uvicorn_server.run([listener]), faults.append)
-        print(f"http://{host}:{bound_port}/ ({tables}); Ctrl-C ends it.", flush=True)
+        print(f"http://{host}:{bound_port}/ ({tables_text}); Ctrl-C ends it.", flush=True)
         while thread.is_alive():
             thread.join(SIGNAL_SECONDS)  # the main thread handles signals, whichever thread receives them
     finally:

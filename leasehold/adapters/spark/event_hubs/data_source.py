@@ -32,18 +32,20 @@ class EventHubsLeased(LeasedSource):
     FORMAT, DDL = "eventhubs-leased", DDL
 
     def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
-        parsed = parse_event_hubs_options(options)
-        spec = SourceSpec(
+        parsed_options = parse_event_hubs_options(options)
+        source_spec = SourceSpec(
             # Read exclusively, so that a process that lost the lease is disconnected when the next owner connects.
-            open=lambda: _open_source(HubLocation.from_options(parsed), parsed.secret, parsed.prefetch, exclusive=True),
+            open=lambda: _open_source(
+                HubLocation.from_options(parsed_options), parsed_options.secret, parsed_options.prefetch, exclusive=True
+            ),
             columns=make_columns(),
             interval_seconds=INTERVAL_SECONDS,
             shard_rows=ALL_ROWS,
             rereadable=False,
             # Event Hubs ignores the case of names, so use lower case. Otherwise one hub could look like two.
-            stream=f"eventhubs://{parsed.namespace}/{parsed.hub}".lower(),
+            stream=f"eventhubs://{parsed_options.namespace}/{parsed_options.hub}".lower(),
         )
-        return spec, parsed.lease, HubLocation.from_options(parsed), parsed.bounds
+        return source_spec, parsed_options.lease, HubLocation.from_options(parsed_options), parsed_options.bounds
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:
         return parse_hub_sink(opts)
@@ -109,10 +111,10 @@ def _open_source(location: HubLocation, secret: str, prefetch: int, *, exclusive
     from leasehold.adapters.sources.event_hubs.poller import EventHubsSource  # noqa: PLC0415
 
     if secret:
-        access = by_connection_string(secret, location.namespace, location.hub, location.group)
+        hub_access = by_connection_string(secret, location.namespace, location.hub, location.group)
     else:
-        access = by_identity(location.namespace, location.hub, location.group)
-    return EventHubsSource(access, prefetch, exclusive=exclusive)
+        hub_access = by_identity(location.namespace, location.hub, location.group)
+    return EventHubsSource(hub_access, prefetch, exclusive=exclusive)
 
 
 def make_columns() -> SourceColumns:

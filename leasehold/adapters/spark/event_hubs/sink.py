@@ -132,20 +132,20 @@ class HubRowWriter:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
         # Check all rows before sending any. Rows that were sent cannot be removed. Once the user has fixed or removed
         # the invalid row, the section's tags differ, so readers would not recognize the repeated rows as duplicates.
-        max_size = None
+        max_bytes = None
         for number, (body, partition, key, properties) in enumerate(read_row_values(rows), tag.row):
             if partition and key:
                 raise ValueError(
                     "columns partitionId and partitionKey: a row has both; one of them chooses the partition"
                 )
-            size = (
+            event_bytes = (
                 len(body)
                 + BYTES_OF_CHARACTER * len(key or "")
                 + sum(PROPERTY_BYTES + BYTES_OF_CHARACTER * len(name + (text or "")) for name, text in properties or ())
             )
-            if max_size is None:
-                max_size = self._create_batch(partition, key).max_size_in_bytes
-            if size + EVENT_BYTES <= max_size:
+            if max_bytes is None:
+                max_bytes = self._create_batch(partition, key).max_size_in_bytes
+            if event_bytes + EVENT_BYTES <= max_bytes:
                 continue
             # The event may be too large. Only the client can determine the encoded size.
             try:

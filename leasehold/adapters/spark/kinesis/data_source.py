@@ -26,24 +26,28 @@ class KinesisLeased(LeasedSource):
     FORMAT, DDL = "kinesis-leased", kinesis_rows.DDL
 
     def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
-        parsed = parse_kinesis_options(options)
+        parsed_options = parse_kinesis_options(options)
         # A query with an ending position reads stored records, which are polled even if a consumer is configured.
-        live_consumer = parsed.consumer if parsed.bounds.until is None else ""
-        spec = SourceSpec(
-            open=partial(_open_source, parsed.stream, {**parsed.url_options, "consumer": live_consumer}),
-            open_for_replay=partial(_open_source, parsed.stream, parsed.url_options),
-            columns=kinesis_rows.make_columns(parsed.name),
-            interval_seconds=0.0 if live_consumer else parsed.interval_seconds,
-            shard_rows=parsed.shard_rows,
+        live_consumer = parsed_options.consumer if parsed_options.bounds.until is None else ""
+        source_spec = SourceSpec(
+            open=partial(
+                _open_source, parsed_options.stream, {**parsed_options.url_options, "consumer": live_consumer}
+            ),
+            open_for_replay=partial(_open_source, parsed_options.stream, parsed_options.url_options),
+            columns=kinesis_rows.make_columns(parsed_options.name),
+            interval_seconds=0.0 if live_consumer else parsed_options.interval_seconds,
+            shard_rows=parsed_options.shard_rows,
             rereadable=True,
-            stream=f"kinesis://{parsed.stream}",
-            start_positions=parsed.start_positions,
+            stream=f"kinesis://{parsed_options.stream}",
+            start_positions=parsed_options.start_positions,
         )
         return (
-            spec,
-            parsed.lease,
-            KinesisLocation(parsed.stream, parsed.name, parsed.url_options, parsed.interval_seconds),
-            parsed.bounds,
+            source_spec,
+            parsed_options.lease,
+            KinesisLocation(
+                parsed_options.stream, parsed_options.name, parsed_options.url_options, parsed_options.interval_seconds
+            ),
+            parsed_options.bounds,
         )
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:

@@ -92,7 +92,7 @@ def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     opts.reject_renamed(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = opts.read_required("kinesis.streamName", "name the stream to read")
     region, endpoint = opts.read_text("kinesis.region"), opts.read_text("kinesis.endpointUrl")
-    name = stream_address(stream, region or None, "option kinesis.streamName").name
+    stream_name = stream_address(stream, region or None, "option kinesis.streamName").name
     kind, consumer = "kinesis.consumerType", opts.read_text("kinesis.consumerName")
     subscribes = opts.read_choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {
         "SubscribeToShard",
@@ -105,34 +105,34 @@ def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
             f"option kinesis.consumerName: it has no effect; set {kind} to SubscribeToShard, or leave it out"
         )
     credentials = parse_credentials(opts, "kinesis")
-    wire = opts.read_choice("kinesis.wire", "cbor", "json", "boto3")
+    wire_format = opts.read_choice("kinesis.wire", "cbor", "json", "boto3")
     misplaced = opts.read_choice("kinesis.misplaced", "keep", "drop")
     opts.ignore_options(WITHOUT_EFFECT)
     interval_ms = opts.read_number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
-    max_rows = opts.read_number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+    max_shard_rows = opts.read_number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
     start_positions, default_start = _split_by_shard(opts)
-    since = _parse_position(default_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
-    bounds = parse_bounds(opts, "kinesis", since, _parse_position(opts, "kinesis.endingPosition", ()))
+    start_fields = _parse_position(default_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
+    bounds = parse_bounds(opts, "kinesis", start_fields, _parse_position(opts, "kinesis.endingPosition", ()))
     # The KCL names its lease table after the application.
     table_name = opts.read_text("kinesis.dynamodb.tableName", opts.read_text("lease.applicationName"))
     table_credentials = parse_credentials(opts, "lease")
     if table_credentials and not table_name:
         raise ValueError("option lease.roleArn: it needs lease.applicationName; in lease.store, write role_arn=…")
     url_options = {"region": region, "endpoint": opts.read_text("kinesis.dynamodb.endpointUrl"), **table_credentials}
-    query = urlencode({name: value for name, value in url_options.items() if value})
-    store_url = f"dynamodb://{quote(table_name)}{query and '?'}{query}" if table_name else ""
-    lease = parse_lease_options(opts, store_url, bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
+    url_query = urlencode({stream_name: value for stream_name, value in url_options.items() if value})
+    store_url = f"dynamodb://{quote(table_name)}{url_query and '?'}{url_query}" if table_name else ""
+    lease_options = parse_lease_options(opts, store_url, bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
     opts.reject_unknown()
     return KinesisOptions(
         stream,
-        name,
+        stream_name,
         region,
         endpoint,
-        wire,
+        wire_format,
         misplaced,
         interval_ms / 1000,
-        max_rows,
-        lease,
+        max_shard_rows,
+        lease_options,
         bounds,
         start_positions,
         consumer,
@@ -168,16 +168,16 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
 
     {"shardId-…": {"iteratorType": "AFTER_SEQUENCE_NUMBER", "iteratorPosition": "4957…"}, "default": "LATEST"}
     """
-    name = "kinesis.startingPosition"
-    text = opts.read_text(name)
+    option_name = "kinesis.startingPosition"
+    positions_text = opts.read_text(option_name)
     try:
-        document = json.loads(text) if text.startswith("{") else {}
+        document = json.loads(positions_text) if positions_text.startswith("{") else {}
     except (ValueError, RecursionError):
-        raise ValueError(f"option {name}: not the JSON of a position") from None
+        raise ValueError(f"option {option_name}: not the JSON of a position") from None
     # Without shards, the JSON is one position for all shards, which the awslabs connector allows too.
     if not any(key.startswith("shardId") for key in document):
-        return {}, OptionReader({name: text} if text else {})
-    starts = dict[str, Position]()
+        return {}, OptionReader({option_name: positions_text} if positions_text else {})
+    start_positions = dict[str, Position]()
     for shard, start in document.items():
         # `default` and `metadata` are not shard ids. `default` is the position of all other shards, and `metadata` is
         # ignored.
@@ -188,31 +188,33 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         elif isinstance(start, dict) and {"iteratorType"} <= start.keys() <= {"iteratorType", "iteratorPosition"}:
             kind, detail = str(start["iteratorType"]), str(start.get("iteratorPosition", ""))
         else:
-            raise ValueError(f"option {name}: {printable(shard)} needs iteratorType and iteratorPosition")
+            raise ValueError(f"option {option_name}: {printable(shard)} needs iteratorType and iteratorPosition")
         match kind.upper():
             case "TRIM_HORIZON" | "EARLIEST":
-                starts[shard] = TRIM_HORIZON
+                start_positions[shard] = TRIM_HORIZON
             case "AT_TIMESTAMP":
-                starts[shard] = at_timestamp(checked_time(int(_parse_milliseconds(name, detail)), f"option {name}"))
+                start_positions[shard] = at_timestamp(
+                    checked_time(int(_parse_milliseconds(option_name, detail)), f"option {option_name}")
+                )
             case "AFTER_SEQUENCE_NUMBER" if detail.isascii() and detail.isdigit():
                 # Begin after the whole record, even if it is an aggregate.
-                starts[shard] = Position(detail, AFTER_ALL)
+                start_positions[shard] = Position(detail, AFTER_ALL)
             case _:
                 raise ValueError(
-                    f"option {name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
+                    f"option {option_name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
                     "AT_TIMESTAMP with a time, or AFTER_SEQUENCE_NUMBER with a number as its iteratorPosition"
                 )
-    return starts, OptionReader({name: str(document["default"])} if "default" in document else {})
+    return start_positions, OptionReader({option_name: str(document["default"])} if "default" in document else {})
 
 
 def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the JSON of the awslabs connector, {"at_timestamp": time}."""
     if not (text := opts.read_text(name)):
         return None
-    timestamp = ""
+    timestamp_text = ""
     word, _, time = text.partition(" ")
     if word.upper() == "AT_TIMESTAMP":
-        timestamp = _parse_milliseconds(name, time)
+        timestamp_text = _parse_milliseconds(name, time)
     elif text.startswith("{"):
         try:
             (key, value), *other_keys = json.loads(text).items()
@@ -221,8 +223,10 @@ def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]
         # Reject a second key instead of ignoring it, because the user may have meant that one.
         if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
-        timestamp = _parse_milliseconds(name, str(value))
-    return parse_start(name, text, oldest_words, ("LATEST",), timestamp, time_form="AT_TIMESTAMP 2026-11-22T06:00:00Z")
+        timestamp_text = _parse_milliseconds(name, str(value))
+    return parse_start(
+        name, text, oldest_words, ("LATEST",), timestamp_text, time_form="AT_TIMESTAMP 2026-11-22T06:00:00Z"
+    )
 
 
 def _parse_milliseconds(name: str, text: str) -> str:

@@ -34,10 +34,10 @@ NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     """Return the columns of records without aggregates. Arrow copies the values out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
-    arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
+    arrival_times = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
     # Times in a response are in seconds or in milliseconds. The magnitude of the number shows the unit.
-    in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
-    arrival_micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
+    are_milliseconds = pc.greater_equal(arrival_times, MILLISECONDS_FROM)
+    arrival_micros = pc.multiply(arrival_times, pc.if_else(are_milliseconds, 1000, 1_000_000))
     columns = [
         _make_binary_array(views.payloads, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
@@ -54,9 +54,9 @@ def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordB
 def _make_binary_array(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
     """Return the values that the views point to, either bytes or strings that are known to be valid UTF-8."""
     count = len(views) >> 4
-    values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
+    binary_array = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
     # Do not cast to strings, because a cast would check every byte again, and these are known to be valid.
-    return pa.Array.from_buffers(kind, count, values.buffers())
+    return pa.Array.from_buffers(kind, count, binary_array.buffers())
 
 
 class ArrowPoller(Poller):
@@ -91,20 +91,20 @@ class ArrowPoller(Poller):
         size: int,
     ) -> ArrowBatch:
         """Return a batch of these rows. `ends` has the sequence numbers of the first and the last record."""
-        children = child_shards_from(answer.get("ChildShards", ()))
-        check_shard(self._shard, None if ends is None else ends[0], children)
+        child_shards = child_shards_from(answer.get("ChildShards", ()))
+        check_shard(self._shard, None if ends is None else ends[0], child_shards)
         self._iterator = answer.get("NextShardIterator") or None
-        behind = answer.get("MillisBehindLatest") or 0
+        behind_ms = answer.get("MillisBehindLatest") or 0
         if ends is not None:
             self._log_gap(ends[0])
             self._last_read = ends[1]
         return ArrowBatch(
             records=(),
             read_to=read_to and evolve(read_to, token=self._seen.token),
-            behind_seconds=behind / 1000,
-            wait_seconds=self._pause(idle=ends is None and not behind, behind=behind > 0),
+            behind_seconds=behind_ms / 1000,
+            wait_seconds=self._pause(idle=ends is None and not behind_ms, behind=behind_ms > 0),
             ended=self._iterator is None,
-            children=children,
+            children=child_shards,
             size=size,
             rows=rows,
             arrived=ARRIVED,
@@ -123,14 +123,14 @@ class ArrowPoller(Poller):
             if last_aggregate is None
             else max(len(last_aggregate) + last_aggregate.dropped - 1, 0)
         )
-        end = Position(rows.numbers[-1], last_sub)
+        end_position = Position(rows.numbers[-1], last_sub)
         for index, records in deaggregated.items():
             self._dropped.add(rows.numbers[index], records)
         user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
         # Rows from our Spark sink have tags, and may be duplicates, because Spark may run a task again.
         if self._seen or any(records.tags for records in deaggregated.values()):
             user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
-        indices = user_rows["record"]
+        record_indices = user_rows["record"]
         numbers = pa.array(rows.numbers, pa.string())
         arrival_times = pa.array(
             [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
@@ -141,11 +141,11 @@ class ArrowPoller(Poller):
             pa.repeat(pa.scalar(self._shard), user_rows.num_rows),
             user_rows["partition_key"],
             user_rows["explicit_hash_key"],
-            numbers.take(indices),
+            numbers.take(record_indices),
             user_rows["sub_sequence_number"].cast(pa.int64()),
-            arrival_times.take(indices),
+            arrival_times.take(record_indices),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end, trail
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end_position, trail
 
     def _drop_duplicates(
         self, numbers: Sequence[str], user_rows: pa.RecordBatch, deaggregated: Mapping[int, UserRecords]
@@ -160,15 +160,15 @@ class ArrowPoller(Poller):
         # against the unchanged state.
         previous, deduplication = self._seen, self._seen.copy()
         is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
-        names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
-        for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in names), strict=True):
+        column_names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
+        for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in column_names), strict=True):
             tag = tags[index][sub] if index in tags else None
             position = Position(numbers[index], sub)
-            row_is_new = tag is None or not deduplication.seen_before(
+            is_new_row = tag is None or not deduplication.seen_before(
                 tag, partial(hash_key_of, key, hash_key), position
             )
-            is_new.append(row_is_new)
-            if row_is_new:
+            is_new.append(is_new_row)
+            if is_new_row:
                 new_rows.append(() if tag is None else ((tag, position),))
         self._seen = deduplication
         self._dropped.add_duplicates(len(is_new) - len(new_rows))
@@ -181,12 +181,12 @@ class ArrowPoller(Poller):
         if self._skip_through is None or not user_rows.num_rows:
             return user_rows
         indices, subs = user_rows["record"].to_pylist(), user_rows["sub_sequence_number"].to_pylist()
-        orders = [int(number) for number in numbers]
+        sequence_values = [int(number) for number in numbers]
         first_row = next(
             (
                 row
                 for row, (index, sub) in enumerate(zip(indices, subs, strict=True))
-                if (1, orders[index], sub) > self._skip_through
+                if (1, sequence_values[index], sub) > self._skip_through
             ),
             user_rows.num_rows,
         )

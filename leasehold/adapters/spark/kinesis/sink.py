@@ -126,15 +126,15 @@ def _extreme_rows(rows: pa.Table) -> pa.Table:
 
     If the stream would reject any of `rows`, it would reject one of the returned rows.
     """
-    characters = pc.utf8_length(rows["partitionKey"])
-    sizes = pc.add(pc.binary_length(rows["data"]), pc.binary_length(rows["partitionKey"]))
+    character_counts = pc.utf8_length(rows["partitionKey"])
+    row_sizes = pc.add(pc.binary_length(rows["data"]), pc.binary_length(rows["partitionKey"]))
     row_indices = [
         pc.index(lengths, extreme(lengths)).as_py()
-        for lengths, extreme in ((sizes, pc.max), (characters, pc.max), (characters, pc.min))
+        for lengths, extreme in ((row_sizes, pc.max), (character_counts, pc.max), (character_counts, pc.min))
     ]
     if rows["explicitHashKey"].null_count < rows.num_rows:
-        numbered = pa.table({"key": rows["explicitHashKey"], "row": pa.array(range(rows.num_rows), pa.int64())})
-        row_indices += numbered.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
+        keys_with_row = pa.table({"key": rows["explicitHashKey"], "row": pa.array(range(rows.num_rows), pa.int64())})
+        row_indices += keys_with_row.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
     return rows.take(row_indices)
 
 

@@ -52,36 +52,38 @@ class DynamoLeased(LeasedSource):
         table_name = opts.read_required("dynamodb.tableName", "name the table, or give its stream's ARN")
         url_options = {"region": opts.read_text("dynamodb.region"), "endpoint": opts.read_text("dynamodb.endpointUrl")}
         interval_ms = opts.read_number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
-        max_rows = opts.read_number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+        max_shard_rows = opts.read_number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
         opts.reject_options(
             {"dynamodb.endingPosition": "a table's stream is read by a query; trigger(availableNow=True) ends it"}
         )
-        name = "dynamodb.startingPosition"
-        text = opts.read_text(name)
-        since = (
+        option_name = "dynamodb.startingPosition"
+        start_text = opts.read_text(option_name)
+        start_fields = (
             parse_start(
-                name,
-                text,
+                option_name,
+                start_text,
                 ("TRIM_HORIZON",),
                 ("LATEST",),
-                text if text.isdigit() else "",
+                start_text if start_text.isdigit() else "",
                 time_form="milliseconds since 1970",
             )
-            if text
+            if start_text
             else None
         )
-        bounds = parse_bounds(opts, "dynamodb", since, None)
-        lease = parse_lease_options(opts, "", bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
+        read_bounds = parse_bounds(opts, "dynamodb", start_fields, None)
+        lease_options = parse_lease_options(opts, "", read_bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
         opts.reject_unknown()
-        spec = SourceSpec(
-            open=partial(_open_source, table_name, {name: value for name, value in url_options.items() if value}),
+        source_spec = SourceSpec(
+            open=partial(
+                _open_source, table_name, {option_name: value for option_name, value in url_options.items() if value}
+            ),
             columns=make_columns(),
             interval_seconds=interval_ms / 1000,
-            shard_rows=max_rows,
+            shard_rows=max_shard_rows,
             rereadable=True,
             stream=f"dynamodb-streams://{table_name}",
         )
-        return spec, lease, None, bounds
+        return source_spec, lease_options, None, read_bounds
 
 
 def _open_source(table: str, options: Mapping[str, str]) -> Source:
