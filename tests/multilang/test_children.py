@@ -73,8 +73,8 @@ def test_child_receives_every_message_of_its_life(caplog: pytest.LogCaptureFixtu
     async def story() -> None:
         await children.start_child("s", TRIM_HORIZON, _never)
         pid = children.pids["s"]
-        await children.process("s", TRIM_HORIZON, RECORDS, 1.0, _never)
-        await children.process("s", TRIM_HORIZON, [], 1.0, _never)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, 1.0, _never)
+        await children.process_batch("s", TRIM_HORIZON, [], 1.0, _never)
         assert children.pids == {"s": pid}
         await children.request_shutdown("s")
         await children.lose_lease("s")
@@ -105,7 +105,7 @@ def test_checkpoint_is_stored_before_it_is_confirmed(caplog: pytest.LogCaptureFi
         return None
 
     async def story() -> None:
-        await children.process("s", TRIM_HORIZON, RECORDS, None, store)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, store)
         await children.request_shutdown("s")
 
     _run(children, story)
@@ -123,7 +123,7 @@ def test_shard_end_is_stored_only_after_the_childs_checkpoint(checkpoints: bool)
         return None
 
     async def story() -> None:
-        await children.process("s", TRIM_HORIZON, RECORDS, None, _never if not checkpoints else store)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never if not checkpoints else store)
         assert await children.end_shard("s", TRIM_HORIZON, store) is checkpoints
         assert children.pids == {}
 
@@ -140,12 +140,12 @@ def test_failed_child_affects_only_its_own_shard(behavior: str) -> None:
         await bad.start_child("s", TRIM_HORIZON, _never)
         first = bad.pids["s"]
         with pytest.raises(ChildFault):
-            await bad.process("s", TRIM_HORIZON, RECORDS, None, _never)
+            await bad.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
         assert bad.pids == {}
         assert _gone(first)
         await bad.start_child("s", TRIM_HORIZON, _never)
         assert bad.pids["s"] != first
-        await good.process("t", TRIM_HORIZON, RECORDS, None, _never)
+        await good.process_batch("t", TRIM_HORIZON, RECORDS, None, _never)
         await good.close()
 
     _run(bad, story)
@@ -158,7 +158,7 @@ def test_missing_program_dead_letters_no_record(argv: list[str]) -> None:
     async def story() -> None:
         for _ in range(2):
             with pytest.raises(ChildNotStarted):
-                await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+                await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
             assert children.pids == {}
 
     _run(children, story)
@@ -170,7 +170,7 @@ def test_noisy_child_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
     async def story() -> None:
         for _ in range(2):
-            await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
         _run(children, story)
@@ -189,7 +189,7 @@ def test_timed_out_child_is_ended(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         await children.start_child("s", TRIM_HORIZON, _never)
         pid = children.pids["s"]
-        task = asyncio.create_task(children.process("s", TRIM_HORIZON, RECORDS, None, _never))
+        task = asyncio.create_task(children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never))
         while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
             await asyncio.sleep(0.01)
         task.cancel()
@@ -209,7 +209,7 @@ def test_processes_started_by_a_child_end_with_it(caplog: pytest.LogCaptureFixtu
 
     async def story() -> None:
         with pytest.raises(ChildFault, match="it exited with status 0"):
-            await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
         _run(children, story)
@@ -274,7 +274,7 @@ def test_last_message_to_a_child_has_a_timeout(action: str) -> None:
     children = ChildProcesses(_argv("hang", action))
 
     async def story() -> None:
-        await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
         pid = children.pids["s"]
         if action == "shutdownRequested":
             with pytest.raises(ChildFault, match=r"^it has not answered shutdownRequested within 1 s$"):
@@ -291,7 +291,7 @@ def test_reclaimed_lease_waits_for_the_previous_child_to_end(caplog: pytest.LogC
     children = ChildProcesses(_argv("hang"))
 
     async def story() -> None:
-        batch = asyncio.create_task(children.process("s", TRIM_HORIZON, RECORDS, None, _never))
+        batch = asyncio.create_task(children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never))
         while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
             await asyncio.sleep(0.01)
         first = children.pids["s"]
@@ -327,7 +327,7 @@ def test_unterminated_stderr_line_is_logged_in_parts(caplog: pytest.LogCaptureFi
 
     async def story() -> None:
         for _ in range(2):
-            await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
         _run(children, story)
@@ -343,7 +343,7 @@ def test_unterminated_stderr_line_is_logged_while_the_child_runs(
     children = ChildProcesses(_argv("endless"))
 
     async def story() -> None:
-        await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
         async with asyncio.timeout(60):
             while not any("no line end" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
                 await asyncio.sleep(0.01)

@@ -231,7 +231,7 @@ def test_settings_override_the_file(tmp_path: Path) -> None:
 
 
 def test_table_names_unknown_keys_and_shows_no_values() -> None:
-    table = _of(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").table()
+    table = _of(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").support_table()
     assert table.splitlines()[3:6] == [
         "RetrievalMode       unknown  KCL has no such key; did you mean 'retrievalMode'?",
         f"timeoutInSeconds    nearest  {NEAREST['timeoutInSeconds']}",

@@ -25,7 +25,7 @@ Options = Mapping[str, str]
 
 def dynamo(options: Options) -> dict[str, Any]:
     """Return what the source over a table's stream makes of these options."""
-    spec, lease, _, bounds = DynamoLeased(dict(options)).parse(options)
+    spec, lease, _, bounds = DynamoLeased(dict(options)).parse_options(options)
     opens: Any = getattr(spec.open, "args", None)
     return {"lease": lease, "bounds": bounds, "spec": spec, "table": opens[0], "url_options": opens[1]}
 

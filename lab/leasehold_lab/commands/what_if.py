@@ -11,7 +11,7 @@ from leasehold.adapters.cli.common.asking import (
     AsJson,
     For,
     StoreUrl,
-    fleet_config,
+    make_fleet_config,
     watch_table,
 )
 from leasehold.adapters.cli.common.columns import Column, TextTable, print_table
@@ -59,7 +59,7 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Watch the table, simulate the change, and print what would move."""
     with exit_on_failure("what-if", StoreError):
-        config = fleet_config(options)
+        config = make_fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
             dated = not table_store.capabilities.free_annotations
             table = watch_table(table_store, config, span)

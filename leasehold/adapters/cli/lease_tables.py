@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Group
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Column, TextTable, draw_table, hidden_columns_hint
+from leasehold.adapters.cli.common.columns import Column, TextTable, draw_table, format_hidden_columns_hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable, leases_by_owner, shares
 from leasehold.balancer.contradictions import reported
@@ -98,7 +98,7 @@ def draw_page(table: WatchedTable, by: str | None, width: int) -> Group:
     """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
     drawn_table, left_out = draw_table(tabulate_leases(table, by), width)
     total, problems = describe_totals_and_problems(table)
-    hints = [hidden_columns_hint(left_out)] if left_out else []
+    hints = [format_hidden_columns_hint(left_out)] if left_out else []
     moves = (
         Text(printable(format_move(move)), style="" if index else "bold") for index, move in enumerate(table.moves)
     )
@@ -156,8 +156,8 @@ EVENTS = Column("events", right=True, spare=1)
 """The column that shows the lag in events, if the stream counts them."""
 
 
-def _format_number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def _format_number(number_or_none: float | None) -> str:
+    return "" if number_or_none is None else f"{number_or_none:.1f}"
 
 
 def _format_bound(value: float | None, *, at_least: bool) -> str:

@@ -114,16 +114,18 @@ def read_states_repeatedly(
         source: If given, queried for the lag of leases whose rows do not contain a lag.
         clock: Returns monotonic seconds.
     """
-    watch, state = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
+    watch, last_state = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
     while True:
         try:
             table = watch.look()
         except OutcomeUnknown as error:
-            yield evolve(state, trouble=str(error))
+            yield evolve(last_state, trouble=str(error))
         else:
-            moves = tuple(SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(state, table))
-            state = evolve(table, moves=(*moves, *state.moves)[:MOVES_SHOWN])
-            yield state
+            moves = tuple(
+                SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(last_state, table)
+            )
+            last_state = evolve(table, moves=(*moves, *last_state.moves)[:MOVES_SHOWN])
+            yield last_state
         wait(every)
 
 

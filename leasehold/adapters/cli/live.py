@@ -244,21 +244,21 @@ class TerminalKeys:
 
 
 @contextmanager
-def open_terminal_keys(fd: int) -> Iterator[TerminalKeys]:
+def open_terminal_keys(terminal_fd: int) -> Iterator[TerminalKeys]:
     """Read keys from this terminal until the context is left. Ctrl-C interrupts as usual, Ctrl-Z does not suspend."""
     import termios  # noqa: PLC0415  not on every system, see `has_keys`
     import tty  # noqa: PLC0415  likewise
 
-    original_modes = termios.tcgetattr(fd)
+    original_modes = termios.tcgetattr(terminal_fd)
     try:
-        tty.setcbreak(fd)
+        tty.setcbreak(terminal_fd)
         # Disable suspending. A suspended process would leave the view on the screen and the shell without echo.
-        new_modes = termios.tcgetattr(fd)
+        new_modes = termios.tcgetattr(terminal_fd)
         new_modes[6][termios.VSUSP] = b"\0"
-        termios.tcsetattr(fd, termios.TCSANOW, new_modes)
-        yield TerminalKeys(fd)
+        termios.tcsetattr(terminal_fd, termios.TCSANOW, new_modes)
+        yield TerminalKeys(terminal_fd)
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, original_modes)
+        termios.tcsetattr(terminal_fd, termios.TCSADRAIN, original_modes)
 
 
 FRAME_LINES = 4

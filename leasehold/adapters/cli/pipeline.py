@@ -125,14 +125,14 @@ def _install_stop_handlers() -> Callable[[], bool]:
     """
     received: list[int] = []
 
-    def handle(number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
 
     if threading.current_thread() is threading.main_thread():
         for signal_number in (signal.SIGINT, signal.SIGTERM):
-            replace_handler(signal_number, handle)
+            replace_handler(signal_number, on_signal)
     return lambda: bool(received)
 
 

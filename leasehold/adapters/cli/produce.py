@@ -135,7 +135,7 @@ def _write_lines(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, 
     pending_puts = deque[tuple[int, RecordFuture]]()
     with _EndSignalTracker() as end_request, producer, progress:
         progress_task = progress.add_task("", total=None)
-        for number, line in enumerate(end_request.lines(lines), 1):
+        for number, line in enumerate(end_request.read_lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
                     pending_puts.append((number, producer.put(data, key_of(data))))
@@ -174,14 +174,14 @@ class _EndSignalTracker:
         self.requested = self.reading = False
 
     def __enter__(self) -> Self:
-        self.before = {number: replace_handler(number, self.signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.before = {number: replace_handler(number, self.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_fault: object) -> None:
         for number, handler in self.before.items():
             restore_handler(number, handler)
 
-    def signal(self, _number: int, _frame: FrameType | None) -> None:
+    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Handle the first signal. A second signal ends the process immediately."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -189,7 +189,7 @@ class _EndSignalTracker:
         if self.reading:
             raise _EndSignalReceived
 
-    def lines(self, source: BinaryIO) -> Iterator[bytes]:
+    def read_lines(self, source: BinaryIO) -> Iterator[bytes]:
         """Yield lines until the end of the input, or until a signal arrives."""
         try:
             while not self.requested:

@@ -137,12 +137,12 @@ class ChildProcess:
         try:
             while not self._response.done():
                 # Check the process too, because the pipe stays open if another process has inherited it from the child.
-                status = self._process.returncode
+                exit_status = self._process.returncode
                 await asyncio.wait({self._response}, timeout=CHECK_SECONDS)
                 if self._response.done() or self._storing:
                     continue
-                if status is not None:
-                    raise ChildFault(f"it exited with status {status}")
+                if exit_status is not None:
+                    raise ChildFault(f"it exited with status {exit_status}")
                 if self._loop.time() - self._last_output >= self._timeout:
                     raise ChildFault(f"it has sent nothing for {self._timeout:g} s")
                 if self._loop.time() >= deadline:
@@ -311,7 +311,7 @@ class ChildProcesses:
         async with self._get_lock(shard):
             await self._get_or_start(shard, checkpoint, store)
 
-    async def process(
+    async def process_batch(
         self,
         shard: str,
         checkpoint: Position,

@@ -197,7 +197,7 @@ class ChildHandler:
         ):
             return
         checkpoint, store = self._make_checkpoint_writer(holding)
-        message = self._children.process(holding.lease.shard, checkpoint, (), batch.behind_seconds, store)
+        message = self._children.process_batch(holding.lease.shard, checkpoint, (), batch.behind_seconds, store)
         self._unawaited[holding.key] = self._submit_to_loop(message)
         self._unawaited[holding.key].add_done_callback(self._check_message)
 
@@ -233,7 +233,7 @@ class ChildHandler:
             search.split_into_messages(delivery.records, checkpoint.order) if self._dead_letter else [delivery.records]
         )
         for part in message_parts:
-            message = self._children.process(delivery.shard, checkpoint, part, delivery.behind_seconds, store)
+            message = self._children.process_batch(delivery.shard, checkpoint, part, delivery.behind_seconds, store)
             try:
                 await asyncio.wrap_future(self._submit_to_loop(message))
             except (ChildFault, ChildNotStarted) as fault:

@@ -193,7 +193,7 @@ class MultiLangSettings:
     timeout_seconds: float | None
     support: tuple[PropertySupport, ...]
 
-    def table(self) -> str:
+    def support_table(self) -> str:
         """Return the table that is printed at startup, with a line per key. Values are left out: they may be secret."""
         key_width = max(len(row.key) for row in self.support)
         return "\n".join(f"{row.key:<{key_width}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)

@@ -250,7 +250,7 @@ class LeaseLoop:
 
     def mark_read(self, keys: Iterable[str]) -> None:
         """Record that a repeated batch has read these shards, so that their checkpoints may be written."""
-        self._shared.read.update(keys)
+        self._shared.read_keys.update(keys)
 
     def is_checkpointed(self, key: str, position: Position) -> bool:
         """Return whether the lease's checkpoint, as last read, is at this position or later."""
@@ -382,11 +382,11 @@ class Watchdog:
         self._last_state: tuple[frozenset[str], int] | None = None
         self._since = 0.0
 
-    def check_progress(self, awaited: Mapping[str, str], answered_reads: int) -> None:
+    def check_progress(self, awaited_shards: Mapping[str, str], answered_reads: int) -> None:
         """Raise an error if the wait for these shards should end.
 
         Args:
-            awaited: The shards, each with the reason.
+            awaited_shards: The shards, each with the reason.
             answered_reads: The number of reads answered so far.
 
         Raises:
@@ -396,17 +396,17 @@ class Watchdog:
         """
         if os.getppid() != self._parent:
             raise ProcessLookupError("Spark's own process is gone, so no query waits for these shards any more")
-        state, now = (frozenset(awaited), answered_reads), self._clock()
+        state, now = (frozenset(awaited_shards), answered_reads), self._clock()
         # A changed set of shards, or one more response, counts as progress.
         if state != self._last_state:
             self._last_state, self._since = state, now
         elif now - self._since > self._seconds:
             raise TimeoutError(
-                f"{self._activity}: nothing was read for {self._seconds:g} s of {format_with_reasons(awaited)}; "
+                f"{self._activity}: nothing was read for {self._seconds:g} s of {format_with_reasons(awaited_shards)}; "
                 "earlier rows are in the sink. Find out why these shards cannot be read, and start the query again"
             )
 
 
-def format_with_reasons(awaited: Mapping[str, str]) -> str:
+def format_with_reasons(awaited_shards: Mapping[str, str]) -> str:
     """Return the first of these shards, each with its reason."""
-    return few([f"{key} ({reason})" for key, reason in sorted(awaited.items())])
+    return few([f"{key} ({reason})" for key, reason in sorted(awaited_shards.items())])

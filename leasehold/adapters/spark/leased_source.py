@@ -77,7 +77,7 @@ class LeasedSource(DataSource):
     def _parse_source_options(self) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, ReadBounds]:
         if self._parsed is None:
             with raise_plain_errors():
-                self._parsed = self.parse(self._all_options)
+                self._parsed = self.parse_options(self._all_options)
         return self._parsed
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
@@ -138,7 +138,9 @@ class LeasedSource(DataSource):
         return target, identity
 
     @abstractmethod
-    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, ReadBounds]:
+    def parse_options(
+        self, options: Mapping[str, str]
+    ) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, ReadBounds]:
         """Parse the options for reading. Raises ValueError, naming the option.
 
         Returns:
@@ -297,11 +299,11 @@ class SlicedQuery(LeasedReader):
 
 
 def _check_schema(schema: StructType, spec: SourceSpec) -> None:
-    def names_and_types(fields: StructType) -> list[tuple[str, str]]:
+    def describe_columns(fields: StructType) -> list[tuple[str, str]]:
         return [(column.name, column.dataType.simpleString()) for column in fields]
 
     expected_columns = from_arrow_schema(spec.columns.schema)
-    if names_and_types(schema) != names_and_types(expected_columns):
+    if describe_columns(schema) != describe_columns(expected_columns):
         raise ValueError(
             f"schema: the columns are {', '.join(column.name for column in expected_columns)}, and cannot be chosen: "
             "leave out .schema(...), and parse records with from_json or similar functions"

@@ -46,7 +46,7 @@ class Range:
         return self.begins is self.ends or self.begins == self.ends
 
     @cached_property
-    def cells(self) -> tuple[str, ...]:
+    def packed_cells(self) -> tuple[str, ...]:
         """The range in the packed form. It is cached because a quiet shard has the same range in every batch."""
         return pack_range(self.begins, self.ends, self.epoch)
 
@@ -54,7 +54,7 @@ class Range:
 Ranges = tuple[tuple[str, Range], ...]
 
 
-def _sorted_by_key(pairs: Iterable[tuple[str, Range]]) -> Ranges:
+def _sort_by_key(pairs: Iterable[tuple[str, Range]]) -> Ranges:
     return tuple(sorted(pairs, key=itemgetter(0)))
 
 
@@ -73,7 +73,7 @@ class Offset:
     """
 
     number: int = 0
-    ranges: Ranges = field(default=(), converter=_sorted_by_key)
+    ranges: Ranges = field(default=(), converter=_sort_by_key)
     stream: str = ""
     tasks: int = 0
     incarnation: str = ""
@@ -225,7 +225,7 @@ def encode_offset(offset: Offset) -> dict[str, Any]:
         "v": PACKED_VERSION,
         "n": offset.number,
         **optional,
-        "p": pack_rows([(key, *part.cells) for key, part in offset.ranges]),
+        "p": pack_rows([(key, *part.packed_cells) for key, part in offset.ranges]),
     }
 
 

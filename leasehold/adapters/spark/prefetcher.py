@@ -81,7 +81,7 @@ class ReadAheadState:
         measure: Called with each response, to count it in the metrics.
         answered_reads: How many reads the source has answered, including empty responses.
         undecided_count: The number of rows that may be duplicates from a Spark sink, although we could not confirm it.
-        read: The keys of the shards that this run has read successfully.
+        read_keys: The keys of the shards that this run has read successfully.
         closed: Returns the shards that are known to be closed.
     """
 
@@ -95,7 +95,7 @@ class ReadAheadState:
     measure: MeasureCallback = lambda _holding, _batch: None
     answered_reads: int = 0
     undecided_count: int = 0
-    read: set[str] = Factory(set)
+    read_keys: set[str] = Factory(set)
     closed: Callable[[], Collection[str]] = tuple
 
 
@@ -172,12 +172,12 @@ class ShardPrefetcher(ConsumerPort):
         """The committed position that is still to be written to the lease and may be written now (rule 4), or None."""
         return (
             self._uncheckpointed
-            if self.is_opened and (self._cursor.is_fully_read or self.key in self._shared.read)
+            if self.is_opened and (self._cursor.is_fully_read or self.key in self._shared.read_keys)
             else None
         )
 
     def take_rows(self, max_rows: int, max_bytes: int) -> RowChunk | None:
-        """Remove and return the next rows: at most `max_rows` of them, and at most `max_bytes` bytes."""
+        """Remove and return the next rows: at most `max_rows` rows, and at most `max_bytes`."""
         chunk = self._buffer.take_rows(max_rows, max_bytes)
         if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
@@ -288,7 +288,7 @@ class ShardPrefetcher(ConsumerPort):
             self._shared.undecided_count += batch.possible_duplicates
             if chunk is not None or batch.behind_seconds is not None:
                 self._shared.answered_reads += 1
-                self._shared.read.add(self.key)
+                self._shared.read_keys.add(self.key)
             self._update_tip(now, behind=batch.behind_seconds)
 
     def batch_read(self, batch: Batch, now: float) -> Next:
@@ -304,7 +304,7 @@ class ShardPrefetcher(ConsumerPort):
         if self._tip.update_read_position(
             self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()
         ):
-            self._shared.read.add(self.key)  # rule 4: the position is one of this stream
+            self._shared.read_keys.add(self.key)  # rule 4: the position is one of this stream
 
     @property
     def _is_full(self) -> bool:

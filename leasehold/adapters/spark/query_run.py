@@ -344,7 +344,7 @@ class QueryRun:
             return False
         return bool(self._loop.shards_not_caught_up)
 
-    def _should_flush(self, start: Offset, awaited: Mapping[str, str]) -> bool:
+    def _should_flush(self, start: Offset, awaited_shards: Mapping[str, str]) -> bool:
         has_uncommitted_rows, on_idle = is_uncommitted(start, self._committed), self._options.flush
         # Plan a flush if a shard has ended. Its children wait until its end is committed, and no later rows of the
         # shard will make Spark commit it.
@@ -352,7 +352,7 @@ class QueryRun:
         if self._only_now:
             return should_flush(
                 uncommitted=has_uncommitted_rows,
-                awaited=bool(awaited),
+                awaited=bool(awaited_shards),
                 ended=ended,
                 handing_off=handing_off,
                 on_idle=on_idle,
@@ -360,17 +360,21 @@ class QueryRun:
         has_waited = handing_off or time.monotonic() - self._planned_at > FLUSH_SECONDS
         return has_uncommitted_rows and has_waited and (on_idle or ended)
 
-    def _make_uncheckpointed_ranges(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
+    def _make_uncheckpointed_ranges(
+        self, start: Offset, held_ranges: Mapping[str, RangeStart]
+    ) -> list[tuple[str, Range]]:
         """Return empty ranges at the uncheckpointed ends of the previous batch, for shards absent from this one."""
-        absent_ranges = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
+        absent_ranges = [
+            (key, part) for key, part in start.ranges if key not in held_ranges or held_ranges[key].begins.ended
+        ]
         end_positions = [
             (key, self._planned_ends.get(key) or self._find_completed_end(key, start, part), part.epoch)
             for key, part in absent_ranges
         ]
         return [
-            (key, Range(end, end, epoch))
-            for key, end, epoch in end_positions
-            if not self._loop.is_checkpointed(key, end)
+            (key, Range(end_position, end_position, epoch))
+            for key, end_position, epoch in end_positions
+            if not self._loop.is_checkpointed(key, end_position)
         ]
 
     def _find_completed_end(self, key: str, offset: Offset, part: Range) -> Position:

@@ -94,13 +94,13 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
         try:
             futures = {key: pool.submit(replay.read_rows) for key, replay in replays.items()}
             poll_count = 0
-            while awaited := {key: replays[key].problem for key, future in futures.items() if not future.done()}:
-                watchdog.check_progress(awaited, sum(replay.answered_reads for replay in replays.values()))
+            while awaited_ranges := {key: replays[key].problem for key, future in futures.items() if not future.done()}:
+                watchdog.check_progress(awaited_ranges, sum(replay.answered_reads for replay in replays.values()))
                 # Log the reason for the wait repeatedly, otherwise a query that waits for its stream would appear to
                 # hang.
                 poll_count += 1
                 if not poll_count % LOG_EVERY:
-                    log.warning("the repeated batch waits for %s", format_with_reasons(awaited))
+                    log.warning("the repeated batch waits for %s", format_with_reasons(awaited_ranges))
                 finished_futures, _ = wait(futures.values(), POLL_SECONDS, FIRST_EXCEPTION)
                 # If reading one range fails, stop waiting for the others and let the query fail. The next run repeats
                 # the batch.

@@ -141,7 +141,7 @@ class SinkTarget(Protocol):
         """The columns that become records."""
         ...
 
-    def writer(self) -> RowWriter:
+    def open_writer(self) -> RowWriter:
         """Return a writer, which later tasks of this process use too. Raises SourceError, ValueError."""
         ...
 
@@ -196,7 +196,7 @@ def split_into_sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch])
 
     Sections do not depend on how Spark divides the rows into batches.
     """
-    gathered, size = list[pa.Table](), 0
+    gathered_parts, gathered_bytes = list[pa.Table](), 0
     for batch in batches:
         rows = columns.select_columns(batch)
         while rows.num_rows:
@@ -204,16 +204,16 @@ def split_into_sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch])
             for name, kind in columns.types.items():
                 if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
                     row_sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
-            cumulative_sizes = np.cumsum(row_sizes) + size
+            cumulative_sizes = np.cumsum(row_sizes) + gathered_bytes
             # A section ends with the row that brings it to `SECTION_BYTES`.
             section_row_count = min(rows.num_rows, int(np.searchsorted(cumulative_sizes, SECTION_BYTES)) + 1)
-            gathered.append(rows.slice(0, section_row_count))
-            size, rows = int(cumulative_sizes[section_row_count - 1]), rows.slice(section_row_count)
-            if size >= SECTION_BYTES:
-                yield _make_ordered_section(columns, gathered)
-                gathered, size = [], 0
-    if gathered:
-        yield _make_ordered_section(columns, gathered)
+            gathered_parts.append(rows.slice(0, section_row_count))
+            gathered_bytes, rows = int(cumulative_sizes[section_row_count - 1]), rows.slice(section_row_count)
+            if gathered_bytes >= SECTION_BYTES:
+                yield _make_ordered_section(columns, gathered_parts)
+                gathered_parts, gathered_bytes = [], 0
+    if gathered_parts:
+        yield _make_ordered_section(columns, gathered_parts)
 
 
 def _make_ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
@@ -227,20 +227,20 @@ def _make_ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Tab
 
 def compute_edition(rows: pa.Table) -> str:
     """Return a digest of these rows, in their order."""
-    digest = blake2b(digest_size=6)
+    row_digest = blake2b(digest_size=6)
     for column in rows.columns:
         if pa.types.is_map(column.type):
             # The entries of a map are unordered, and a repeated task may get them in another order.
-            digest.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
+            row_digest.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
             continue
         # Hash the lengths of the values too. Otherwise different rows whose values concatenate to the same bytes would
         # have the same hash.
-        digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
+        row_digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
         for chunk in column.chunks:
             _, ends, values = chunk.buffers()
             first, last = np.frombuffer(ends, np.int64)[[chunk.offset, chunk.offset + len(chunk)]]
-            digest.update(memoryview(values)[first:last] if values is not None else b"")
-    return urlsafe_b64encode(digest.digest()).decode()
+            row_digest.update(memoryview(values)[first:last] if values is not None else b"")
+    return urlsafe_b64encode(row_digest.digest()).decode()
 
 
 @frozen
@@ -256,7 +256,7 @@ def write_task(target: SinkTarget, identity: WriteIdentity, batches: Iterator[pa
     first, rows, size = identity.make_first_tag(), 0, 0
     writer: RowWriter | None = None
     for number, section in enumerate(split_into_sections(target.columns, batches)):
-        writer = writer or target.writer()  # a task without rows makes no request to the stream
+        writer = writer or target.open_writer()  # a task without rows makes no request to the stream
         writer.write(section, first._replace(part=f"{first.part}-{number}", edition=compute_edition(section)))
         rows, size = rows + section.num_rows, size + section.nbytes
     return TaskWriteResult(rows, size)

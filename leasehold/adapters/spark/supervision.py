@@ -70,14 +70,14 @@ class StallDetector:
     def is_stuck(self, query: StreamingQuery) -> bool:
         """Return whether the current trigger has made no progress for `seconds`. Return False between triggers."""
         status, progress = query.status, query.lastProgress
-        last_seen_state = (
+        progress_state = (
             (status["message"], progress and (progress["batchId"], progress["timestamp"]))
             if status["isTriggerActive"]
             else None
         )
         # Between two triggers a query may be idle for hours.
-        if last_seen_state is None or last_seen_state != self._last_state:
-            self._last_state, self._unchanged_since = last_seen_state, self._clock()
+        if progress_state is None or progress_state != self._last_state:
+            self._last_state, self._unchanged_since = progress_state, self._clock()
         return self._clock() - self._unchanged_since > self._seconds
 
 

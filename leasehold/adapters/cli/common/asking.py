@@ -31,7 +31,7 @@ EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Write even i
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def fleet_config(options: Options, source: str = "") -> Config:
+def make_fleet_config(options: Options, source: str = "") -> Config:
     """Return the configuration that `rules`, `lease_seconds` and `set` define. Raises ValueError, naming a setting."""
     base_settings = {"rules": options["rules"], "lease_seconds": options["lease_seconds"]}
     return configuration_for(source, settings(base_settings, options["set"] or ()))

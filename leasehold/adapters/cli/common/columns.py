@@ -111,10 +111,10 @@ def print_table(cells: TextTable, *, wide: bool = False) -> None:
     table, left_out = draw_table(cells, console.width)
     console.print(table)
     if left_out:
-        console.print(hidden_columns_hint(left_out))
+        console.print(format_hidden_columns_hint(left_out))
 
 
-def hidden_columns_hint(left_out: Sequence[str]) -> Text:
+def format_hidden_columns_hint(left_out: Sequence[str]) -> Text:
     """Return a message with the names of the columns that don't fit on the screen."""
     return Text(f"no room here for: {', '.join(left_out)}; --wide shows every column", style="dim")
 
@@ -147,8 +147,8 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
                 "key": move.lease.key,
                 "do": move.do,
                 **({"why": move.why} if move.why else {}),
-                **({"was": _position_json(move.stored.checkpoint)} if move.stored else {}),
-                "wanted": _position_json(move.lease.checkpoint),
+                **({"was": _convert_to_json(move.stored.checkpoint)} if move.stored else {}),
+                "wanted": _convert_to_json(move.lease.checkpoint),
             }
             for move in moves
         ]
@@ -178,6 +178,6 @@ def format_position(position: Position) -> str:
     return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
 
 
-def _position_json(position: Position) -> dict[str, Any]:
+def _convert_to_json(position: Position) -> dict[str, Any]:
     optional_fields = {"sub": position.sub, "token": position.token}
     return {"checkpoint": position.sequence} | {name: value for name, value in optional_fields.items() if value}

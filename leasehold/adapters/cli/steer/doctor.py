@@ -5,7 +5,7 @@ from typing import Annotated, Unpack
 
 import typer
 
-from leasehold.adapters.cli.common.asking import AsJson, fleet_config
+from leasehold.adapters.cli.common.asking import AsJson, make_fleet_config
 from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.ops.doctor.attempts import none_wrong
@@ -57,7 +57,7 @@ def command(  # noqa: PLR0917  one for each option
             options["checkpoint_seconds"], "--checkpoint-seconds"
         )
         fleet = ExaminedFleet(
-            fleet_config(options, source), workers, checkpoint_seconds, write_price, read_price, read_only
+            make_fleet_config(options, source), workers, checkpoint_seconds, write_price, read_price, read_only
         )
         examination = examine(source, store, fleet)
     if as_json:

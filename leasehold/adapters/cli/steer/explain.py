@@ -11,7 +11,7 @@ from leasehold.adapters.cli.common.asking import (
     AsJson,
     For,
     StoreUrl,
-    fleet_config,
+    make_fleet_config,
     watch_table,
 )
 from leasehold.adapters.cli.common.ending import exit_on_failure
@@ -60,7 +60,7 @@ def command(
     with exit_on_failure("explain", StoreError):
         if only is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")
-        config = fleet_config(options)
+        config = make_fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
             table = watch_table(table_store, config, span)
         worker_plans = plans(table, config, () if only is None else (only,))

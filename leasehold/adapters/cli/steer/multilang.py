@@ -58,7 +58,7 @@ def command(
         properties = read_properties(properties_path, set_ or (), os.environ if environment else None)
         discard_if_output_closed()
         settings = interpret_properties(properties)
-        print(settings.table(), file=sys.stderr)
+        print(settings.support_table(), file=sys.stderr)
         if log_configuration is not None:
             print(f"--log-configuration: {log_configuration} is for Java, and is ignored", file=sys.stderr)
         children = ChildProcesses(

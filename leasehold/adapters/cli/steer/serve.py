@@ -11,7 +11,7 @@ from typing import Annotated, Unpack
 import typer
 import uvicorn
 
-from leasehold.adapters.cli.common.asking import fleet_config
+from leasehold.adapters.cli.common.asking import make_fleet_config
 from leasehold.adapters.cli.common.ending import EndSignal, exit_on_failure, raise_on_signal
 from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.cli.common.times import make_seconds_parser
@@ -75,7 +75,7 @@ def command(  # noqa: PLR0917  one for each option
     """Watch the tables and serve the page, or write it to a file."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with exit_on_failure("serve", StoreError, SourceError, OSError), suppress(EndSignal):  # the way to end it
-        config = fleet_config(options)
+        config = make_fleet_config(options)
         if source and len(source) != len(stores):
             raise ValueError("--source: give one for each STORE, or none")
         if goals and len(goals) != len(stores):

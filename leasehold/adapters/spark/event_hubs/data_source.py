@@ -31,7 +31,7 @@ class EventHubsLeased(LeasedSource):
 
     FORMAT, DDL = "eventhubs-leased", DDL
 
-    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
+    def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
         parsed_options = parse_event_hubs_options(options)
         source_spec = SourceSpec(
             # Read exclusively, so that a process that lost the lease is disconnected when the next owner connects.

@@ -61,13 +61,13 @@ class HubSinkTarget:
         """The columns that become events."""
         return COLUMNS
 
-    def writer(self) -> RowWriter:
+    def open_writer(self) -> RowWriter:
         """Return the writer of this process. Raises ValueError."""
         if self not in _writers:
             _writers[self] = HubRowWriter(self._client(), self.hub)
         return _writers[self]
 
-    def forget(self) -> None:
+    def forget_writer(self) -> None:
         """Drop the writer, so that the next task opens a new one."""
         _writers.pop(self, None)
 
@@ -119,7 +119,7 @@ class HubRowWriter:
         except BaseException as fault:
             # Do not use a failed connection again. The next attempt opens a new one.
             for target in [target for target, writer in _writers.items() if writer is self]:
-                target.forget()
+                target.forget_writer()
             try:
                 self._client.close()
             except Exception as close_error:  # noqa: BLE001  the error that ended the write is raised below

@@ -25,7 +25,7 @@ class KinesisLeased(LeasedSource):
 
     FORMAT, DDL = "kinesis-leased", kinesis_rows.DDL
 
-    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
+    def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
         parsed_options = parse_kinesis_options(options)
         # A query with an ending position reads stored records, which are polled even if a consumer is configured.
         live_consumer = parsed_options.consumer if parsed_options.bounds.until is None else ""

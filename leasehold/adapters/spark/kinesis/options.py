@@ -119,7 +119,7 @@ def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     if table_credentials and not table_name:
         raise ValueError("option lease.roleArn: it needs lease.applicationName; in lease.store, write role_arn=…")
     url_options = {"region": region, "endpoint": opts.read_text("kinesis.dynamodb.endpointUrl"), **table_credentials}
-    url_query = urlencode({stream_name: value for stream_name, value in url_options.items() if value})
+    url_query = urlencode({name: value for name, value in url_options.items() if value})
     store_url = f"dynamodb://{quote(table_name)}{url_query and '?'}{url_query}" if table_name else ""
     lease_options = parse_lease_options(opts, store_url, bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
     opts.reject_unknown()

@@ -79,7 +79,7 @@ class ArrowPoller(Poller):
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         # Measure before de-aggregation, because the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
-        batch, end, trail = self._rows(rows)
+        batch, end, trail = self._make_rows(rows)
         return evolve(self._arrow_batch(answer, batch, end, ends, size), trail=trail)
 
     def _arrow_batch(
@@ -112,7 +112,7 @@ class ArrowPoller(Poller):
             possible_duplicates=self._seen.take_possible_duplicates(),
         )
 
-    def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
+    def _make_rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
         user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
         last_aggregate = deaggregated.get(len(rows) - 1)

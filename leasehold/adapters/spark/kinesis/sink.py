@@ -54,7 +54,7 @@ class KinesisSinkTarget:
         """The columns that become records."""
         return COLUMNS
 
-    def writer(self) -> RowWriter:
+    def open_writer(self) -> RowWriter:
         """Return the writer of this process. Raises SourceError."""
         if self not in _writers:
             _writers[self] = KinesisRowWriter(self)
@@ -115,13 +115,13 @@ class KinesisRowWriter:
         # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
         # section would have another edition, so they would not be recognized as duplicates.
         try:
-            for data, key, hash_key in read_row_values(_extreme_rows(rows)):
+            for data, key, hash_key in read_row_values(_find_extreme_rows(rows)):
                 self._producer.check(data, key, hash_key, context=context)
         except ValueError as fault:
             raise ValueError(f"column {text_of(fault)}") from None  # the message begins with the column
 
 
-def _extreme_rows(rows: pa.Table) -> pa.Table:
+def _find_extreme_rows(rows: pa.Table) -> pa.Table:
     """Return the rows with the largest sizes and the longest and shortest keys, and one row for each hash key.
 
     If the stream would reject any of `rows`, it would reject one of the returned rows.

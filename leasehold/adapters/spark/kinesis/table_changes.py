@@ -47,7 +47,7 @@ class DynamoLeased(LeasedSource):
 
     FORMAT, DDL = "dynamodb-leased", DDL
 
-    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, ReadBounds]:
+    def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, ReadBounds]:
         opts = OptionReader(options)
         table_name = opts.read_required("dynamodb.tableName", "name the table, or give its stream's ARN")
         url_options = {"region": opts.read_text("dynamodb.region"), "endpoint": opts.read_text("dynamodb.endpointUrl")}
@@ -74,9 +74,7 @@ class DynamoLeased(LeasedSource):
         lease_options = parse_lease_options(opts, "", read_bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
         opts.reject_unknown()
         source_spec = SourceSpec(
-            open=partial(
-                _open_source, table_name, {option_name: value for option_name, value in url_options.items() if value}
-            ),
+            open=partial(_open_source, table_name, {name: value for name, value in url_options.items() if value}),
             columns=make_columns(),
             interval_seconds=interval_ms / 1000,
             shard_rows=max_shard_rows,
@@ -108,15 +106,15 @@ def _make_row(shard: str, record: Record) -> dict[str, Any]:
     event: Mapping[str, Any] = json.loads(record.data)
     change = event["dynamodb"]
 
-    def image_json(name: str) -> str | None:
+    def encode_image(name: str) -> str | None:
         return canonical_json(change[name]) if name in change else None
 
     return {
         "data": record.data,
         "event": event["eventName"],
         "keys": record.partition_key,
-        "newImage": image_json("NewImage"),
-        "oldImage": image_json("OldImage"),
+        "newImage": encode_image("NewImage"),
+        "oldImage": encode_image("OldImage"),
         "sequenceNumber": record.sequence_number,
         "createdTime": None if record.arrived is None else datetime.fromtimestamp(record.arrived, UTC),
         # If an item expires (time to live), the service removes it. Only this field shows that no user removed it.
