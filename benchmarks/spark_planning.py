@@ -147,7 +147,7 @@ class Planner:
                 break
             loop.tick()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "wait", lambda _seconds: None)
+            patch.setattr(loop, "wait_for_rows", lambda _seconds: None)
             ends: list[dict[str, object]] = []
             end = processor_ms(
                 lambda: ends.append(self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit()))

@@ -5,7 +5,7 @@ Both sides send JSON objects, one per line. After the daemon has sent an action 
 this one. In between, the child may request checkpoints. The daemon responds to each request before it reads the next
 line.
 
-    conversation.send_records(records, None)     send an action; raises ConversationError out of turn
+    conversation.send_records(records, None)        send an action; raises ConversationError out of turn
     pipe.write(conversation.data_to_send())         write the bytes that are due, if any
     conversation.receive_data(pipe.read())          pass b"" once the child has closed its pipe
     while event := conversation.next_event(): ...   handle an event of the child; None means to read more

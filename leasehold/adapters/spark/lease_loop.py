@@ -345,7 +345,7 @@ class LeaseLoop:
         return make_prefetching_reader(prefetcher).step
 
     def _find_prefetchers_with_rows(self) -> Iterator[ShardPrefetcher]:
-        # Check `buffered` first, because it is cheaper than `range_start`, and most shards have no rows.
+        # Check the buffered rows first, because that is cheaper than `range_start`, and most shards have no rows.
         return (
             prefetcher
             for prefetcher in self._prefetchers.values()

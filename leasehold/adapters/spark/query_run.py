@@ -2,7 +2,7 @@
 
 Spark's reader (`leased_source`) calls a `QueryRun` in the source-runner process, one call at a time. The run joins the
 group when the first batch is planned. The package's docstring lists the events of a batch and explains why no record is
-skipped. The methods `join`, `plan`, `partitions` and `commit` follow that order.
+skipped. The methods `join_group`, `plan_batch`, `make_partitions` and `commit` follow that order.
 """
 
 import logging
