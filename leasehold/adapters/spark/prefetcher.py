@@ -1,10 +1,10 @@
 """Reads one held shard ahead of Spark into a bounded buffer, and writes its checkpoint once Spark has committed.
 
 `ShardPrefetcher` is the consumer of a `LeaseReader`. The runner calls the steps of that reader in its own threads, one
-step of a shard at a time. Spark's main thread inspects the buffer (`range_start`, `buffered_rows_and_bytes`), takes rows
-out of it (`take_rows`), and reports what Spark has committed (`commit`). One condition in `ReadAheadState` guards the
-state that both threads use. The source returns Arrow rows, which can be cut at any row without copying. `SourceColumns`
-returns the position of any row.
+step of a shard at a time. Spark's main thread inspects the buffer (`range_start`, `buffered_rows_and_bytes`), takes
+rows out of it (`take_rows`), and reports what Spark has committed (`commit`). One condition in `ReadAheadState` guards
+the state that both threads use. The source returns Arrow rows, which can be cut at any row without copying.
+`SourceColumns` returns the position of any row.
 
 Rule 1: a step reads at most once, and only if the buffer has room, so memory stays bounded while a sink is blocked.
 Rule 2: the checkpoint moves only to a position that Spark has committed, however many rows were read ahead.
