@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
-from leasehold.adapters.spark.rows import Chunk, chunk_of
+from leasehold.adapters.spark.rows import RowChunk, make_chunk
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 
 Row = tuple[Any, ...]
@@ -72,7 +72,7 @@ class Bare(DataSourceStreamReader):
     def _answered(self, lease: Lease, answers: int) -> Iterator[Any]:
         reader = self._stream.open(lease, TRIM_HORIZON)
         for _ in range(answers):
-            yield cast("Chunk", chunk_of(kinesis_rows.columns("canned"), lease, reader.read())).rows
+            yield cast("RowChunk", make_chunk(kinesis_rows.make_columns("canned"), lease, reader.read())).rows
 
 
 class BareTuples(Bare):

@@ -17,22 +17,22 @@ from spark_bare import BARE
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.spark.fetching import RowTransport
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
-from leasehold.adapters.spark.offsets import RangeStart, fair_shares
+from leasehold.adapters.spark.offsets import RangeStart, divide_fairly
 from leasehold.adapters.spark.options import OptionReader, parse_lease_options
 from leasehold.adapters.spark.prefetcher import ReadAheadPace
 from leasehold.adapters.spark.query_run import QueryRun
 from leasehold.adapters.spark.row_buffer import RowBuffer
-from leasehold.adapters.spark.rows import Chunk, SourceSpec, chunk_of
+from leasehold.adapters.spark.rows import RowChunk, SourceSpec, make_chunk
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-    from leasehold.adapters.spark.fetching import Transport
 
 SHARDS, KEYS = 8, 100
 USER_BYTES = 1000
@@ -101,9 +101,9 @@ class Stream:
 class Unshared:
     """Reads ahead like a query's lease loop, for a query that reads all shards and has no lease table."""
 
-    handing_off, may_end, answered_reads, undecided = False, True, 0, 0
-    awaited: Mapping[str, str] = {}
-    behind: Mapping[str, float] = {}
+    is_handing_off, may_end, answered_reads, undecided_count = False, True, 0, 0
+    awaited_shards: Mapping[str, str] = {}
+    lags_in_seconds: Mapping[str, float] = {}
 
     def __init__(self, source: Stream, pace: ReadAheadPace) -> None:
         self._source, self._pace = source, pace
@@ -122,7 +122,7 @@ class Unshared:
         """Stop reading."""
         self._over.set()
 
-    def check(self) -> None:
+    def raise_fault(self) -> None:
         """Do nothing, because there are no errors to report."""
 
     def commit(self, _ends: Mapping[str, Position]) -> None:
@@ -132,21 +132,21 @@ class Unshared:
         """Return True, because there are no checkpoints to wait for."""
         return True
 
-    def wait(self, seconds: float) -> None:
+    def wait_for_rows(self, seconds: float) -> None:
         """Wait until there are rows, or for this many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: any(self._buffers.values()), seconds)
 
-    def linger(self, _seconds: float, _rows: int, _size: int) -> bool:
+    def wait_for_more_rows(self, _seconds: float, _rows: int, _size: int) -> bool:
         """Return True without waiting."""
         return True
 
-    def take(self, _rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, Chunk]]:
+    def take_rows(self, _rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, RowChunk]]:
         """Return the start of each shard's rows, and the rows that were read ahead, up to the limits."""
         with self._changed:
             starts = {key: RangeStart(0, begins) for key, begins in self._begins.items()}
-            sizes = fair_shares({key: larder.bytes for key, larder in self._buffers.items()}, size)
-            chunks = {key: self._buffers[key].take(shard_rows, limit) for key, limit in sizes.items()}
+            sizes = divide_fairly({key: larder.bytes for key, larder in self._buffers.items()}, size)
+            chunks = {key: self._buffers[key].take_rows(shard_rows, limit) for key, limit in sizes.items()}
             non_empty_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
             self._begins.update({key: chunk.ends for key, chunk in non_empty_chunks.items()})
             self._changed.notify_all()
@@ -160,9 +160,9 @@ class Unshared:
                     lambda: buffer.count < pace.rows // SHARDS and buffer.bytes < pace.bytes // SHARDS
                 )
             due = time.monotonic() + pace.interval_seconds
-            chunk = chunk_of(pace.columns, lease, reader.read())
+            chunk = make_chunk(pace.columns, lease, reader.read())
             with self._changed:
-                buffer.put(cast("Chunk", chunk))
+                buffer.append_chunk(cast("RowChunk", chunk))
                 self._changed.notify_all()
             self._over.wait(max(0.0, due - time.monotonic()))
 
@@ -195,11 +195,11 @@ class Files:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="leasehold-benchmark-"))
 
-    def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> list[FileRows]:
+    def make_partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> list[FileRows]:
         """Write a file with the rows of each task."""
         return [self._written(f"{number}-{index}.arrow", batches) for index, batches in enumerate(tasks)]
 
-    def discard(self, number: int) -> None:
+    def discard_batch(self, number: int) -> None:
         """Remove the files of a batch."""
         for path in self._folder.glob(f"{number}-*.arrow"):
             path.unlink()
@@ -222,7 +222,7 @@ class ByFiles(LeasedReader):
     def _get_or_start_run(self) -> QueryRun:
         run = super()._get_or_start_run()
         if not isinstance(cast("object", run._transport), Files):  # noqa: SLF001  nothing has begun yet
-            run._transport = cast("Transport", Files())  # noqa: SLF001  as above
+            run._transport = cast("RowTransport", Files())  # noqa: SLF001  as above
         return run
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -255,7 +255,7 @@ class Canned(DataSource):
         response_size = {"light": LIGHT, "steady": STEADY, "heavy": HEAVY}[self.options["answer"]]
         if self.options["reader"] in BARE:
             return BARE[self.options["reader"]](Stream(response_size))
-        columns = kinesis_rows.columns("canned")
+        columns = kinesis_rows.make_columns("canned")
         source_spec = SourceSpec(lambda: Stream(response_size), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
         position, name = {"initial_position": "TRIM_HORIZON"}, self.options["reader"]
         transport = "embedded" if name == "within tasks" else "fetch"

@@ -31,7 +31,7 @@ from stepped_loop import Stepped, new_reader, stepped
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import offsets
-from leasehold.adapters.spark.offsets import Offset, Range, encode
+from leasehold.adapters.spark.offsets import Offset, Range, encode_offset
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
 
@@ -67,7 +67,7 @@ def encoded_size(offset: Offset, *, packed: bool) -> int:
     """Return the number of bytes of the offset in JSON, as Spark stores it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offsets, "PACKED_FROM", 1 if packed else SHARDS + 1)
-        return len(json.dumps(encode(offset), separators=(",", ":")))
+        return len(json.dumps(encode_offset(offset), separators=(",", ":")))
 
 
 class Orders(Stream):
@@ -143,11 +143,11 @@ class Planner:
         for key in DRAW.sample(sorted(FIRST), shard_count):
             self.stream.put(key, "more")
         for _ in range(TICKS):
-            if sum(1 for _ in loop._prefetchers_with_rows()) >= shard_count:  # noqa: SLF001  as above
+            if sum(1 for _ in loop._find_prefetchers_with_rows()) >= shard_count:  # noqa: SLF001  as above
                 break
             loop.tick()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "wait", lambda _seconds: None)
+            patch.setattr(loop, "wait_for_rows", lambda _seconds: None)
             ends: list[dict[str, object]] = []
             end = processor_ms(
                 lambda: ends.append(self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit()))

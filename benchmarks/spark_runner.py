@@ -41,7 +41,7 @@ from wire_server import CBOR, encodings_of, frame
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
 from leasehold.adapters.sources.kinesis.clients import reading_client
-from leasehold.adapters.spark.fetching import read
+from leasehold.adapters.spark.fetching import read_task_rows
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold_lab.demo.child import ENVIRONMENT
@@ -297,7 +297,7 @@ def execute(task_queue: Any, done_queue: Any) -> None:  # noqa: ANN401  queues
     """Fetch the rows of tasks, and drop them."""
     while True:
         for task in task_queue.get():
-            for _ in read(task):
+            for _ in read_task_rows(task):
                 pass
         done_queue.put(None)
 

@@ -23,9 +23,9 @@ from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HU
 from leasehold.adapters.sources.event_hubs.access import by_connection_string
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased
-from leasehold.adapters.spark.event_hubs.options import event_hubs_options
+from leasehold.adapters.spark.event_hubs.options import parse_event_hubs_options
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
-from leasehold.adapters.spark.kinesis.options import kinesis_options
+from leasehold.adapters.spark.kinesis.options import parse_kinesis_options
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB
@@ -149,9 +149,9 @@ def test_repr_and_str_hide_credentials() -> None:
     objects: list[object] = [kinesis, hub, worker, Runner(worker, lambda _: None)]
     objects += [
         by_connection_string(secret, NAMESPACE, "hub", "$Default"),
-        event_hubs_options({"lease.store": "sqlite://x"}),
+        parse_event_hubs_options({"lease.store": "sqlite://x"}),
     ]
-    objects += [kinesis_options({"kinesis.streamName": "orders", "lease.store": "sqlite://x"})]
+    objects += [parse_kinesis_options({"kinesis.streamName": "orders", "lease.store": "sqlite://x"})]
     for each in objects:
         assert found_in(f"{each!r} {each!s}") == []
     kinesis.close()
@@ -170,7 +170,7 @@ def test_spark_files_and_tasks_hold_no_credential(kind: str) -> None:
     """Checkpoint folders have many readers, and a pickle of the reader reaches every executor."""
     source, options = SPARK[kind]
     spark_source = source({**options, "lease.store": "sqlite://x"})
-    reader = spark_source.streamReader(from_arrow_schema(spark_source._parse()[0].columns.schema))  # noqa: SLF001  its own columns
+    reader = spark_source.streamReader(from_arrow_schema(spark_source._parse_source_options()[0].columns.schema))  # noqa: SLF001  its own columns
     assert found_in(json.dumps(reader.initialOffset())) == []
     assert found_in(cloudpickle.dumps(reader)) == []  # type: ignore[no-untyped-call]  # Spark's own
     assert found_in(repr(reader)) == []

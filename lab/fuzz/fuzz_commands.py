@@ -13,16 +13,16 @@ from fuzzing import FuzzTarget, encode_as_json, forbid_repeating
 from leasehold.adapters import producing
 from leasehold.adapters.cli import deaggregate, produce
 from leasehold.adapters.cli.common.columns import format_position
-from leasehold.adapters.cli.reset import read_plan
+from leasehold.adapters.cli.reset import parse_resets
 from leasehold.adapters.consumer.dead_letters import sinks
 from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, sort_key_of
 from leasehold.adapters.inputs import configuration, duration, format_time, moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, plan_json
 from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
-from leasehold.adapters.spark.kinesis.options import kinesis_options
-from leasehold.adapters.spark.offsets import decode, encode
+from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, parse_event_hubs_options
+from leasehold.adapters.spark.kinesis.options import parse_kinesis_options
+from leasehold.adapters.spark.offsets import decode_offset, encode_offset
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.stores.urls import read_url
@@ -42,7 +42,7 @@ def _listed(body: bytes) -> None:
 
 
 def _reset(body: bytes) -> None:
-    for each in read_plan(body):
+    for each in parse_resets(body):
         format_position(each.was)
         format_position(each.wanted)
 
@@ -63,7 +63,7 @@ def _options(text: str) -> None:
 def _record(line: str) -> None:
     output = io.StringIO()
     with redirect_stdout(output):
-        deaggregate._print(1, line, None, "keep", strict=False)
+        deaggregate._print_user_records(1, line, None, "keep", strict=False)
     for row in output.getvalue().encode().splitlines():
         assert isinstance(json.loads(row), dict)
 
@@ -78,12 +78,12 @@ def _produced_to(url: str) -> None:
 
 def _lines(body: bytes) -> None:
     for how in ("line", "field:2", "json:customer", "fixed:a"):
-        produce._key_function(how, ",")(body).encode()
+        produce._make_key_function(how, ",")(body).encode()
 
 
 def _offset(stored: Any) -> None:  # noqa: ANN401  whatever Spark kept
-    offset = decode(stored)
-    assert decode(json.loads(json.dumps(encode(offset)))) == offset
+    offset = decode_offset(stored)
+    assert decode_offset(json.loads(json.dumps(encode_offset(offset)))) == offset
 
 
 def _texts(document: object) -> dict[str, str]:
@@ -97,7 +97,7 @@ def _texts(document: object) -> dict[str, str]:
 def _of_event_hubs(parameters: object) -> None:
     secret = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={SECRET}="
     with patch.dict(os.environ, {CONNECTION_STRING: secret}), forbid_repeating(SECRET):
-        assert SECRET not in repr(event_hubs_options(_texts(parameters)))
+        assert SECRET not in repr(parse_event_hubs_options(_texts(parameters)))
 
 
 def _letter(line: bytes) -> None:
@@ -109,10 +109,10 @@ def _letter(line: bytes) -> None:
 def _child_line(line: bytes) -> None:
     """Assert that no line of a child raises an exception, and that only stored checkpoints are acknowledged."""
     conversation = Conversation("s-0", Position("5"))
-    conversation.initialize()
+    conversation.send_initialize()
     conversation.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
     assert conversation.next_event() == StatusReceived("initialize")
-    conversation.process_records([Record(b"data", "9", partition_key="k")], 0.0)
+    conversation.send_records([Record(b"data", "9", partition_key="k")], 0.0)
     conversation.receive_data(line + b"\n")
     while (event := conversation.next_event()) is not None:
         if isinstance(event, CheckpointRequested):
@@ -158,7 +158,7 @@ COMMANDS = (
     FuzzTarget(
         "keys-of-lines",
         ("adapters/cli/produce.py",),
-        partial(produce._key_function, delimiter=","),
+        partial(produce._make_key_function, delimiter=","),
         (ValueError,),
         "--key: ",
     ),
@@ -173,7 +173,7 @@ COMMANDS = (
     FuzzTarget(
         "kinesis-options",
         ("adapters/spark/options.py", "adapters/spark/kinesis/options.py"),
-        lambda told: kinesis_options(_texts(told)),
+        lambda told: parse_kinesis_options(_texts(told)),
         (ValueError,),
         "option ",
     ),

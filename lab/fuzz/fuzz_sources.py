@@ -70,7 +70,7 @@ def _change_row(data: bytes) -> None:
         record = record_of(row)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError("no change") from odd  # a record that no poller returns
-    rows = table_changes.columns().rows(Lease("shard-0"), [record])
+    rows = table_changes.make_columns().rows(Lease("shard-0"), [record])
     assert rows.column("sequenceNumber").to_pylist() == [record.sequence_number]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leasehold.adapters.cli.common.ending import ENDING, Ended, raising_on_signal
+from leasehold.adapters.cli.common.ending import ENDING, EndSignal, raise_on_signal
 
 SET = signal.signal
 
@@ -36,7 +36,7 @@ def test_a_signal_while_handlers_are_restored_leaves_them_restored(
     before: dict[signal.Signals, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C still works in a program that continues after a command."""
-    with raising_on_signal():
+    with raise_on_signal():
         interrupted(monkeypatch, len(ENDING), ENDING[-1])  # until then, each is set to be ignored
     assert {number: signal.getsignal(number) for number in ENDING} == before
 
@@ -46,6 +46,6 @@ def test_a_signal_while_handlers_are_set_restores_the_previous_ones(
 ) -> None:
     """The handlers are restored even if the signal arrives before the block that restores them has begun."""
     interrupted(monkeypatch, 0, ENDING[0])
-    with pytest.raises(Ended), raising_on_signal():
+    with pytest.raises(EndSignal), raise_on_signal():
         raise AssertionError
     assert {number: signal.getsignal(number) for number in ENDING} == before

@@ -16,9 +16,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli import leases
-from leasehold.adapters.cli.common.columns import plain_text
-from leasehold.adapters.cli.lease_tables import draw_page, format_move, table_cells, totals_and_problems
-from leasehold.adapters.cli.leases import _table_json, app, can_use_keys, confirmed_states, known_states, table_states
+from leasehold.adapters.cli.common.columns import format_as_plain_text
+from leasehold.adapters.cli.lease_tables import describe_totals_and_problems, draw_page, format_move, tabulate_leases
+from leasehold.adapters.cli.leases import (
+    _convert_to_json,
+    app,
+    can_use_keys,
+    keep_confirmed_states,
+    keep_known_states,
+    read_states_repeatedly,
+)
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import lease_json, parse_plan_request
@@ -146,7 +153,7 @@ def test_malformed_rows_are_reported_below_the_table() -> None:
 
 def test_an_empty_table_has_a_status_and_a_message() -> None:
     """`--check` exits with status 3 on a table without leases."""
-    assert totals_and_problems(WatchedTable(())) == (
+    assert describe_totals_and_problems(WatchedTable(())) == (
         "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
         ("UNKNOWN: the table has no leases",),
     )
@@ -157,7 +164,10 @@ def test_a_worker_that_put_its_only_lease_aside_is_a_worker() -> None:
     note = ((NOTE, Progress(at=100.0, owner="w-1", aside=160.0, fault="its handler raised ValueError").note),)
     table = WatchedTable((Lease("s-0", annotations=note),), statuses={"s-0": Status("STALLED", "")}, at=110.0)
     later = evolve(table, at=161.0)
-    assert [totals_and_problems(each)[0].split("; ")[1] for each in (table, later)] == ["1 workers", "0 workers"]
+    assert [describe_totals_and_problems(each)[0].split("; ")[1] for each in (table, later)] == [
+        "1 workers",
+        "0 workers",
+    ]
     assert [picture(each, Config())["total"]["workers"] for each in (table, later)] == [1, 0]
 
 
@@ -166,11 +176,14 @@ def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
     lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))
     bound = LeaseLag(75.0, at_least=True)
     table = WatchedTable((lease,), lags={"s-0": bound}, statuses={"s-0": Status("OK", "")})
-    assert ("≥75.0" in plain_text(table_cells(table, None)), "≥75.0" in plain_text(table_cells(table, "worker"))) == (
+    assert (
+        "≥75.0" in format_as_plain_text(tabulate_leases(table, None)),
+        "≥75.0" in format_as_plain_text(tabulate_leases(table, "worker")),
+    ) == (
         True,
         True,
     )
-    assert "; lag ≥ 75.0 s" in totals_and_problems(table)[0]
+    assert "; lag ≥ 75.0 s" in describe_totals_and_problems(table)[0]
     shown = picture(table, Config())
     assert shown["leases"][0]["lag"] == {"seconds": 75.0, "end": False, "at_least": True}
     assert (shown["total"]["lag_at_least"], shown["workers"][0]["lag_at_least"]) == (True, True)
@@ -203,7 +216,7 @@ def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
     says += "; 2 rows that it left here are not shown"
     assert (table.leases, table.swapping, table.status) == ((), (says,), Status("UNKNOWN", says))
     assert text(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN", says]
-    written = json.dumps(_table_json(table))
+    written = json.dumps(_convert_to_json(table))
     document = json.loads(written)
     assert [lease["key"] for lease in document.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"
     assert document | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": says, "malformed": [], "swapping": [says]}
@@ -252,7 +265,7 @@ class Faulty(MemoryStore):
 def test_a_watch_continues_after_a_failed_read() -> None:
     store, waits = Faulty(), list[float]()
     create_placed_lease(store, Lease("s-0", owner="ann"))
-    looks = table_states(store, 2.0, waits.append)
+    looks = read_states_repeatedly(store, 2.0, waits.append)
     first, second, third = (next(looks) for _ in range(3))
     assert second == evolve(first, trouble="the line is down")
     assert [lease.key for lease in third.leases] == ["s-0"]
@@ -263,7 +276,7 @@ def test_a_watch_continues_after_a_failed_read() -> None:
 def test_a_watch_lists_moves_as_they_happen() -> None:
     store = MemoryStore()
     row = create_placed_lease(store, Lease("s-0", owner="ann"))
-    looks = table_states(store, 2.0, lambda _seconds: None)
+    looks = read_states_repeatedly(store, 2.0, lambda _seconds: None)
     assert next(looks).moves == ()
     expect_applied(store.write(StealLease(row, "bob")))
     assert [format_move(move).split(maxsplit=1)[1] for move in next(looks).moves] == ["s-0: ann -> bob"]
@@ -389,7 +402,7 @@ def test_a_single_read_waits_for_the_renewal_that_is_due(*, renewed: bool, word:
         if renewed and passed[0] > 2:
             row.append(expect_applied(store.write(CheckpointLease(row[-1], Position(str(int(passed[0])))))))
 
-    looks = confirmed_states(table_states(store, 1.0, wait, clock=lambda: passed[0]))
+    looks = keep_confirmed_states(read_states_repeatedly(store, 1.0, wait, clock=lambda: passed[0]))
     assert (next(looks).status.word, passed[0]) == (word, seconds)
 
 
@@ -407,8 +420,8 @@ def test_check_watches_until_the_status_is_known_within_a_limit() -> None:
     row = [create_placed_lease(store, Lease("s-0", owner="java"))]
 
     def first_known(wait: Callable[[float], None], *, watch: bool = True) -> str:
-        looks = table_states(store, 2.0, wait, clock=lambda: passed[0])
-        return next(known_states(looks, watch=watch, clock=lambda: passed[0])).status.word
+        looks = read_states_repeatedly(store, 2.0, wait, clock=lambda: passed[0])
+        return next(keep_known_states(looks, watch=watch, clock=lambda: passed[0])).status.word
 
     def wait(seconds: float) -> None:
         passed[0] += seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from leasehold.adapters.cli import EXTRAS, imported_for
+from leasehold.adapters.cli import EXTRAS, explain_missing_import
 from leasehold.adapters.cli.main import COMMANDS, GROUPS, LABORATORY, app
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def test_an_unknown_command_exits_2() -> None:
 
 @pytest.mark.parametrize("library", ["typer", "starlette", "greenlet", "boto3"])
 def test_a_missing_library_is_reported_with_its_extra(library: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"), imported_for("leasehold x"):
+    with pytest.raises(SystemExit, match="2"), explain_missing_import("leasehold x"):
         raise ModuleNotFoundError(name=f"{library}.inner")
     assert f"pip install 'leasehold[{EXTRAS[library]}]'" in capsys.readouterr().err
 

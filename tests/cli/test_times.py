@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.times import make_seconds_parser
 from leasehold.adapters.inputs import duration, format_time, moment
 
 NOW = 1_700_000_000.0
@@ -74,7 +74,7 @@ def test_a_time_outside_the_calendar_is_formatted() -> None:
 
 
 def test_an_option_rejects_invalid_and_too_short_durations() -> None:
-    parse = seconds(0.1)
+    parse = make_seconds_parser(0.1)
     assert (parse("1m"), parse(2.0)) == (60.0, 2.0)
     for text, why in (("soon", "is not a duration"), ("5ms", "less than 0.1 s")):
         with pytest.raises(typer.BadParameter, match=why):

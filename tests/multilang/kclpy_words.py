@@ -30,15 +30,15 @@ def _written(messages: list[dict[str, Any]]) -> list[str]:
                 conversation = Conversation(
                     message["shardId"], Position(message["sequenceNumber"], message["subSequenceNumber"])
                 )
-                conversation.initialize()
+                conversation.send_initialize()
             case "processRecords" if conversation is not None:
                 _answered(conversation)
-                conversation.process_records(
+                conversation.send_records(
                     [_record(each) for each in message["records"]], message["millisBehindLatest"] / 1000
                 )
             case "shardEnded" if conversation is not None:
                 _answered(conversation)
-                conversation.shard_ended()
+                conversation.send_shard_ended()
             case "checkpoint" if conversation is not None:
                 _checkpoint(conversation, message)
             case _:

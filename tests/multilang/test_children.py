@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from leasehold.adapters.multilang import children as module
-from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
+from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, ChildProcesses
 from leasehold.adapters.multilang.protocol import CheckpointError
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
@@ -31,7 +31,7 @@ async def _never(_position: Position) -> CheckpointError | None:
     raise AssertionError("no checkpoint is asked for")
 
 
-def _run(children: Children, story: Callable[[], Awaitable[None]]) -> None:
+def _run(children: ChildProcesses, story: Callable[[], Awaitable[None]]) -> None:
     async def told() -> None:
         try:
             await story()
@@ -68,13 +68,13 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_child_receives_every_message_of_its_life(caplog: pytest.LogCaptureFixture) -> None:
     """A child is notified of its shard, its records, the request to stop, and the end of the shard."""
     caplog.set_level(logging.INFO, "leasehold.child")
-    children = Children(_argv(), max_records=2)
+    children = ChildProcesses(_argv(), max_records=2)
 
     async def story() -> None:
-        await children.begin("s", TRIM_HORIZON, _never)
+        await children.start_child("s", TRIM_HORIZON, _never)
         pid = children.pids["s"]
-        await children.process("s", TRIM_HORIZON, RECORDS, 1.0, _never)
-        await children.process("s", TRIM_HORIZON, [], 1.0, _never)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, 1.0, _never)
+        await children.process_batch("s", TRIM_HORIZON, [], 1.0, _never)
         assert children.pids == {"s": pid}
         await children.request_shutdown("s")
         await children.lose_lease("s")
@@ -97,7 +97,7 @@ def test_child_receives_every_message_of_its_life(caplog: pytest.LogCaptureFixtu
 def test_checkpoint_is_stored_before_it_is_confirmed(caplog: pytest.LogCaptureFixture) -> None:
     """A child may forget its records once its checkpoint is confirmed."""
     caplog.set_level(logging.INFO, "leasehold.child")
-    children, stored = Children(_argv("checkpoint")), list[Position]()
+    children, stored = ChildProcesses(_argv("checkpoint")), list[Position]()
 
     async def store(position: Position) -> CheckpointError | None:
         assert not any("checkpoint" in record.message for record in caplog.records)
@@ -105,7 +105,7 @@ def test_checkpoint_is_stored_before_it_is_confirmed(caplog: pytest.LogCaptureFi
         return None
 
     async def story() -> None:
-        await children.process("s", TRIM_HORIZON, RECORDS, None, store)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, store)
         await children.request_shutdown("s")
 
     _run(children, story)
@@ -116,14 +116,14 @@ def test_checkpoint_is_stored_before_it_is_confirmed(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("checkpoints", [True, False])
 def test_shard_end_is_stored_only_after_the_childs_checkpoint(checkpoints: bool) -> None:
-    children, stored = Children(_argv("checkpoint" if checkpoints else "well", "shardEnded")), list[str]()
+    children, stored = ChildProcesses(_argv("checkpoint" if checkpoints else "well", "shardEnded")), list[str]()
 
     async def store(position: Position) -> CheckpointError | None:
         stored.append(position.sequence)
         return None
 
     async def story() -> None:
-        await children.process("s", TRIM_HORIZON, RECORDS, None, _never if not checkpoints else store)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never if not checkpoints else store)
         assert await children.end_shard("s", TRIM_HORIZON, store) is checkpoints
         assert children.pids == {}
 
@@ -134,18 +134,18 @@ def test_shard_end_is_stored_only_after_the_childs_checkpoint(checkpoints: bool)
 @pytest.mark.parametrize("behavior", ["crash", "hang", "close", "wrong", "orphan"])
 def test_failed_child_affects_only_its_own_shard(behavior: str) -> None:
     patience = 5.0 if behavior == "hang" else None
-    bad, good = Children(_argv(behavior), timeout_seconds=patience), Children(_argv())
+    bad, good = ChildProcesses(_argv(behavior), timeout_seconds=patience), ChildProcesses(_argv())
 
     async def story() -> None:
-        await bad.begin("s", TRIM_HORIZON, _never)
+        await bad.start_child("s", TRIM_HORIZON, _never)
         first = bad.pids["s"]
         with pytest.raises(ChildFault):
-            await bad.process("s", TRIM_HORIZON, RECORDS, None, _never)
+            await bad.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
         assert bad.pids == {}
         assert _gone(first)
-        await bad.begin("s", TRIM_HORIZON, _never)
+        await bad.start_child("s", TRIM_HORIZON, _never)
         assert bad.pids["s"] != first
-        await good.process("t", TRIM_HORIZON, RECORDS, None, _never)
+        await good.process_batch("t", TRIM_HORIZON, RECORDS, None, _never)
         await good.close()
 
     _run(bad, story)
@@ -153,12 +153,12 @@ def test_failed_child_affects_only_its_own_shard(behavior: str) -> None:
 
 @pytest.mark.parametrize("argv", [_argv("crash", "initialize"), ["/no/such/program"], _argv("hang", "initialize")])
 def test_missing_program_dead_letters_no_record(argv: list[str]) -> None:
-    children = Children(argv, timeout_seconds=2.0)
+    children = ChildProcesses(argv, timeout_seconds=2.0)
 
     async def story() -> None:
         for _ in range(2):
             with pytest.raises(ChildNotStarted):
-                await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+                await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
             assert children.pids == {}
 
     _run(children, story)
@@ -166,11 +166,11 @@ def test_missing_program_dead_letters_no_record(argv: list[str]) -> None:
 
 def test_noisy_child_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A processor that prints neither fills the log nor blocks on a full pipe."""
-    children = Children(_argv("babble"))
+    children = ChildProcesses(_argv("babble"))
 
     async def story() -> None:
         for _ in range(2):
-            await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
         _run(children, story)
@@ -184,12 +184,12 @@ def test_noisy_child_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_timed_out_child_is_ended(caplog: pytest.LogCaptureFixture) -> None:
     """A child that timed out does not run next to the shard's next child."""
-    children = Children(_argv("hang"))
+    children = ChildProcesses(_argv("hang"))
 
     async def story() -> None:
-        await children.begin("s", TRIM_HORIZON, _never)
+        await children.start_child("s", TRIM_HORIZON, _never)
         pid = children.pids["s"]
-        task = asyncio.create_task(children.process("s", TRIM_HORIZON, RECORDS, None, _never))
+        task = asyncio.create_task(children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never))
         while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
             await asyncio.sleep(0.01)
         task.cancel()
@@ -205,11 +205,11 @@ def test_timed_out_child_is_ended(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
 def test_processes_started_by_a_child_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
     """Such processes may have inherited the child's pipes."""
-    children = Children(_argv("orphan"))
+    children = ChildProcesses(_argv("orphan"))
 
     async def story() -> None:
         with pytest.raises(ChildFault, match="it exited with status 0"):
-            await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
         _run(children, story)
@@ -228,12 +228,12 @@ def test_killed_daemon_leaves_no_orphans(keeper_dies: bool, tmp_path: Path) -> N
         "from leasehold.balancer.model import TRIM_HORIZON\n"
         "async def main():\n"
         f"    children = Children({_argv('parent', 'initialize')!r})\n"
-        "    await children.begin('s', TRIM_HORIZON, None)\n"
+        "    await children.start_child('s', TRIM_HORIZON, None)\n"
         f"    if {keeper_dies}:\n"
         "        children._keeper.kill()\n"
         "        children._keeper.wait()\n"
-        "    await children.begin('t', TRIM_HORIZON, None)\n"
-        "    await children.begin('u', TRIM_HORIZON, None)\n"
+        "    await children.start_child('t', TRIM_HORIZON, None)\n"
+        "    await children.start_child('u', TRIM_HORIZON, None)\n"
         "    await children.lose_lease('u')\n"
         "    print(*children.pids.values(), flush=True)\n"
         "    await asyncio.sleep(600)\n"
@@ -251,11 +251,11 @@ def test_killed_daemon_leaves_no_orphans(keeper_dies: bool, tmp_path: Path) -> N
 
 
 def test_child_that_hangs_at_shard_end_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    children, pids = Children(_argv("hang", "shardEnded"), shard_end_seconds=1.0), list[int]()
+    children, pids = ChildProcesses(_argv("hang", "shardEnded"), shard_end_seconds=1.0), list[int]()
 
     async def story() -> None:
         for _ in range(2):
-            await children.begin("s", TRIM_HORIZON, _never)
+            await children.start_child("s", TRIM_HORIZON, _never)
             pids.append(children.pids["s"])
             with pytest.raises(ChildFault, match=r"^it has not answered shardEnded within 1 s$"):
                 await children.end_shard("s", TRIM_HORIZON, _never)
@@ -271,10 +271,10 @@ def test_child_that_hangs_at_shard_end_is_asked_again(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize("action", ["shutdownRequested", "leaseLost"])
 def test_last_message_to_a_child_has_a_timeout(action: str) -> None:
     """Even without `timeoutInSeconds`, the next owner and the next child of a shard do not wait forever."""
-    children = Children(_argv("hang", action))
+    children = ChildProcesses(_argv("hang", action))
 
     async def story() -> None:
-        await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
         pid = children.pids["s"]
         if action == "shutdownRequested":
             with pytest.raises(ChildFault, match=r"^it has not answered shutdownRequested within 1 s$"):
@@ -288,16 +288,16 @@ def test_last_message_to_a_child_has_a_timeout(action: str) -> None:
 
 
 def test_reclaimed_lease_waits_for_the_previous_child_to_end(caplog: pytest.LogCaptureFixture) -> None:
-    children = Children(_argv("hang"))
+    children = ChildProcesses(_argv("hang"))
 
     async def story() -> None:
-        batch = asyncio.create_task(children.process("s", TRIM_HORIZON, RECORDS, None, _never))
+        batch = asyncio.create_task(children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never))
         while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
             await asyncio.sleep(0.01)
         first = children.pids["s"]
         losing = asyncio.create_task(children.lose_lease("s"))
         await asyncio.sleep(0)  # it waits for its turn before the lease returns
-        beginning = asyncio.create_task(children.begin("s", TRIM_HORIZON, _never))
+        beginning = asyncio.create_task(children.start_child("s", TRIM_HORIZON, _never))
         with pytest.raises(ChildFault):
             await batch
         assert _gone(first)
@@ -311,23 +311,23 @@ def test_reclaimed_lease_waits_for_the_previous_child_to_end(caplog: pytest.LogC
 
 def test_no_child_is_started_after_close() -> None:
     """A lease that is taken while the daemon ends gets no child."""
-    children = Children(_argv())
+    children = ChildProcesses(_argv())
 
     async def story() -> None:
         await children.close()
         with pytest.raises(ChildNotStarted, match=r"^the daemon is shutting down$"):
-            await children.begin("s", TRIM_HORIZON, _never)
+            await children.start_child("s", TRIM_HORIZON, _never)
 
     _run(children, story)
 
 
 def test_unterminated_stderr_line_is_logged_in_parts(caplog: pytest.LogCaptureFixture) -> None:
     """A progress bar neither fills the memory nor blocks its processor on a full pipe."""
-    children = Children(_argv("long"))
+    children = ChildProcesses(_argv("long"))
 
     async def story() -> None:
         for _ in range(2):
-            await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+            await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
         _run(children, story)
@@ -340,10 +340,10 @@ def test_unterminated_stderr_line_is_logged_while_the_child_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The amazon_kclpy sample never ends its lines."""
-    children = Children(_argv("endless"))
+    children = ChildProcesses(_argv("endless"))
 
     async def story() -> None:
-        await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
+        await children.process_batch("s", TRIM_HORIZON, RECORDS, None, _never)
         async with asyncio.timeout(60):
             while not any("no line end" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
                 await asyncio.sleep(0.01)

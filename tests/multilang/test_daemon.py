@@ -7,8 +7,8 @@ from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.multilang.children import Children
-from leasehold.adapters.multilang.daemon import SEARCH_ATTEMPTS, ChildHandler, RecordSearch, error_name
+from leasehold.adapters.multilang.children import ChildProcesses
+from leasehold.adapters.multilang.daemon import SEARCH_ATTEMPTS, ChildHandler, RecordSearch, find_error_name
 from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
 from leasehold.adapters.sources.protocol import Record
 from leasehold.errors import StoreError
@@ -40,7 +40,7 @@ def test_each_record_that_crashes_its_child_is_dead_lettered_and_no_other(
         delivered, died = list[int](), False
         while position < count and not died:
             size = cuts[(position + deaths) % len(cuts)]
-            for part in search.split(records[position : position + size], (0, checkpoint, 0)):
+            for part in search.split_into_messages(records[position : position + size], (0, checkpoint, 0)):
                 numbers = [int(each.sequence_number) for each in part]
                 if bad & set(numbers):
                     died, deaths = True, deaths + 1
@@ -91,7 +91,7 @@ def test_finished_search_blames_no_later_record_for_earlier_faults() -> None:
             search.record_dead_letter(records[0])
         else:
             assert culprit is None
-            for each in search.split(records[:4], (0, 0, 0)):
+            for each in search.split_into_messages(records[:4], (0, 0, 0)):
                 search.record_success(each)
         assert search.record_failure(records[4:]) is None
 
@@ -101,20 +101,22 @@ def test_search_ends_within_the_allowed_attempts() -> None:
     search, deaths, culprit = RecordSearch(ATTEMPTS), 0, None
     records = _records(DEFAULT_MAX_RECORDS)
     while culprit is None:
-        for part in search.split(records, (0, 0, 0)):
+        for part in search.split_into_messages(records, (0, 0, 0)):
             if part[-1] is records[-1]:
                 deaths, culprit = deaths + 1, search.record_failure(part)
                 break
             search.record_success(part)
     assert culprit == records[-1]
-    handling = ChildHandler(Children(["x"]), attempts=ATTEMPTS, dead_letter=lambda _delivery, _error: None).handling
+    handling = ChildHandler(
+        ChildProcesses(["x"]), attempts=ATTEMPTS, dead_letter=lambda _delivery, _error: None
+    ).handling
     assert handling.attempts == ATTEMPTS + SEARCH_ATTEMPTS
     assert deaths < handling.attempts
-    assert ChildHandler(Children(["x"]), attempts=ATTEMPTS).handling.attempts == ATTEMPTS
+    assert ChildHandler(ChildProcesses(["x"]), attempts=ATTEMPTS).handling.attempts == ATTEMPTS
 
 
 def test_fault_while_ending_children_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    children, before = Children(["x"]), set(threading.enumerate())
+    children, before = ChildProcesses(["x"]), set(threading.enumerate())
 
     async def refused() -> None:
         raise OSError("no descriptor left")
@@ -131,11 +133,11 @@ def test_store_errors_have_the_names_that_children_expect() -> None:
     def named(code: str) -> str:
         fault = StoreError("x")
         fault.__cause__ = ClientError({"Error": {"Code": code, "Message": ""}}, "UpdateItem")
-        return error_name(fault)
+        return find_error_name(fault)
 
     assert {code: named(code) for code in ("ThrottlingException", "ResourceNotFoundException", "Other")} == {
         "ThrottlingException": "ThrottlingException",
         "ResourceNotFoundException": "InvalidStateException",
         "Other": "KinesisClientLibDependencyException",
     }
-    assert error_name(StoreError("x")) == "KinesisClientLibDependencyException"
+    assert find_error_name(StoreError("x")) == "KinesisClientLibDependencyException"

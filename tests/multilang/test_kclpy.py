@@ -51,7 +51,7 @@ class _Pipe:
 
 def _converse(processor: Any, steps: list[Any], refused: int = 0) -> tuple[_Pipe, str]:  # noqa: ANN401  it has no types
     pipe, errors = (
-        _Pipe(Conversation("shardId-123", Position("400")), [Conversation.initialize, *steps], refused),
+        _Pipe(Conversation("shardId-123", Position("400")), [Conversation.send_initialize, *steps], refused),
         StringIO(),
     )
     kcl.KCLProcess(processor, input_file=pipe, output_file=pipe, error_file=errors).run()
@@ -59,7 +59,7 @@ def _converse(processor: Any, steps: list[Any], refused: int = 0) -> tuple[_Pipe
 
 
 def _records(conversation: Conversation) -> None:
-    conversation.process_records([Record(b"meow", "456", 0, "cat", arrived=1.5)], 1.0)
+    conversation.send_records([Record(b"meow", "456", 0, "cat", arrived=1.5)], 1.0)
 
 
 def _checkpoint(number: str | None) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class _FirstVersion(kcl.RecordProcessorBase):  # type: ignore[misc, name-defined
 
 def test_conversation_continues_after_a_rejected_checkpoint() -> None:
     """A rejected checkpoint reaches user code as the error that it expects."""
-    pipe, errors = _converse(_FirstVersion(), [_records, Conversation.shard_ended], refused=1)
+    pipe, errors = _converse(_FirstVersion(), [_records, Conversation.send_shard_ended], refused=1)
     assert pipe.heard == [
         _status("initialize"),
         _checkpoint("456"),
@@ -132,7 +132,7 @@ class _SecondVersion(v2.RecordProcessorBase):  # type: ignore[misc, name-defined
 def test_second_version_processor_gets_third_version_messages_in_its_form() -> None:
     """It receives `leaseLost` and its records in the form of its own version."""
     processor = _SecondVersion()
-    steps = [_records, Conversation.shutdown_requested, Conversation.lease_lost]
+    steps = [_records, Conversation.send_shutdown_requested, Conversation.send_lease_lost]
     pipe, errors = _converse(v3.V2toV3Processor(processor), steps)
     assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "ZOMBIE"]
     assert (pipe.wanted, errors) == ([Position("456")], "")
@@ -141,6 +141,6 @@ def test_second_version_processor_gets_third_version_messages_in_its_form() -> N
 def test_second_version_processor_ends_its_shard() -> None:
     """`shardEnded` reaches it as the end of a shard, not as a lost lease."""
     processor = _SecondVersion()
-    pipe, errors = _converse(v3.V2toV3Processor(processor), [_records, Conversation.shard_ended])
+    pipe, errors = _converse(v3.V2toV3Processor(processor), [_records, Conversation.send_shard_ended])
     assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "TERMINATE"]
     assert (pipe.wanted, errors) == ([SHARD_END], "")

@@ -13,9 +13,9 @@ from leasehold.adapters.multilang.properties import (
     KEYS,
     NEAREST,
     MultiLangSettings,
-    Support,
+    PropertySupport,
+    interpret_properties,
     read_properties,
-    settings_of,
 )
 from leasehold.adapters.sources.urls import source_address
 from leasehold.balancer.model import at_timestamp
@@ -74,7 +74,7 @@ KCL2 = KCL3.partition("clientVersionConfig")[0].replace(
 
 
 def _of(**properties: str) -> MultiLangSettings:
-    return settings_of(LEAST | {key.replace("__", "."): value for key, value in properties.items()})
+    return interpret_properties(LEAST | {key.replace("__", "."): value for key, value in properties.items()})
 
 
 @pytest.mark.parametrize("text", [KCL2, KCL3])
@@ -82,7 +82,7 @@ def test_kcl_property_files_load(text: str, tmp_path: Path) -> None:
     """A file that runs a daemon today also starts here."""
     path = tmp_path / "app.properties"
     path.write_text(text)
-    settings = settings_of(read_properties(path))
+    settings = interpret_properties(read_properties(path))
     assert (settings.source, settings.store) == (
         "kinesis://kclpysample?region=us-east-1&poll_seconds=1",
         "dynamodb://MultiLangTest?region=us-east-1",
@@ -103,7 +103,7 @@ def test_every_key_is_supported_or_reported() -> None:
         if key in {"leaseTableDeletionProtectionEnabled", "leaseTablePitrEnabled"} or key.startswith("callProcess"):
             value = "false"
         properties = LEAST | {key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value}
-        assert key in {each.key for each in settings_of(properties).support if each.level != "unknown"}
+        assert key in {each.key for each in interpret_properties(properties).support if each.level != "unknown"}
 
 
 def test_file_without_a_polling_key_uses_fan_out() -> None:
@@ -116,7 +116,7 @@ def test_file_without_a_polling_key_uses_fan_out() -> None:
     assert _of(maxRecords="100", retrievalMode="FanOut", fanoutConfig__consumerName="me").source == (
         "kinesis://clicks?consumer=me"
     )
-    assert _of().support[-1] == Support(
+    assert _of().support[-1] == PropertySupport(
         "retrievalMode", "taken", "read as consumer 'app': enhanced fan-out is billed for each shard-hour and GB; "
         "POLLING is not"
     )  # fmt: skip
@@ -202,7 +202,7 @@ def test_valid_properties_are_accepted() -> None:
 def test_unusable_properties_are_rejected(properties: dict[str, str], message: str) -> None:
     """A daemon must not start if it would read from another place than its file says."""
     with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
-        settings_of(LEAST | properties)
+        interpret_properties(LEAST | properties)
     assert fnmatchcase(str(caught.value), message)
 
 
@@ -231,7 +231,7 @@ def test_settings_override_the_file(tmp_path: Path) -> None:
 
 
 def test_table_names_unknown_keys_and_shows_no_values() -> None:
-    table = _of(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").table()
+    table = _of(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").support_table()
     assert table.splitlines()[3:6] == [
         "RetrievalMode       unknown  KCL has no such key; did you mean 'retrievalMode'?",
         f"timeoutInSeconds    nearest  {NEAREST['timeoutInSeconds']}",
@@ -245,7 +245,7 @@ def test_any_file_loads_or_is_rejected_by_key(properties: dict[str, str]) -> Non
     """Every error names the key."""
     expected: object
     try:
-        expected = {each.key for each in settings_of(LEAST | properties).support}
+        expected = {each.key for each in interpret_properties(LEAST | properties).support}
     except ValueError as error:
         expected = {str(error).partition(": ")[0]} | LEAST.keys() | properties.keys()
     assert expected in (LEAST.keys() | properties.keys(), {"retrievalMode"} | LEAST.keys() | properties.keys())

@@ -43,9 +43,9 @@ class Talk:
         steps: dict[str, Callable[[str], object]] = {
             "initialize": self._initialize,
             "records": self._records,
-            "shutdown": lambda _: self.conversation.shutdown_requested(),
-            "lost": lambda _: self.conversation.lease_lost(),
-            "ended": lambda _: self.conversation.shard_ended(),
+            "shutdown": lambda _: self.conversation.send_shutdown_requested(),
+            "lost": lambda _: self.conversation.send_lease_lost(),
+            "ended": lambda _: self.conversation.send_shard_ended(),
             "->": lambda text: self._hear(f"\n{text}\n".encode()),
             "part": lambda text: self._hear(text.encode()),
             "bytes": lambda text: self._hear(bytes.fromhex(text) + b"\n"),
@@ -67,13 +67,13 @@ class Talk:
         if self.conversation.pending_action is None:
             mosts = (int(each.removeprefix("most=")) for each in options)
             self.conversation = Conversation("shard-1", _position(position), *mosts)
-        self.conversation.initialize()
+        self.conversation.send_initialize()
 
     def _records(self, rest: str) -> None:
         words = rest.split()
         key = words.pop()[4:] if words and words[-1].startswith("key=") else "k"
         records = [_record(item, key.replace("\\u2028", "\u2028")) for item in words]
-        count = self.conversation.process_records(records, 0.25)
+        count = self.conversation.send_records(records, 0.25)
         self.told += [f"{count} of {len(words)}"] if count < len(words) else []
 
     def _checkpoint(self, rest: str) -> None:
@@ -162,7 +162,7 @@ class TalkMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.conversation = Conversation("s", TRIM_HORIZON, max_records=3)
-        self.conversation.initialize()
+        self.conversation.send_initialize()
         self.pending_action: str | None = "initialize"
         self.wanted: Position | None = None
         self.number, self.ended = 0, False
@@ -172,13 +172,13 @@ class TalkMachine(RuleBasedStateMachine):
     def records(self, count: int) -> None:
         """Deliver a batch, which may be larger than one message."""
         records = [_record(str(self.number + 1 + each)) for each in range(count)]
-        if self._asks(lambda: setattr(self, "number", self.number + self.conversation.process_records(records, None))):
+        if self._asks(lambda: setattr(self, "number", self.number + self.conversation.send_records(records, None))):
             assert (
                 self.conversation.delivered.order >= self.conversation.acknowledged.order
                 or self.conversation.acknowledged.ended
             )
 
-    @rule(which=st.sampled_from(["shutdown_requested", "lease_lost", "shard_ended"]))
+    @rule(which=st.sampled_from(["send_shutdown_requested", "send_lease_lost", "send_shard_ended"]))
     def end(self, which: str) -> None:
         """Send an end."""
         self._asks(getattr(self.conversation, which))
@@ -263,18 +263,18 @@ TestTalk = TalkMachine.TestCase
 def test_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
     """Python's library calls int() on it."""
     conversation = Conversation("s", TRIM_HORIZON)
-    conversation.initialize()
+    conversation.send_initialize()
     conversation.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
     conversation.next_event()
     conversation.data_to_send()
-    conversation.process_records([Record(b"", "1", arrived=arrived, partition_key="k")], None)
+    conversation.send_records([Record(b"", "1", arrived=arrived, partition_key="k")], None)
     (record,) = json.loads(conversation.data_to_send())["records"]
     assert record["approximateArrivalTimestamp"] == (0 if arrived is None else 1_700_000_000_000)
 
 
 def _begun() -> Conversation:
     conversation = Conversation("shard-1", TRIM_HORIZON)
-    conversation.initialize()
+    conversation.send_initialize()
     return conversation
 
 
@@ -321,7 +321,7 @@ def test_end_of_the_pipe_follows_the_checkpoint_before_it() -> None:
     conversation = _begun()
     conversation.receive_data(status("initialize"))
     conversation.next_event()
-    conversation.process_records([Record(b"", "7", 0, "k")], None)
+    conversation.send_records([Record(b"", "7", 0, "k")], None)
     conversation.receive_data(b'{"action": "checkpoint", "sequenceNumber": "7"}\n')
     conversation.receive_data(b"")
     assert conversation.next_event() == CheckpointRequested(Position("7"))

@@ -32,7 +32,7 @@ WAIT = 120.0
 T = TypeVar("T")
 Told = tuple[str, int, int]
 """The key of a record, and its position in the shard."""
-Children = dict[tuple[str, str], list[Told]]
+ChildProcesses = dict[tuple[str, str], list[Told]]
 """The records that each child received, by shard and process."""
 
 
@@ -74,7 +74,7 @@ def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
     return keys
 
 
-def records_in_stderr(daemon: Daemon, record: re.Pattern[str]) -> Children:
+def records_in_stderr(daemon: Daemon, record: re.Pattern[str]) -> ChildProcesses:
     """Return what each child wrote about its records to standard error; a line may arrive in parts."""
     texts = defaultdict[tuple[str, str], str](str)
     for line in daemon.output():
@@ -86,19 +86,19 @@ def records_in_stderr(daemon: Daemon, record: re.Pattern[str]) -> Children:
     }
 
 
-def records_in_log(file: Path) -> Children:
+def records_in_log(file: Path) -> ChildProcesses:
     """Return what each child wrote about its records to the log that all children of Node's sample share.
 
     The sample writes no sub-sequence number. The number in the key serves instead, since it rises within an aggregate.
     """
-    by_child: Children = defaultdict(list)
+    by_child: ChildProcesses = defaultdict(list)
     for pid, shard, number, key in OF_NODES_SAMPLE.findall(file.read_text() if file.exists() else ""):
         by_child[shard, pid].append((key, int(number), int(key.partition("-")[2])))
     return by_child
 
 
 def read_through_a_split(
-    ground: Ground, daemon: Daemon, children: Callable[[], Children], ended: Callable[[], bool]
+    ground: Ground, daemon: Daemon, children: Callable[[], ChildProcesses], ended: Callable[[], bool]
 ) -> None:
     """Put, split, put, and end; check that each record came once, in the order of its shard.
 
@@ -222,7 +222,7 @@ def test_aws_kcl_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
 def test_aws_kclrb_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
     folder, environment = from_registry(ruby_sample)
 
-    def children() -> Children:
+    def children() -> ChildProcesses:
         # It writes no sub-sequence number either.
         by_child = records_in_stderr(daemon, OF_RUBY)
         return {child: [(key, sub, place) for key, place, sub in records] for child, records in by_child.items()}

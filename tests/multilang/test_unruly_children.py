@@ -14,7 +14,7 @@ from waiters import until
 
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.multilang import children as module
-from leasehold.adapters.multilang.children import Children
+from leasehold.adapters.multilang.children import ChildProcesses
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -34,7 +34,7 @@ LINE = re.compile(r"shard (\S+), child (\d+): (started|ended with)")
 class Daemon:
     """One worker with its children, until it is stopped."""
 
-    def __init__(self, store: MemoryStore, source: ListSource, me: str, children: Children) -> None:
+    def __init__(self, store: MemoryStore, source: ListSource, me: str, children: ChildProcesses) -> None:
         config = Config(lease_seconds=10, initial_position=TRIM_HORIZON)
         self._worker = Worker(store=store, source=source, me=me, config=config)
         self._handler = ChildHandler(children, attempts=100)
@@ -74,7 +74,7 @@ def test_misbehaving_children_lose_no_record(
 
     def begun(me: str) -> Daemon:
         argv = [sys.executable, str(UNRULY), str(tmp_path), str(seed), me]
-        return Daemon(store, source, me, Children(argv, max_records=5, timeout_seconds=3.0))
+        return Daemon(store, source, me, ChildProcesses(argv, max_records=5, timeout_seconds=3.0))
 
     def done(name: str) -> list[list[int]]:
         return [[int(each) for each in file.read_text().split()] for file in sorted(tmp_path.glob(f"{name}.*"))]
@@ -135,7 +135,7 @@ def test_shard_ends_although_no_child_confirms_it(
     source.listed = [parent, *halves]
     source.shard_logs[parent.id] = ShardRecords(create_records(COUNT), ended=True, children=halves)
     source.shard_logs.update({half.id: ShardRecords(create_records(COUNT)) for half in halves})
-    children = Children([sys.executable, str(CHILD), "late", "shardEnded"], shard_end_seconds=1.0)
+    children = ChildProcesses([sys.executable, str(CHILD), "late", "shardEnded"], shard_end_seconds=1.0)
     numbers = [record.sequence_number for record in create_records(COUNT)]
 
     def given(name: str) -> list[list[str]]:

@@ -10,8 +10,8 @@ import pytest
 from attrs import evolve
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli.common.columns import plain_text
-from leasehold.adapters.cli.lease_tables import table_cells, totals_and_problems
+from leasehold.adapters.cli.common.columns import format_as_plain_text
+from leasehold.adapters.cli.lease_tables import describe_totals_and_problems, tabulate_leases
 from leasehold.adapters.cli.leases import app as leases_command
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.cli.steer.swap import app as swap
@@ -264,9 +264,9 @@ def test_leases_shows_the_table_of_each_lease_in_a_swap(half_way: tuple[str, str
         [f"swap: {says}"],
     )
     assert [worker["worker"] for worker in shown["workers"]] == ["ann"]
-    total, wrong = totals_and_problems(table)
+    total, wrong = describe_totals_and_problems(table)
     assert (total.endswith(f"; swap of {says}"), [line for line in wrong if "swap" in line]) == (True, [])
-    header, *rows = plain_text(table_cells(table, None, full=True)).splitlines()
+    header, *rows = format_as_plain_text(tabulate_leases(table, None, full=True)).splitlines()
     assert header.split()[-1] == "TABLE"
     assert rows[0].endswith(" TO")
 

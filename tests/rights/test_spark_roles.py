@@ -64,7 +64,7 @@ def test_the_stream_and_the_leases_can_have_different_roles(aws: Account, query_
         **beginning("kinesis", role(aws, "kinesis:*")),
         **beginning("lease", role(aws, "dynamodb:*")),
     }
-    spec, lease, *_ = KinesisLeased(query_options | more).parse(query_options | more)
+    spec, lease, *_ = KinesisLeased(query_options | more).parse_options(query_options | more)
     before, reader = len(aws.asked()), LeasedReader(spec, lease)
     try:
         offset, records = reader.initialOffset(), list[bytes]()
@@ -89,10 +89,10 @@ def test_a_sink_and_a_batch_use_the_role(aws: Account, query_options: dict[str, 
     rows = pa.table({"data": [b"b"], "partitionKey": ["k"], "explicitHashKey": pa.nulls(1, pa.string())})
     tag = Tag("query", 0, 0, "part", "edition", 0)
     with pytest.raises(SourceError):
-        KinesisLeased({}).sink_target(OptionReader(query_options)).writer().write(rows, tag)
+        KinesisLeased({}).sink_target(OptionReader(query_options)).open_writer().write(rows, tag)
     named = query_options | beginning("kinesis", role(aws, "kinesis:*"))
-    KinesisLeased({}).sink_target(OptionReader(named)).writer().write(rows, tag)
-    _, _, place, _ = KinesisLeased(named).parse(named)
+    KinesisLeased({}).sink_target(OptionReader(named)).open_writer().write(rows, tag)
+    _, _, place, _ = KinesisLeased(named).parse_options(named)
     with closing(place.open()) as source:
         assert len(source.shards()) == 1
     client = aws.client("kinesis")

@@ -11,7 +11,7 @@ from attrs import Factory, define
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.compat import ReadLimit
-from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options
 from leasehold.adapters.spark.rows import SourceSpec
@@ -276,7 +276,7 @@ class Place:
     ) -> Query:
         """Return one more run, which goes on at this offset."""
         life = KillableStore(open_store(f"sqlite:///{self.path}"))
-        source_spec = SourceSpec(lambda: self.stream, columns("fake"), 0.01, 2**53, rereadable)
+        source_spec = SourceSpec(lambda: self.stream, make_columns("fake"), 0.01, 2**53, rereadable)
         chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
         reader = LeasedReader(source_spec, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
         query = Query(reader, open_store(f"sqlite:///{self.path}"), life, offset or reader.initialOffset())

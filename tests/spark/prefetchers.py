@@ -7,12 +7,12 @@ from attrs import Factory, define
 from fake_stream import Stream
 
 from leasehold.adapters.spark.kinesis.options import MIN_INTERVAL_MS
-from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.prefetcher import (
     ReadAheadPace,
     ReadAheadState,
     ShardPrefetcher,
-    prefetching_reader,
+    make_prefetching_reader,
 )
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
@@ -33,7 +33,7 @@ class SteppedFeed(ShardPrefetcher):
         left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
     ) -> None:
         super().__init__(worker, holding, ahead, left)
-        self.step = prefetching_reader(self).step
+        self.step = make_prefetching_reader(self).step
 
 
 @define
@@ -51,7 +51,7 @@ class LeaseHolder:
 
 def pace(interval_seconds: float = MIN_INTERVAL_MS / 1000) -> ReadAheadPace:
     """Return a pace without limits."""
-    return ReadAheadPace(columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
+    return ReadAheadPace(make_columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
 
 
 def new_feed(

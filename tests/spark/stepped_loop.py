@@ -12,7 +12,7 @@ from fake_stream import KillableStore, Stream
 from waiters import Clock
 
 from leasehold.adapters.consumer.schedule import Step
-from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import OptionReader, parse_lease_options
@@ -122,7 +122,7 @@ def new_reader(
         return cast("Store", life)
 
     source_spec = SourceSpec(
-        lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", start_positions=starts
+        lambda: stream, make_columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", start_positions=starts
     )
     opts = OptionReader({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
     chosen = parse_lease_options(

@@ -9,7 +9,7 @@ from fake_stream import KillableStore, Query, Stream
 from stepped_loop import new_reader, stepped
 from waiters import Clock
 
-from leasehold.adapters.spark.available_now import AvailableNow, ShardStatus, ShardTip, flush_due
+from leasehold.adapters.spark.available_now import AvailableNowProgress, ShardStatus, ShardTip, should_flush
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done
@@ -18,9 +18,9 @@ from leasehold.stores.writes import DeleteLease, RequestLease
 ME = "me"
 END = Position("SHARD_END")
 IDLE, BUSY, WAITS = (
-    ShardStatus(opened=True, idle=True),
-    ShardStatus(opened=True, idle=False),
-    ShardStatus(opened=False, idle=False),
+    ShardStatus(is_opened=True, is_idle=True),
+    ShardStatus(is_opened=True, is_idle=False),
+    ShardStatus(is_opened=False, is_idle=False),
 )
 Rows = dict[str, Lease]
 
@@ -91,16 +91,18 @@ def test_shard_is_awaited_only_if_it_can_advance_without_a_commit(
     feeds: dict[str, ShardStatus], leases: Rows, awaited: dict[str, str]
 ) -> None:
     """A shard that waits for a commit of this query is not waited for (A2 to A4)."""
-    assert AvailableNow(ME).awaited(feeds, leases) == awaited
+    assert AvailableNowProgress(ME).find_awaited_shards(feeds, leases) == awaited
 
 
 def test_shards_of_a_living_owner_and_their_children_are_not_awaited() -> None:
     """A lease that is renewed once is read by its owner (A3)."""
-    now, child = AvailableNow(ME), lease("c", None, "a")
+    now, child = AvailableNowProgress(ME), lease("c", None, "a")
     other = lease("a", "other")
-    assert now.awaited({}, rows(other, child)) == {"a": "other owns it and does not renew it"}
-    assert now.awaited({}, rows(evolve(other, version=Version("2")), child)) == {}
-    assert now.awaited({}, rows(evolve(other, owner=None, version=Version("3")), child)) == {"a": "nobody owns it"}
+    assert now.find_awaited_shards({}, rows(other, child)) == {"a": "other owns it and does not renew it"}
+    assert now.find_awaited_shards({}, rows(evolve(other, version=Version("2")), child)) == {}
+    assert now.find_awaited_shards({}, rows(evolve(other, owner=None, version=Version("3")), child)) == {
+        "a": "nobody owns it"
+    }
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_shards_of_a_living_owner_and_their_children_are_not_awaited() -> None:
 def test_child_of_finished_shards_is_awaited(leases: Rows, ended: str, awaited: dict[str, str]) -> None:
     """A child that is listed and has no lease yet is still to be read (A5)."""
     listed = (Shard("a"), Shard("b"), Shard("c", parents=("a", "b")))
-    assert AvailableNow(ME).awaited({}, leases, listed, set(ended)) == awaited
+    assert AvailableNowProgress(ME).find_awaited_shards({}, leases, listed, set(ended)) == awaited
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,8 @@ def test_flush_waits_for_no_shard_while_one_awaits_a_commit(
 ) -> None:
     """The end of a shard, or a requested lease, is committed as soon as no rows can be taken (A6)."""
     status = {"awaited": awaited, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
-    assert flush_due(uncommitted=True, **status) is due
-    assert not flush_due(uncommitted=False, **status)
+    assert should_flush(uncommitted=True, **status) is due
+    assert not should_flush(uncommitted=False, **status)
 
 
 @pytest.mark.parametrize(("closed", "reached"), [(False, True), (True, False)])
@@ -143,9 +145,9 @@ def test_closed_shard_is_read_to_its_end_not_its_latest_record(*, closed: bool, 
     """The end of a shard may come one read after its last record (A1)."""
     tip = ShardTip("a")
     tip.set_target(Position("AT_TIMESTAMP", 5), 1.0)
-    tip.update(Position("9"), 2.0, 0.0, closed=closed)
+    tip.update_read_position(Position("9"), 2.0, 0.0, closed=closed)
     assert tip.reached is reached
-    tip.update(Position("9"), 12.0, 0.0, closed=closed)
+    tip.update_read_position(Position("9"), 12.0, 0.0, closed=closed)
     assert tip.reached
 
 

@@ -16,11 +16,11 @@ from leasehold.adapters.consumer.slices import LATE_SECONDS, NOTE, Slice, run_sl
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, Settled
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader
-from leasehold.adapters.spark.batch import MAX_PARTS, Bounds, SlicedReader, plan_parts, split_range, split_times
-from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.batch import MAX_PARTS, ReadBounds, SlicedReader, plan_parts, split_range, split_times
+from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.leased_source import SlicedQuery
 from leasehold.adapters.spark.options import OptionReader, parse_lease_options
-from leasehold.adapters.spark.rows import Columns, SourceSpec
+from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
@@ -86,13 +86,13 @@ class Ground:
     """The source of the batch."""
 
     stream: Stream = field(factory=Stream)
-    columns: Columns = field(factory=lambda: columns("fake"))
+    columns: SourceColumns = field(factory=lambda: make_columns("fake"))
     pause_seconds: float = 0.0
 
     def open(self) -> Stream:
         return self.stream
 
-    def probe(self) -> Stream:
+    def open_for_lookup(self) -> Stream:
         return self.stream
 
 
@@ -102,7 +102,7 @@ def rows_in(batches: list[pa.RecordBatch]) -> list[str]:
 
 def batch(ground: Ground, since: Position | None, until: Position | None, tasks: int) -> list[list[str]]:
     """Return the rows of each task."""
-    made = SlicedReader(ground, Bounds(since, until, tasks, "kinesis"), cores=1)
+    made = SlicedReader(ground, ReadBounds(since, until, tasks, "kinesis"), cores=1)
     parts = made.partitions()
     rows = [rows_in(list(made.read(part))) for part in parts]
     assert rows == [rows_in(list(made.read(part))) for part in parts]  # a task that is run again
@@ -182,13 +182,13 @@ def test_only_few_shards_are_cut_into_parts() -> None:
     ground.stream.put("a", [*range(60)])
     ground.stream.put("b", [*range(60)])
     counts = {
-        tasks: len(plan_parts(ground, Bounds(None, at_timestamp(UNTIL), tasks, "kinesis"), tasks))
+        tasks: len(plan_parts(ground, ReadBounds(None, at_timestamp(UNTIL), tasks, "kinesis"), tasks))
         for tasks in range(1, 4)
     }
     assert counts == {1: 2, 2: 2, 3: 4}
-    assert len(plan_parts(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 99)) == 2 * MAX_PARTS
+    assert len(plan_parts(ground, ReadBounds(None, at_timestamp(UNTIL), 0, "kinesis"), 99)) == 2 * MAX_PARTS
     ground.stream.opened.clear()
-    parts = plan_parts(ground, Bounds(None, None, 0, "kinesis"), 2)
+    parts = plan_parts(ground, ReadBounds(None, None, 0, "kinesis"), 2)
     assert (ground.stream.opened, [part.shard for part in parts]) == ([], ["a", "b"])
     assert [len(rows) for rows in batch(ground, None, at_timestamp(UNTIL), 8)] == [16, 16, 15, 15, 15, 15, 14, 14]
 
@@ -196,9 +196,9 @@ def test_only_few_shards_are_cut_into_parts() -> None:
 def test_readers_of_one_shard_share_its_request_limit() -> None:
     ground = Ground(pause_seconds=0.25)
     ground.stream.put("a", [*range(60)])
-    assert {part.pause_seconds for part in plan_parts(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 4)} == {
-        1.0
-    }
+    assert {
+        part.pause_seconds for part in plan_parts(ground, ReadBounds(None, at_timestamp(UNTIL), 0, "kinesis"), 4)
+    } == {1.0}
 
 
 def test_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,14 +210,14 @@ def test_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.
     assert batch(ground, None, None, 4) == []
     monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
     assert batch(ground, at_timestamp(2**52), None, 4) == []
-    made = SlicedReader(ground, Bounds(None, None, 1, "kinesis"), cores=1)
+    made = SlicedReader(ground, ReadBounds(None, None, 1, "kinesis"), cores=1)
     assert list(made.read(InputPartition(None))) == []
 
 
 def test_part_resumes_once_its_source_responds() -> None:
     ground = Ground()
     ground.stream.put("a", [*range(9)])
-    made = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
+    made = SlicedReader(ground, ReadBounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
     (part,) = made.partitions()
     ground.stream.unreachable = 1
     assert rows_in(list(made.read(part))) == in_time(ground.stream, 0, UNTIL)
@@ -226,7 +226,7 @@ def test_part_resumes_once_its_source_responds() -> None:
 def test_part_without_any_response_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     ground = Ground()
     ground.stream.put("a", [1.0])
-    sliced = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
+    sliced = SlicedReader(ground, ReadBounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
     (part,) = sliced.partitions()
     monkeypatch.setattr(reader, "STALL_SECONDS", -1.0)
     ground.stream.unreachable = 1
@@ -239,7 +239,7 @@ def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     ground = Ground()
     ground.stream.put("a", [1.0])
     monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
-    made = SlicedReader(ground, Bounds(None, at_timestamp(NOW + 60_000), 1, "kinesis"), cores=1)
+    made = SlicedReader(ground, ReadBounds(None, at_timestamp(NOW + 60_000), 1, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"^option kinesis\.endingPosition: it lies in the future; use readStream"):
         made.partitions()
 
@@ -257,12 +257,12 @@ def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_empty_bounds_are_rejected(since: Position, until: Position, message: str) -> None:
     with pytest.raises(ValueError, match="option") as caught:
-        Bounds(since, until, 0, "kinesis")
+        ReadBounds(since, until, 0, "kinesis")
     assert str(caught.value).startswith(message)
 
 
 def test_batch_starting_at_the_tip_is_rejected() -> None:
-    made = SlicedReader(Ground(), Bounds(LATEST, None, 0, "kinesis"), cores=1)
+    made = SlicedReader(Ground(), ReadBounds(LATEST, None, 0, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"must begin at the oldest record or at a time, not at LATEST$"):
         made.partitions()
 
@@ -272,10 +272,12 @@ def test_slice_query_requires_an_end_time() -> None:
     with pytest.raises(
         ValueError, match=r"^option eventhubs\.endingPosition: a query needs a time here, because LATEST"
     ):
-        Bounds(None, LATEST, 0, "eventhubs").query_slice()
-    assert Bounds(LATEST, None, 0, "eventhubs").query_slice() is None
-    assert Bounds(None, None, 0, "kinesis").initial() == {"initial_position": "LATEST"}
-    assert Bounds(None, at_timestamp(5), 0, "kinesis").initial() == {"initial_position": "TRIM_HORIZON"}
+        ReadBounds(None, LATEST, 0, "eventhubs").make_query_slice()
+    assert ReadBounds(LATEST, None, 0, "eventhubs").make_query_slice() is None
+    assert ReadBounds(None, None, 0, "kinesis").find_initial_position() == {"initial_position": "LATEST"}
+    assert ReadBounds(None, at_timestamp(5), 0, "kinesis").find_initial_position() == {
+        "initial_position": "TRIM_HORIZON"
+    }
 
 
 def query_of(ground: Ground, path: Path, cut: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:

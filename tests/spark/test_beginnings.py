@@ -20,7 +20,7 @@ from waiters import WAIT
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.pipeline import start_query
-from leasehold.adapters.spark.processes import HIDE_TRACEBACK, plain_errors
+from leasehold.adapters.spark.processes import HIDE_TRACEBACK, raise_plain_errors
 from leasehold.adapters.spark.query_run import open_lease_table
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
 from leasehold.stores.protocol import Store
@@ -120,7 +120,7 @@ def test_unresponsive_table_is_asked_once() -> None:
 
 def test_unexpected_fault_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIDE_TRACEBACK, "")
-    with pytest.raises(KeyError), plain_errors():
+    with pytest.raises(KeyError), raise_plain_errors():
         raise KeyError("shard-0")
     assert not os.environ[HIDE_TRACEBACK]
 
@@ -129,7 +129,7 @@ def test_missing_package_error_says_what_to_set(tmp_path: Path) -> None:
     for name in ("pyspark", "py4j"):
         (tmp_path / name).symlink_to(str(import_module(name).__path__[0]))
     source = KinesisLeased({"kinesis.streamname": "s", "lease.store": "sqlite://x"})
-    spec, lease, *_ = source._parse()  # noqa: SLF001  as Spark makes one
+    spec, lease, *_ = source._parse_source_options()  # noqa: SLF001  as Spark makes one
     reader = LeasedReader(spec, lease)
     (tmp_path / "task").write_bytes(dumps((source, reader)))  # type: ignore[no-untyped-call]  # Spark has no types there
     assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own

@@ -18,13 +18,13 @@ from leasehold.adapters.spark.fetching import (
     FOUND,
     FetchedRows,
     RowServer,
+    RowTransport,
     TaskRows,
-    Transport,
-    read,
+    read_task_rows,
     spread_over_tasks,
 )
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.row_buffer import LARGE_BYTES, concatenate
+from leasehold.adapters.spark.row_buffer import LARGE_BYTES, concatenate_batches
 
 ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 
@@ -35,7 +35,7 @@ def rows(*numbers: int) -> pa.RecordBatch:
 
 def fetched_rows(part: FetchedRows) -> list[int]:
     """Return what a task makes of its rows."""
-    return [int(each) for batch in read(part) for each in batch["data"].to_pylist()]
+    return [int(each) for batch in read_task_rows(part) for each in batch["data"].to_pylist()]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def server(tmp_path: Path) -> Iterator[RowServer]:
 @pytest.mark.parametrize("limit", [PLENTY, 0, 20], ids=["in memory", "on the disk", "in both"])
 def test_each_task_gets_its_own_rows_at_every_request(tmp_path: Path, limit: int) -> None:
     server = RowServer(ADDRESS, limit, str(tmp_path))
-    parts = [server.keep(3, 0, [rows(1, 2), rows(3)]), server.keep(3, 1, [rows(4)])]
+    parts = [server.keep_rows(3, 0, [rows(1, 2), rows(3)]), server.keep_rows(3, 1, [rows(4)])]
     assert [fetched_rows(parts[0]), fetched_rows(parts[1]), fetched_rows(parts[0])] == [[1, 2, 3], [4], [1, 2, 3]]
     assert list(tmp_path.iterdir()) == []
     server.close()
@@ -60,17 +60,17 @@ def test_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
     part = rows(*range(10))
     server = RowServer(ADDRESS, 3 * part.nbytes, str(tmp_path))
     for place in range(8):
-        server.keep(1, place, [part])
-    assert server.in_memory == 3 * part.nbytes
-    server.discard(1)
-    server.keep(2, 0, [part])
-    assert server.in_memory == part.nbytes
+        server.keep_rows(1, place, [part])
+    assert server.memory_bytes == 3 * part.nbytes
+    server.discard_batch(1)
+    server.keep_rows(2, 0, [part])
+    assert server.memory_bytes == part.nbytes
     server.close()
-    assert server.in_memory == 0
+    assert server.memory_bytes == 0
 
 
 def test_no_rows_are_served_without_the_token(server: RowServer) -> None:
-    part = server.keep(1, 0, [rows(1)])
+    part = server.keep_rows(1, 0, [rows(1)])
     with pytest.raises(RuntimeError, match="closed the connection without a response"):
         fetched_rows(evolve(part, token=bytes(len(part.token))))
     assert part.token.hex() not in repr(part)
@@ -80,8 +80,8 @@ def test_no_rows_are_served_without_the_token(server: RowServer) -> None:
 
 def test_finished_batch_is_not_sent(server: RowServer) -> None:
     """A task left over from an earlier attempt gets an error; it doesn't hang or take no rows for all rows."""
-    parts = [server.keep(number, 0, [rows(number)]) for number in (1, 2)]
-    server.discard(1)
+    parts = [server.keep_rows(number, 0, [rows(number)]) for number in (1, 2)]
+    server.discard_batch(1)
     with pytest.raises(RuntimeError, match=r"batch 1 is done"):
         fetched_rows(parts[0])
     assert fetched_rows(parts[1]) == [2]
@@ -98,7 +98,7 @@ def accepted_by_arrow(sent: bytes) -> bool:
 def test_task_whose_connection_ends_early_fails() -> None:
     """Arrow alone takes a connection that ends between two batches for the end of the rows."""
     with io.BytesIO() as sent:
-        TaskRows.of([rows(1, 2), rows(3)]).write(sent)
+        TaskRows.from_batches([rows(1, 2), rows(3)]).write(sent)
         stream = sent.getvalue()
     cuts = [cut for cut in range(len(stream) + 1) if accepted_by_arrow(stream[:cut])]
     assert len(cuts) > 2
@@ -142,11 +142,11 @@ def test_no_port_is_opened_until_rows_are_fetched(monkeypatch: pytest.MonkeyPatc
         real(self, *arguments)
 
     monkeypatch.setattr(RowServer, "__init__", noted)
-    embedded, fetched = Transport(None), Transport(ADDRESS, PLENTY)
-    assert embedded.partitions(1, [[rows(1)]]) == embedded.partitions(1, [[rows(1)]])
-    assert fetched.partitions(1, []) == []
+    embedded, fetched = RowTransport(None), RowTransport(ADDRESS, PLENTY)
+    assert embedded.make_partitions(1, [[rows(1)]]) == embedded.make_partitions(1, [[rows(1)]])
+    assert fetched.make_partitions(1, []) == []
     assert opened == []
-    (part,) = fetched.partitions(2, [[rows(7)]])
+    (part,) = fetched.make_partitions(2, [[rows(7)]])
     assert isinstance(part, FetchedRows)
     assert (fetched_rows(part), len(opened)) == ([7], 1)
     fetched.close()
@@ -166,11 +166,11 @@ def test_memory_is_freed_with_each_batch() -> None:
     server = RowServer(ADDRESS, 2 * part.nbytes, "/not/here")
     for number in range(5):
         for place in range(2):
-            fetchable = server.keep(number, place, [part])
+            fetchable = server.keep_rows(number, place, [part])
         with pytest.raises(FileNotFoundError):
-            server.keep(number, 2, [part])
+            server.keep_rows(number, 2, [part])
         assert fetched_rows(fetchable) == list(range(10))
-        server.discard(number)
+        server.discard_batch(number)
     server.close()
 
 
@@ -178,7 +178,7 @@ def test_large_rows_arrive_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> 
     """A task's memory does not grow with the size of its part of the batch."""
     monkeypatch.setattr(fetching, "SLICE_BYTES", 2_000)
     batch = pa.record_batch({"data": [bytes(100)] * 1000})
-    parts = TaskRows.of([batch]).batches
+    parts = TaskRows.from_batches([batch]).batches
     assert pa.Table.from_batches(parts).combine_chunks() == pa.Table.from_batches([batch])
     assert max(part.nbytes for part in parts) <= 2_000
 
@@ -198,7 +198,7 @@ def test_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> None
 def test_large_batches_are_sent_without_a_copy() -> None:
     """Large batches are sent as they are, and small ones share a message."""
     large = [pa.record_batch({"data": [b"x" * LARGE_BYTES, b"%d" % number]}) for number in range(2)]
-    (task,) = spread_over_tasks({"a": concatenate(large), "b": concatenate([rows(1), rows(2)])}, 1)
+    (task,) = spread_over_tasks({"a": concatenate_batches(large), "b": concatenate_batches([rows(1), rows(2)])}, 1)
     assert [each.to_pydict() for each in task] == [each.to_pydict() for each in (*large, rows(1, 2))]
     places = [each["data"].buffers()[2].address for each in task[:2]]
     assert places == [each["data"].buffers()[2].address for each in large]

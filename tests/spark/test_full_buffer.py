@@ -70,12 +70,12 @@ def test_query_with_a_full_buffer_does_not_resubscribe() -> None:
 
     def read() -> bool:
         feed.step(stream.clock.now)
-        return feed.buffered[0] == ROWS
+        return feed.buffered_rows_and_bytes[0] == ROWS
 
     for expected in (1, 2):
         stream.clock.now += RESUBSCRIBE_SECONDS
         until(read)
         stays_at(stream, expected, feed.step)
-        chunk = feed.take(ROWS, 1 << 20)
+        chunk = feed.take_rows(ROWS, 1 << 20)
         assert chunk is not None
         assert chunk.ends == Position(str(ROWS * expected))

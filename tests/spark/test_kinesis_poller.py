@@ -16,8 +16,8 @@ from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.records import RowViews
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
-from leasehold.adapters.spark.kinesis.rows import columns
-from leasehold.adapters.spark.rows import ArrowBatch, chunk_of
+from leasehold.adapters.spark.kinesis.rows import make_columns
+from leasehold.adapters.spark.rows import ArrowBatch, make_chunk
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def test_rows_match_records(
     plain = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
     assert isinstance(arrow, ArrowBatch)
-    assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
+    assert make_chunk(make_columns("s"), LEASE, arrow) == make_chunk(make_columns("s"), LEASE, plain)
     assert arrow.count == plain.count  # as metrics show it
     assert [
         (each.read_to, each.behind_seconds, each.wait_seconds, each.ended, each.children, each.size, each.last_arrived)
@@ -140,7 +140,7 @@ def test_rows_scanned_in_a_response_match_records(records: list[dict[str, Any]],
     client = cast("KinesisClient", ViewedAnswers(records))
     plain = Poller(client, "s", "shard-0", start, None).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, None).read()
-    assert chunk_of(columns("s"), LEASE, arrow) == chunk_of(columns("s"), LEASE, plain)
+    assert make_chunk(make_columns("s"), LEASE, arrow) == make_chunk(make_columns("s"), LEASE, plain)
     assert arrow.last_arrived == plain.last_arrived  # what the annotation on the lease shows
     assert [(each.read_to, each.count, each.size, each.arrivals) for each in (plain, arrow)] == [
         (plain.read_to, plain.count, sum(len(row["Data"]) for row in records), plain.arrivals)

@@ -10,10 +10,10 @@ from attrs import Factory, define, evolve, field
 
 from leasehold.adapters.sources.protocol import Batch, Record, Source
 from leasehold.adapters.spark import replay
-from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.lease_loop import Watchdog
-from leasehold.adapters.spark.offsets import Offset, Range, range_text
-from leasehold.adapters.spark.replay import UNREAD, RangeReplay, ReplayContext, delivered_keys, replay_batch
+from leasehold.adapters.spark.offsets import Offset, Range, format_range
+from leasehold.adapters.spark.replay import UNREAD, RangeReplay, ReplayContext, find_delivered_keys, replay_batch
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.embedded.memory import MemoryStore
@@ -160,7 +160,7 @@ class Trial:
 
     @property
     def place(self) -> ReplayContext:
-        return ReplayContext(self.store, cast("Source", self.script), columns("fake"), self.exclusive)
+        return ReplayContext(self.store, cast("Source", self.script), make_columns("fake"), self.exclusive)
 
     def repetition(self) -> RangeReplay:
         return RangeReplay(self.row, self.wanted, self.place, self.waits)
@@ -175,7 +175,7 @@ class Trial:
 
 def numbers(repetition: RangeReplay) -> list[str] | None:
     """Return the sequence numbers of the range, or None if it was given up."""
-    rows = repetition.rows()
+    rows = repetition.read_rows()
     return None if rows is None else list(rows["sequenceNumber"].to_pylist())
 
 
@@ -233,7 +233,7 @@ def test_range_is_given_up_after_half_a_minute_at_the_tip() -> None:
     assert trial.waits.seconds == [PAUSE] * 120
     assert (again.answered_reads, len(trial.script.answers), trial.script.closed) == (121, 79, 1)
     assert trial.script.asked == 0
-    assert trial.row.annotation(UNREAD) == range_text(WANTED) == '["TRIM_HORIZON","3",1]'
+    assert trial.row.annotation(UNREAD) == format_range(WANTED) == '["TRIM_HORIZON","3",1]'
 
 
 @pytest.mark.parametrize("between", [[BEHIND], [records(1)]], ids=["more is there", "a record came"])
@@ -259,9 +259,9 @@ def test_trimmed_range_is_given_up_at_once_and_noted() -> None:
     """Spark commits the batch, and the note tells the next run that the range is not done."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None
-    assert trial.row.annotation(UNREAD) == range_text(WANTED)
+    assert trial.row.annotation(UNREAD) == format_range(WANTED)
     offset = Offset(1, (("a", WANTED), ("b", WANTED)))
-    assert delivered_keys(offset, trial.place) == {"b"}
+    assert find_delivered_keys(offset, trial.place) == {"b"}
 
 
 def test_cancelled_repetition_stops_reading() -> None:
@@ -301,7 +301,7 @@ def test_silent_range_of_an_inactive_owner_is_given_up_after_a_response(failing:
     trial.store.failing = failing
     assert numbers(trial.repetition()) is None
     assert (len(trial.waits.seconds), trial.script.asked) == (120, 1)
-    assert trial.row.annotation(UNREAD) == range_text(trial.wanted)
+    assert trial.row.annotation(UNREAD) == format_range(trial.wanted)
 
 
 def test_silent_range_without_a_row_is_given_up_after_a_response() -> None:
@@ -361,7 +361,7 @@ def test_rejected_note_is_retried() -> None:
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 2
     assert numbers(trial.repetition()) is None
-    assert trial.row.annotation(UNREAD) == range_text(trial.wanted)
+    assert trial.row.annotation(UNREAD) == format_range(trial.wanted)
     assert (len(trial.store.annotations), trial.store.readings) == (3, 3)
 
 
@@ -372,7 +372,7 @@ def test_note_rejected_three_times_fails_the_batch() -> None:
     with pytest.raises(
         OutcomeUnknown, match="lease a: the note that a range could not be repeated was rejected 3 times"
     ):
-        trial.repetition().rows()
+        trial.repetition().read_rows()
     assert trial.row.annotation(UNREAD) is None
 
 
@@ -403,7 +403,7 @@ def test_range_is_trusted_only_if_no_other_worker_read_it_alone(
         part = Range(TRIM_HORIZON, Position("3"), epoch if key == "a" else 7)
         offset = Offset(1, ((key, part),))
         delivered = was_delivered or (key == "gone" and counts)
-        assert delivered_keys(offset, trial.place) == (frozenset([key]) if delivered else set())
+        assert find_delivered_keys(offset, trial.place) == (frozenset([key]) if delivered else set())
 
 
 # A whole batch
@@ -413,7 +413,7 @@ def test_batch_omits_only_the_ranges_given_up() -> None:
     """A sink that has the batch without a range skips a repetition that has it, so the range stays left out."""
     trial = Trial(Script([records(3)]))
     trial.store.write(CreateLease(Lease("b")))
-    trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, range_text(trial.wanted)))
+    trial.store.write(AnnotateLease(trial.store.get(["b"])[0], UNREAD, format_range(trial.wanted)))
     quiet = Range(Position("3"), Position("3"), 1)
     offset = Offset(1, (("a", trial.wanted), ("b", trial.wanted), ("c", quiet)))
     batch = replay_batch(offset, trial.place, Watchdog(10.0))

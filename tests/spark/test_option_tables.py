@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from leasehold.adapters.spark.event_hubs.options import event_hubs_options
-from leasehold.adapters.spark.kinesis.options import WITHOUT_EFFECT, kinesis_options
+from leasehold.adapters.spark.event_hubs.options import parse_event_hubs_options
+from leasehold.adapters.spark.kinesis.options import WITHOUT_EFFECT, parse_kinesis_options
 from leasehold.adapters.spark.kinesis.table_changes import DynamoLeased
 from leasehold.adapters.spark.options import MIB, Address
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position, at_timestamp
@@ -25,15 +25,15 @@ Options = Mapping[str, str]
 
 def dynamo(options: Options) -> dict[str, Any]:
     """Return what the source over a table's stream makes of these options."""
-    spec, lease, _, bounds = DynamoLeased(dict(options)).parse(options)
+    spec, lease, _, bounds = DynamoLeased(dict(options)).parse_options(options)
     opens: Any = getattr(spec.open, "args", None)
     return {"lease": lease, "bounds": bounds, "spec": spec, "table": opens[0], "url_options": opens[1]}
 
 
 READS: dict[str, tuple[Callable[[Options], Any], Options]] = {
-    KINESIS: (kinesis_options, {"kinesis.streamName": "s"}),
+    KINESIS: (parse_kinesis_options, {"kinesis.streamName": "s"}),
     DYNAMO: (dynamo, {"dynamodb.tableName": "t"}),
-    HUBS: (event_hubs_options, {"eventhubs.namespace": "n", "eventhubs.name": "h"}),
+    HUBS: (parse_event_hubs_options, {"eventhubs.namespace": "n", "eventhubs.name": "h"}),
 }
 """How each source reads its options, and which options it requires."""
 

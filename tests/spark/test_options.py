@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 import leasehold
-from leasehold.adapters.spark.event_hubs.options import event_hubs_options
+from leasehold.adapters.spark.event_hubs.options import parse_event_hubs_options
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
-from leasehold.adapters.spark.kinesis.options import kinesis_options
+from leasehold.adapters.spark.kinesis.options import parse_kinesis_options
 from leasehold.adapters.spark.options import Address
-from leasehold.adapters.spark.registration import driver_address
+from leasehold.adapters.spark.registration import read_driver_address
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
@@ -28,7 +28,7 @@ KINESIS = {"kinesis.streamname": "s", "lease.applicationname": "orders"}
 
 
 def test_kcl_application_is_joined_by_its_name() -> None:
-    parsed = kinesis_options(
+    parsed = parse_kinesis_options(
         {
             **KINESIS,
             "kinesis.region": "eu-west-1",
@@ -50,28 +50,28 @@ def test_kcl_application_is_joined_by_its_name() -> None:
 def test_stream_and_lease_table_have_separate_credentials() -> None:
     arn = "arn:aws:iam::123456789012:role/reader"
     named = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
-    parsed = kinesis_options({**KINESIS, **named})
+    parsed = parse_kinesis_options({**KINESIS, **named})
     assert {name: parsed.url_options[name] for name in ("role_arn", "external_id")} == {
         "role_arn": arn,
         "external_id": "x-17",
     }
     assert parsed.lease.store == "dynamodb://orders?profile=leases"
-    parsed = kinesis_options({**KINESIS, "lease.roleArn": arn, "lease.externalId": "x-17"})
+    parsed = parse_kinesis_options({**KINESIS, "lease.roleArn": arn, "lease.externalId": "x-17"})
     assert (
         parsed.lease.store
         == "dynamodb://orders?role_arn=arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Freader&external_id=x-17"
     )
     elsewhere = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
     with pytest.raises(ValueError, match=r"in lease\.store, write role_arn="):
-        kinesis_options(elsewhere)
+        parse_kinesis_options(elsewhere)
 
 
 def test_query_limits_its_shards_by_its_cores() -> None:
-    parsed = kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
+    parsed = parse_kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
     assert parsed.lease.config.rules == Minimal(max_leases=80)
-    assert [parsed.lease.tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
+    assert [parsed.lease.count_tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
     with pytest.raises(ValueError, match=r"or lease\.maxLeases, not both"):
-        kinesis_options({**KINESIS, "lease.maxLeases": "3", "lease.maxLeasesPerCore": "2"})
+        parse_kinesis_options({**KINESIS, "lease.maxLeases": "3", "lease.maxLeasesPerCore": "2"})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_query_limits_its_shards_by_its_cores() -> None:
     ["AT_TIMESTAMP 1700000000000", '{"at_timestamp": "2023-11-14T22:13:20Z"}', '{"AT_TIMESTAMP": 1700000000000}'],
 )
 def test_time_may_be_written_as_in_other_connectors(text: str) -> None:
-    parsed = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    parsed = parse_kinesis_options({**KINESIS, "kinesis.startingPosition": text})
     assert parsed.lease.config.initial_position == at_timestamp(1_700_000_000_000)
 
 
@@ -116,7 +116,7 @@ def test_time_may_be_written_as_in_other_connectors(text: str) -> None:
 )
 def test_bad_option_is_named(name: str, value: str, error_text: str) -> None:
     with pytest.raises(ValueError, match="option") as caught:
-        kinesis_options({**KINESIS, name: value})
+        parse_kinesis_options({**KINESIS, name: value})
     message = str(caught.value)
     assert message.lower().startswith(f"option {name}")
     assert error_text in message
@@ -126,11 +126,11 @@ def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.
     """Secrets do not reach logs or errors, and may also be in a file."""
     store, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", CONNECTION)
-    parsed = event_hubs_options(store)
+    parsed = parse_event_hubs_options(store)
     assert (parsed.namespace, parsed.hub, parsed.group) == ("namespace.servicebus.windows.net", "h", "$Default")
     assert "hush" not in repr(parsed)
     file.write_text(CONNECTION.replace("EntityPath=h", "EntityPath=another") + "\n")
-    from_file = event_hubs_options({**store, "eventhubs.connectionStringFile": str(file)})
+    from_file = parse_event_hubs_options({**store, "eventhubs.connectionStringFile": str(file)})
     assert (from_file.hub, from_file.secret) == ("another", file.read_text().strip())
 
 
@@ -149,7 +149,7 @@ def test_secret_is_rejected_where_spark_would_show_it(
     """Spark shows a signature in its plans, and any secret on the page of a Connect server."""
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", "hush")
     with pytest.raises(ValueError, match="^" + re.escape(error_text)) as caught:
-        event_hubs_options({**options, "lease.store": "sqlite://x"})
+        parse_event_hubs_options({**options, "lease.store": "sqlite://x"})
     assert "hush" not in str(caught.value)
 
 
@@ -168,7 +168,7 @@ def test_secret_is_rejected_where_spark_would_show_it(
 )
 def test_rows_are_fetched_if_the_driver_is_known(options: dict[str, str], address: Address | None) -> None:
     """Tasks connect to an address where the driver listens, and batches are not limited to 4 MB."""
-    assert kinesis_options({**KINESIS, **options}).lease.fetch == address
+    assert parse_kinesis_options({**KINESIS, **options}).lease.fetch == address
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_address_is_that_of_sparks_own_driver(settings: dict[str, str], expected
     class Session:
         conf = settings
 
-    assert driver_address(cast("SparkSession", Session)) == expected
+    assert read_driver_address(cast("SparkSession", Session)) == expected
 
 
 def test_users_schema_is_rejected_at_once() -> None:
@@ -209,15 +209,15 @@ def test_users_schema_is_rejected_at_once() -> None:
 
 @pytest.mark.parametrize(("options", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])
 def test_misplaced_option_reaches_the_source(options: dict[str, str], place: str) -> None:
-    assert kinesis_options({**KINESIS, **options}).url_options["misplaced"] == place
+    assert parse_kinesis_options({**KINESIS, **options}).url_options["misplaced"] == place
     with pytest.raises(ValueError, match=r"^option kinesis.misplaced: 'whole' is not one of keep, drop$"):
-        kinesis_options({**KINESIS, "kinesis.misplaced": "whole"})
+        parse_kinesis_options({**KINESIS, "kinesis.misplaced": "whole"})
 
 
 def test_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
     """A repeated batch is recognized by its leases' epochs, so after a move its rows are left out."""
     with pytest.raises(ValueError, match=r"^option lease\.to: queries of Spark take no part in `leasehold swap`; stop"):
-        kinesis_options({**KINESIS, "lease.to": "sqlite:///there.db"})
+        parse_kinesis_options({**KINESIS, "lease.to": "sqlite:///there.db"})
 
 
 def test_missing_dependencies_are_one_sentence() -> None:
@@ -239,8 +239,8 @@ def test_package_unpacked_by_spark_finds_its_zip(tmp_path: Path) -> None:
     apart = f"import sys; sys.path = [each for each in sys.path if each != {root!r}]; "
     packs = (
         f"{apart} sys.path.insert(0, {zipped!r}); from leasehold.adapters.sources.call_timeouts import Backoff; "
-        "from leasehold.adapters.spark.processes import recreator; from pyspark.cloudpickle import dumps; "
-        "sys.stdout.buffer.write(dumps(recreator(Backoff, {})))"
+        "from leasehold.adapters.spark.processes import make_recreator; from pyspark.cloudpickle import dumps; "
+        "sys.stdout.buffer.write(dumps(make_recreator(Backoff, {})))"
     )
     packed = subprocess.run([sys.executable, "-c", packs], cwd=tmp_path, capture_output=True, check=True).stdout
     unpacks = (
@@ -258,7 +258,7 @@ def test_shards_start_at_their_own_positions() -> None:
         '"iteratorPosition": "4957"}, "shardId-2": "TRIM_HORIZON", '
         '"shardId-3": {"iteratorType": "AT_TIMESTAMP", "iteratorPosition": "1700000000000"}, "default": "EARLIEST"}'
     )
-    parsed = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
+    parsed = parse_kinesis_options({**KINESIS, "kinesis.startingPosition": text})
     assert parsed.start_positions == {
         "shardId-1": Position("4957", 2**31 - 1),
         "shardId-2": TRIM_HORIZON,
@@ -267,9 +267,9 @@ def test_shards_start_at_their_own_positions() -> None:
     assert parsed.bounds.begins == TRIM_HORIZON
     for wrong in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):
         with pytest.raises(ValueError, match=r"^option kinesis.startingPosition: shardId-1 begins at"):
-            kinesis_options({**KINESIS, "kinesis.startingPosition": wrong})
+            parse_kinesis_options({**KINESIS, "kinesis.startingPosition": wrong})
     with pytest.raises(ValueError, match=r"shardId-1 needs iteratorType and iteratorPosition$"):
-        kinesis_options({**KINESIS, "kinesis.startingPosition": '{"shardId-1": {"type": "x"}}'})
+        parse_kinesis_options({**KINESIS, "kinesis.startingPosition": '{"shardId-1": {"type": "x"}}'})
 
 
 @pytest.mark.parametrize("absent", ["boto3", "azure"])

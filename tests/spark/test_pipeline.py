@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
-from leasehold.adapters.cli.pipeline import app, finished_batches
+from leasehold.adapters.cli.pipeline import app, select_finished_batches
 from leasehold.adapters.spark.pipeline import start_query
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -39,7 +39,7 @@ PROGRESS = [
 
 def test_batch_is_printed_once_although_the_query_idled_before() -> None:
     """Spark gives an idle trigger the number of the batch it waits for, and no rows may be missed because of that."""
-    assert list(finished_batches(PROGRESS, 2)) == [
+    assert list(select_finished_batches(PROGRESS, 2)) == [
         {"query": "main", "batch": 3, "rows": 9, "seconds": 0.25},
         {"query": "main", "batch": 4, "rows": 9, "seconds": 0.0},
     ]

@@ -13,7 +13,7 @@ from prefetchers import LeaseHolder, SteppedFeed, new_ahead, new_feed, pace
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.available_now import SILENT_SECONDS
 from leasehold.adapters.spark.prefetcher import EXCLUDED_SECONDS, ReadAheadState
-from leasehold.adapters.spark.row_buffer import concatenate
+from leasehold.adapters.spark.row_buffer import concatenate_batches
 from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
@@ -32,7 +32,7 @@ def test_shard_is_read_at_most_four_and_a_half_times_a_second(records: int) -> N
     _, feed = new_feed(stream, new_ahead())
     now = 0.0
     while now < 10.0:
-        feed.take(10_000, 1 << 20)
+        feed.take_rows(10_000, 1 << 20)
         due = feed.step(now)
         assert due > now or stream.readings == 0
         now = max(due, now)
@@ -62,7 +62,7 @@ def test_end_of_a_shard_is_written_only_after_sparks_commit() -> None:
     worker, feed = new_feed(stream, new_ahead())
     for now in range(5):
         feed.step(float(now))
-    chunk = feed.take(10, 1 << 20)
+    chunk = feed.take_rows(10, 1 << 20)
     assert chunk is not None
     assert (chunk.count, chunk.ends) == (1, SHARD_END)
     assert worker.store.get(["a"])[0].checkpoint == TRIM_HORIZON
@@ -135,8 +135,8 @@ def test_columns_without_a_time_have_no_arrival_time() -> None:
 
 def test_single_batch_is_not_copied() -> None:
     one = pa.RecordBatch.from_pydict({"data": [b"x"]})
-    assert concatenate([one]) is one
-    both = concatenate([one, one])
+    assert concatenate_batches([one]) is one
+    both = concatenate_batches([one, one])
     assert both.to_pydict() == {"data": [b"x", b"x"]}
 
 
@@ -151,9 +151,9 @@ def test_commit_of_the_last_number_is_written_without_a_read(last: int) -> None:
     for moment in range(4):
         feed.step(float(moment))
     assert worker.store.get(["a"])[0].checkpoint == (committed if last == 20 else TRIM_HORIZON)
-    assert (feed.idle, stream.readings == 0) == (last > 19, last > 19)
+    assert (feed.is_idle, stream.readings == 0) == (last > 19, last > 19)
     now = 4.0
-    while not feed.idle and now < 2 * SILENT_SECONDS:
+    while not feed.is_idle and now < 2 * SILENT_SECONDS:
         now = feed.step(now)
     assert (last == 19) == (SILENT_SECONDS < now < SILENT_SECONDS + 5)  # records after 19 may be past retention
 
@@ -173,8 +173,8 @@ def test_available_now_query_ends_although_records_keep_arriving() -> None:
     ahead.only_now = True
     _, feed = new_feed(stream, ahead)
     now = 0.0
-    while not feed.idle and now < 60.0:
-        feed.take(10_000, 1 << 20)
+    while not feed.is_idle and now < 60.0:
+        feed.take_rows(10_000, 1 << 20)
         now = max(feed.step(now), now)
     # It reads for ten seconds longer than its lag, so that it has read what was there when it began.
     assert 13.0 < now < 16.0
@@ -186,7 +186,7 @@ def test_shard_of_a_blocked_sink_keeps_its_weight() -> None:
     ahead.held_count = 1000  # ten rows fill its part of the buffer
     _, feed = new_feed(Stream({"a": ["x" * 1000] * 1000}), ahead)
     for now in range(65):
-        feed.take(10, 1 << 20)
+        feed.take_rows(10, 1 << 20)
         feed.step(float(now))
     before = feed.holding.throughput.average(65.0)
     for now in range(65, 300):
@@ -204,7 +204,7 @@ def test_every_shard_is_read_however_many_share_the_buffer(rows: int, size: int)
     rows_taken = 0
     for now in range(9):
         feed.step(float(now))
-        chunk = feed.take(10_000, 1 << 20)
+        chunk = feed.take_rows(10_000, 1 << 20)
         rows_taken += chunk.count if chunk is not None else 0
     assert rows_taken == 30
 
@@ -249,7 +249,7 @@ def test_fault_after_a_read_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> 
             feed.step(float(now))
         except (MemoryError, ArithmeticError) as fault:
             raised.append(str(fault))
-    chunk = feed.take(100, 1 << 20)
+    chunk = feed.take_rows(100, 1 << 20)
     assert (raised, counted[:2]) == (["no room", "no such metric"], [20, 15])  # kept is counted even if not measured
     assert chunk is not None
     assert chunk.rows["sequenceNumber"].to_pylist() == [str(place) for place in range(1, 16)]

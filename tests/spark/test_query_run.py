@@ -15,7 +15,7 @@ from stolen_leases import steal_lease
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.spark import lease_loop, query_run
 from leasehold.adapters.spark.compat import ReadMaxBytes, ReadMaxRows
-from leasehold.adapters.spark.fetching import Transport
+from leasehold.adapters.spark.fetching import RowTransport
 from leasehold.adapters.spark.offsets import Offset
 from leasehold.balancer.model import Position
 from leasehold.errors import StoreError
@@ -69,14 +69,14 @@ def test_tasks_that_could_not_be_made_are_retried_with_the_same_rows(
 ) -> None:
     """A disk that is full for a moment does not cost a batch rows that its offset claims."""
     query, faults = place.query(), [OSError("no space left on device")]
-    partitions = Transport.partitions
+    partitions = RowTransport.make_partitions
 
-    def refused(transport: Transport, *arguments: Any) -> Any:  # noqa: ANN401  as it is
+    def refused(transport: RowTransport, *arguments: Any) -> Any:  # noqa: ANN401  as it is
         if faults:
             raise faults.pop()
         return partitions(transport, *arguments)
 
-    monkeypatch.setattr(Transport, "partitions", refused)
+    monkeypatch.setattr(RowTransport, "make_partitions", refused)
     end = query.plan()
     assert end is not None
     with pytest.raises(OSError, match="no space"):
@@ -92,7 +92,7 @@ def test_query_that_could_not_join_closes_what_it_opened(place: Place, monkeypat
     def refused(*_given: object) -> Never:
         raise StoreError("the table is away")
 
-    monkeypatch.setattr(query_run, "delivered_keys", refused)
+    monkeypatch.setattr(query_run, "find_delivered_keys", refused)
     with pytest.raises(StoreError):
         query.plan()
     query.reader.stop()
@@ -358,27 +358,27 @@ def test_available_now_query_knows_what_it_still_waits_for(monkeypatch: pytest.M
     reader.prepareForTriggerAvailableNow()
     run = reader._get_or_start_run()  # noqa: SLF001  what it asks
     loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise
-    run.join(Offset())
-    assert loop.awaited == {"(all)": "there are no leases yet"}
+    run.join_group(Offset())
+    assert loop.awaited_shards == {"(all)": "there are no leases yet"}
     while not loop._prefetchers:  # noqa: SLF001  it has the lease, and no step has been made
         clock.now += 1.0
         loop._worker.turn(clock.now)  # noqa: SLF001  as its task does
-    assert loop.awaited == {"a": "it cannot be opened"}
-    loop.wait(1.0)
-    assert loop.awaited == {"a": "its end is not reached"}
-    loop.take(10, 10, 1000)
+    assert loop.awaited_shards == {"a": "it cannot be opened"}
+    loop.wait_for_rows(1.0)
+    assert loop.awaited_shards == {"a": "its end is not reached"}
+    loop.take_rows(10, 10, 1000)
     loop.commit({"a": Position("1")})
     for _ in range(3):
         loop.tick()
-    assert loop.awaited == {}
+    assert loop.awaited_shards == {}
     outcome = store.write(StealLease(store.get(["a"])[0], "thief"))
     loop._worker.renew(clock.now + 10.0)  # noqa: SLF001  so that it notices
     loop.tick()
-    assert loop.awaited == {"a": "thief owns it and does not renew it"}
+    assert loop.awaited_shards == {"a": "thief owns it and does not renew it"}
     assert isinstance(outcome, Done)
     assert isinstance(store.write(RenewLease(outcome.lease)), Done)
-    assert loop.awaited == {}, "whoever renews it reads it"
+    assert loop.awaited_shards == {}, "whoever renews it reads it"
     store.write(ReleaseLease(store.get(["a"])[0], "thief"))
-    assert loop.awaited == {"a": "nobody owns it"}
+    assert loop.awaited_shards == {"a": "nobody owns it"}
     assert (reader.reportLatestOffset() or {})["shards"] == 0
     reader.stop()

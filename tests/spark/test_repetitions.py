@@ -11,7 +11,7 @@ from fake_stream import Place, Stream, options
 
 from leasehold.adapters.spark import replay
 from leasehold.adapters.spark.compat import ReadMaxRows
-from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.offsets import Range
 from leasehold.adapters.spark.rows import SourceSpec
@@ -61,8 +61,8 @@ def test_throttled_range_is_awaited(place: Place, flush: str, *, sunk: bool) -> 
 def test_range_is_read_again_under_its_original_epoch() -> None:
     """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
     stream, planned = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
-    where = replay.ReplayContext(MemoryStore(), stream, columns("fake"), exclusive=True)
-    rows = replay.RangeReplay(Lease("a", epoch=9), planned, where, Event()).rows()
+    where = replay.ReplayContext(MemoryStore(), stream, make_columns("fake"), exclusive=True)
+    rows = replay.RangeReplay(Lease("a", epoch=9), planned, where, Event()).read_rows()
     assert rows is not None
     assert (rows.num_rows, stream.opened) == (2, [("a", 3)])
 
@@ -156,7 +156,7 @@ def test_late_commit_does_not_pass_a_range_left_out_earlier(place: Place) -> Non
 @pytest.mark.parametrize("call", ["latestOffset", "partitions", "commit"])
 def test_offset_of_another_stream_is_rejected_before_anything_opens(tmp_path: Path, call: str) -> None:
     other = {"v": 1, "n": 3, "s": "kinesis://orders", "r": {"a": ["TRIM_HORIZON", "5", 1]}}
-    source_spec = SourceSpec(_never, columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
+    source_spec = SourceSpec(_never, make_columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
     reader = LeasedReader(source_spec, options(tmp_path / "leases.db", "LATEST"), _never)
     more = {"latestOffset": (reader.getDefaultReadLimit(),), "partitions": (other,), "commit": ()}[call]
     with pytest.raises(ValueError, match=r"is of kinesis://orders, but the query reads kinesis://flights; [^\n]*$"):

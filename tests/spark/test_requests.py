@@ -93,7 +93,7 @@ def test_shard_gets_at_most_four_and_a_half_requests_a_second(answer: Answer) ->
     client = Client(answer)
     _, feed = new_feed(PolledStream({"a": []}, client=client), new_ahead())
     while client.now < SECONDS:
-        feed.take(10_000, 1 << 30)
+        feed.take_rows(10_000, 1 << 30)
         client.now = max(feed.step(client.now), client.now)
     assert most_within(client.records, 10.0) <= 45
     assert most_within(client.records, 1.0) <= 5

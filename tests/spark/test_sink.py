@@ -20,7 +20,7 @@ from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.kinesis.sink import COLUMNS
 from leasehold.adapters.spark.pipeline import start_query
-from leasehold.adapters.spark.sink import edition_of, sections
+from leasehold.adapters.spark.sink import compute_edition, split_into_sections
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 _names = count()
@@ -196,7 +196,7 @@ def test_sections_do_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyP
             pa.RecordBatch.from_pydict({"data": [data for data, _ in each], "PARTITIONKEY": [key for _, key in each]})
             for each in pieces
         ]
-        return [(edition_of(each), each["data"].to_pylist()) for each in sections(COLUMNS, batches)]
+        return [(compute_edition(each), each["data"].to_pylist()) for each in split_into_sections(COLUMNS, batches)]
 
     whole = made(rows, 100)
     assert made(rows, 7) == whole

@@ -26,11 +26,18 @@ from waiters import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import fetching
-from leasehold.adapters.spark.fetching import REQUEST, FetchedRows, Rows, Transport, read, spread_over_tasks
-from leasehold.adapters.spark.kinesis.rows import columns as kinesis
+from leasehold.adapters.spark.fetching import (
+    REQUEST,
+    FetchedRows,
+    Rows,
+    RowTransport,
+    read_task_rows,
+    spread_over_tasks,
+)
+from leasehold.adapters.spark.kinesis.rows import make_columns as kinesis
 from leasehold.adapters.spark.options import Address
 from leasehold.adapters.spark.prefetcher import ReadAheadState
-from leasehold.adapters.spark.rows import Columns
+from leasehold.adapters.spark.rows import SourceColumns
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
@@ -51,7 +58,7 @@ class Faulty:
 
     def __init__(self) -> None:
         self.faults = 0
-        self.columns = Columns(pa.schema([]), "data", self._rows, _position)
+        self.columns = SourceColumns(pa.schema([]), "data", self._rows, _position)
 
     def _rows(self, _lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
         self.refuse()
@@ -179,7 +186,7 @@ class Feeding(RuleBasedStateMachine):
     def take(self, count: int, size: int) -> None:
         held = self.feed.range_start
         assert held is not None
-        chunk = self.feed.take(count, size)
+        chunk = self.feed.take_rows(count, size)
         if chunk is None:
             return
         numbers_taken, before = numbers(chunk.rows), behind(held.begins, self.stream, "a")
@@ -235,9 +242,9 @@ class Feeding(RuleBasedStateMachine):
         assert behind(lease.checkpoint, self.stream, "a") <= committed <= self.handed[-1]
         assert not lease.checkpoint.ended or self.committed.ended
         assert self.handed[-1] == self.handed[0] or self.handed[-1] <= read
-        assert self.feed.buffered[0] <= ROOM + PAGE
-        assert self.feed.opened >= (self.feed.range_start is not None)
-        assert self.feed.opened or not self.stream.open_readers
+        assert self.feed.buffered_rows_and_bytes[0] <= ROOM + PAGE
+        assert self.feed.is_opened >= (self.feed.range_start is not None)
+        assert self.feed.is_opened or not self.stream.open_readers
 
     @invariant()
     def readers_of_lost_leases_are_closed(self) -> None:
@@ -285,7 +292,7 @@ class Serving(RuleBasedStateMachine):
     def begin(self, limit: int) -> None:
         """Open no port yet. Without memory, all rows are on disk."""
         self.before = self._resources()
-        self.transport = Transport(Address(HOST, HOST), limit)
+        self.transport = RowTransport(Address(HOST, HOST), limit)
         self.number = 0
         self.planned: dict[int, list[tuple[Rows, list[int]]]] = {}
 
@@ -308,7 +315,7 @@ class Serving(RuleBasedStateMachine):
             first += count
         tasks_of = spread_over_tasks(rows, tasks)
         expected = [[number for part in parts for number in numbers(part)] for parts in tasks_of]
-        parts = self.transport.partitions(self.number, tasks_of)
+        parts = self.transport.make_partitions(self.number, tasks_of)
         self.planned[self.number] = list(zip(parts, expected, strict=True))
         assert sorted(number for task in expected for number in task) == list(range(1, first))
 
@@ -318,7 +325,7 @@ class Serving(RuleBasedStateMachine):
         """A task gets exactly its rows, however often it runs."""
         number = data.draw(st.sampled_from([number for number, parts in self.planned.items() if parts]))
         part, expected = data.draw(st.sampled_from(self.planned[number]))
-        assert [each for rows in read(part) for each in numbers(rows)] == expected
+        assert [each for rows in read_task_rows(part) for each in numbers(rows)] == expected
 
     @rule(data=st.data())
     @precondition(lambda self: any(self.planned.values()))
@@ -336,10 +343,10 @@ class Serving(RuleBasedStateMachine):
     def done(self, data: st.DataObject) -> None:
         """Commit a batch; a task that is left over gets an error."""
         number = data.draw(st.sampled_from(sorted(self.planned)))
-        self.transport.discard(number)
+        self.transport.discard_batch(number)
         for part, _ in self.planned.pop(number):
             with pytest.raises(RuntimeError, match=f"batch {number} is done"):
-                list(read(part))
+                list(read_task_rows(part))
 
     def teardown(self) -> None:
         """Nothing listens, runs or is open any more."""

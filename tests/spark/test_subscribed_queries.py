@@ -40,7 +40,7 @@ def reader_of(source: object) -> object:
 
 def test_live_reads_subscribe_and_repeated_reads_poll() -> None:
     """A repeated batch does not take the subscription from the shard's owner."""
-    spec, *_ = KinesisLeased(GIVEN).parse(GIVEN)
+    spec, *_ = KinesisLeased(GIVEN).parse_options(GIVEN)
     assert spec.open_for_replay is not None
     with closing(spec.open()) as live, closing(spec.open_for_replay()) as again:
         assert reader_of(live) is ArrowFanOut
@@ -50,7 +50,7 @@ def test_live_reads_subscribe_and_repeated_reads_poll() -> None:
 def test_stored_records_are_polled() -> None:
     """A backfill does not wait at the pace of a subscription, and takes none from a query."""
     options = GIVEN | {"kinesis.endingPosition": "LATEST"}
-    spec, *_ = KinesisLeased(options).parse(options)
+    spec, *_ = KinesisLeased(options).parse_options(options)
     with closing(spec.open()) as stored:
         assert not issubclass(cast("type", reader_of(stored)), FanOut)
     assert spec.interval_seconds > 0

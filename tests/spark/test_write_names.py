@@ -48,7 +48,7 @@ def test_writes_have_the_same_name_only_if_one_repeats_the_other(
         options, properties = write
         context = SimpleNamespace(getLocalProperty=properties.get, partitionId=lambda: 3)
         monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
-        return WriteIdentity.from_options(OptionReader(options)).first_tag()
+        return WriteIdentity.from_options(OptionReader(options)).make_first_tag()
 
     first, second = tag(one), tag(other)
     assert (first.query == second.query, first.run == second.run) == (one_query, one_run)

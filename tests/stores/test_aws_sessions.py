@@ -14,7 +14,7 @@ from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 
-from leasehold.adapters.multilang.credentials import credentials_of
+from leasehold.adapters.multilang.credentials import parse_credentials
 from leasehold.adapters.sources.kinesis.clients import create_client
 from leasehold.adapters.sources.urls import open_source
 from leasehold.stores.aws import connect_hint, session_of
@@ -152,20 +152,20 @@ def test_a_missing_profile_of_the_environment_is_reported(
 
 def test_the_providers_of_a_properties_file_are_tried_in_order(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     role = f"software.amazon.awssdk.Unknown.KclSTSAssumeRoleSessionCredentialsProvider|{ROLE}|me|externalId=e-2"
-    assert _key(credentials_of("ProfileCredentialsProvider|team").session()) == "AKIATEAM"
-    assert _key(credentials_of(f"{role}|endpointRegion=us-west-2").session()) == "ASIAROLE"
+    assert _key(parse_credentials("ProfileCredentialsProvider|team").session()) == "AKIATEAM"
+    assert _key(parse_credentials(f"{role}|endpointRegion=us-west-2").session()) == "ASIAROLE"
     ((authorization, query),) = sts
     assert (query["RoleSessionName"], query["ExternalId"]) == (["me"], ["e-2"])
     assert "/us-west-2/sts/" in authorization
     either = "EnvironmentVariableCredentialsProvider, ProfileCredentialsProvider|team"
-    assert _key(credentials_of(either).session()) == "AKIAENVIRONMENT"
+    assert _key(parse_credentials(either).session()) == "AKIAENVIRONMENT"
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    assert _key(credentials_of(either).session()) == "AKIATEAM"
+    assert _key(parse_credentials(either).session()) == "AKIATEAM"
     # Only this provider, and not the rest of the chain.
-    session = credentials_of("EnvironmentVariableCredentialsProvider").session()
+    session = parse_credentials("EnvironmentVariableCredentialsProvider").session()
     assert session is not None
     assert session.get_credentials() is None
-    assert credentials_of("DefaultCredentialsProvider").session() is None
+    assert parse_credentials("DefaultCredentialsProvider").session() is None
 
 
 def test_a_role_can_be_assumed_at_another_endpoint(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_role_can_be_assumed_at_another_endpoint(sts: Asked, monkeypatch: pyte
         endpoint = boto3.Session().client("sts").meta.endpoint_url
         patched.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
         provider_line = f"StsAssumeRoleCredentialsProvider|{ROLE}|me|endpoint={endpoint}^eu-west-3"
-        assert _key(credentials_of(provider_line).session()) == "ASIAROLE"
+        assert _key(parse_credentials(provider_line).session()) == "ASIAROLE"
     assert "/eu-west-3/sts/" in sts[0][0]
 
 

@@ -9,7 +9,7 @@ import pytest
 from waiters import until
 
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.multilang.children import Children
+from leasehold.adapters.multilang.children import ChildProcesses
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -30,7 +30,7 @@ def test_child_process_is_notified_of_shard_end_and_stop(caplog: pytest.LogCaptu
     worker = Worker(
         store=store, source=source, me="a-1", config=Config(lease_seconds=10, initial_position=TRIM_HORIZON)
     )
-    children = Children([sys.executable, str(CHILD), "faithful", ""], max_records=3)
+    children = ChildProcesses([sys.executable, str(CHILD), "faithful", ""], max_records=3)
     with ChildHandler(children) as handler:
         runner = Runner(worker, handler.handling)
         thread = Thread(target=runner.run)

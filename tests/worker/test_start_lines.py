@@ -7,7 +7,7 @@ import sys
 import pytest
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.cli.common.start_lines import start_lines
+from leasehold.adapters.cli.common.start_lines import print_start_lines
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.annotations import PROCESS
 from leasehold.adapters.worker.scheduler import Unread
@@ -48,7 +48,7 @@ def test_worker_on_a_terminal_prints_what_it_takes_and_why(monkeypatch: pytest.M
     )
     log = logging.getLogger("leasehold.worker")
     before = log.level, tuple(log.handlers)
-    with start_lines(worker, "kinesis://orders", "sqlite:///leases.db"):
+    with print_start_lines(worker, "kinesis://orders", "sqlite:///leases.db"):
         for _ in range(200):
             worker.renew(now[0])
             now[0] = max(now[0] + 0.5, min(worker.turn(now[0]), now[0] + 5.0))

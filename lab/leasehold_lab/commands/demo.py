@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
+from leasehold.adapters.cli.common.ending import EndSignal, exit_on_failure, raise_on_signal
 from leasehold.adapters.toolchain import ServiceError
 from leasehold_lab.demo.screen import Screen, render_verdict
 from leasehold_lab.demo.stage import StageError, open_stage, run_services
@@ -43,12 +43,12 @@ def command(
     console = Console(stderr=as_json)
     try:
         with (
-            ending("demo", ServiceError, StageError, misuse=()),
-            raising_on_signal(),
+            exit_on_failure("demo", ServiceError, StageError, misuse=()),
+            raise_on_signal(),
             _open_story(console, rate, live=console.is_terminal and not as_json) as story,
         ):
             verdict = story.run()
-    except Ended as ended:
+    except EndSignal as ended:
         print("leasehold demo: stopped; nothing is left running", file=sys.stderr)
         raise typer.Exit(ended.status) from None
     if as_json:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from leasehold.adapters.cli.common.asking import AsJson
-from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal, wait_for_signal
+from leasehold.adapters.cli.common.ending import EndSignal, exit_on_failure, raise_on_signal, wait_for_signal
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
@@ -68,12 +68,12 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Start the stand-ins, print their URLs, and wait for a signal."""
-    with ending("dev", ServiceError, StreamError, StoreError, OSError), suppress(Ended):
+    with exit_on_failure("dev", ServiceError, StreamError, StoreError, OSError), suppress(EndSignal):
         requested_streams = [parse_stream(stream) for stream in streams or ["orders=4"]]
         if len({stream.name for stream in requested_streams}) < len(requested_streams):
             raise ValueError("STREAM: a stream is named twice")
         replace_aws_environment()
-        with raising_on_signal(), run_dev_services(requested_streams, folder, rate, in_postgres=in_postgres) as running:
+        with raise_on_signal(), run_dev_services(requested_streams, folder, rate, in_postgres=in_postgres) as running:
             if as_json:
                 source_urls = {name: stream.source for name, stream in running.streams.items()}
                 table_urls = {name: stream.table for name, stream in running.streams.items()}

@@ -10,7 +10,7 @@ from rich.progress import track
 from rich.table import Table
 
 from leasehold.adapters.cli.common.asking import AsJson
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.fields import decimal
 from leasehold_lab.simulator.question import (
@@ -99,7 +99,7 @@ def command(  # noqa: PLR0917  typer calls it by name
     as_json: AsJson = False,
 ) -> None:
     """Run the simulation, and print its result."""
-    with ending("simulate"):
+    with exit_on_failure("simulate"):
         sizes = _parse_sizes(workers)
         question = SimulationQuestion(
             leases=leases,
@@ -145,10 +145,10 @@ def _parse_sizes(workers: str) -> tuple[int, ...]:
 
 
 def _simulate_on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:
-    from leasehold.adapters.spark.pipeline import session_at  # noqa: PLC0415  rarely needed
+    from leasehold.adapters.spark.pipeline import build_session_at  # noqa: PLC0415  rarely needed
 
-    with ending("simulate", ServiceError):
-        spark = session_at(master, "leasehold simulate")
+    with exit_on_failure("simulate", ServiceError):
+        spark = build_session_at(master, "leasehold simulate")
     try:
         return simulate_on_spark(question, seeds, spark)
     finally:

@@ -11,12 +11,12 @@ from leasehold.adapters.cli.common.asking import (
     AsJson,
     For,
     StoreUrl,
-    fleet_config,
+    make_fleet_config,
     watch_table,
 )
-from leasehold.adapters.cli.common.columns import Cells, Column, print_table
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.table_options import table_options
+from leasehold.adapters.cli.common.columns import Column, TextTable, print_table
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.ops.watching import without_dead_owners
 from leasehold.adapters.options import Options
@@ -44,7 +44,7 @@ Exit status: 0, 1 if the store failed, 2 on bad usage.
 
 
 @app.command(help="Simulate which leases move if workers join or leave.", epilog=MORE)
-@table_options("to", "rules", "lease_seconds", "set")
+@add_table_options("to", "rules", "lease_seconds", "set")
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
     add: Annotated[list[str] | None, typer.Option(help="Add this many workers, or one of this name.")] = None,
@@ -58,8 +58,8 @@ def command(  # noqa: PLR0917  one for each option
     **options: Unpack[Options],
 ) -> None:
     """Watch the table, simulate the change, and print what would move."""
-    with ending("what-if", StoreError):
-        config = fleet_config(options)
+    with exit_on_failure("what-if", StoreError):
+        config = make_fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
             has_dated_rows = not table_store.capabilities.free_annotations
             table = watch_table(table_store, config, span)
@@ -86,9 +86,9 @@ def command(  # noqa: PLR0917  one for each option
         for name, held in result.held.items()
     )
     number_columns = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))
-    print_table(Cells((Column("worker"), *number_columns), rows), wide=wide)
+    print_table(TextTable((Column("worker"), *number_columns), rows), wide=wide)
     print()
     move_rows = tuple((f"{move.t:.1f}", move.key, move.before or "", move.after or "") for move in result.moves)
     print_table(
-        Cells((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), move_rows), wide=wide
+        TextTable((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), move_rows), wide=wide
     )

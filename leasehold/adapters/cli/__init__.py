@@ -41,7 +41,7 @@ EXTRAS = {
 
 
 @contextmanager
-def imported_for(command: str) -> Iterator[None]:
+def explain_missing_import(command: str) -> Iterator[None]:
     """Import a command within this context. If a library is missing, print how to install it and exit with status 2."""
     try:
         yield
@@ -56,13 +56,13 @@ def imported_for(command: str) -> Iterator[None]:
 
 def run() -> None:
     """Run the command line. It can be imported even if none of the package's optional dependencies is installed."""
-    from leasehold.adapters.cli.common.standard_streams import prepare_streams, run_to_output  # noqa: PLC0415
+    from leasehold.adapters.cli.common.standard_streams import prepare_standard_streams, run_and_check_output  # noqa: PLC0415
 
-    prepare_streams()
+    prepare_standard_streams()
     try:
         Path.cwd()
     except FileNotFoundError:
         print("leasehold: the working folder was deleted; relative paths do not work", file=sys.stderr)
-    with imported_for("leasehold"):
+    with explain_missing_import("leasehold"):
         from leasehold.adapters.cli import main  # noqa: PLC0415  an extra
-    run_to_output(main.run)
+    run_and_check_output(main.run)

@@ -6,11 +6,11 @@ from typing import Annotated, Literal, Unpack
 
 import typer
 
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.standard_streams import drop_output
-from leasehold.adapters.cli.common.start_lines import start_lines
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.standard_streams import discard_if_output_closed
+from leasehold.adapters.cli.common.start_lines import print_start_lines
 from leasehold.adapters.cli.common.supervisor import Supervisor, call_at_end_of_supervisor
-from leasehold.adapters.cli.common.table_options import table_options
+from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.runner import termination_signals
@@ -78,7 +78,7 @@ LogForm = Literal["text", "json"]
 
 
 @app.command(help="Join a group of workers and process this worker's shards.", epilog=MORE)
-@table_options()
+@add_table_options()
 def command(
     source: Annotated[str, typer.Argument(help="Read this stream, a URL.", show_default=False)],
     store: Annotated[str, typer.Option(help="Keep the leases here, a URL.", show_default=False)],
@@ -99,8 +99,8 @@ def command(
         for log_handler in logging.getLogger().handlers:
             log_handler.setFormatter(JsonLines(me))
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
-    with ending("consume", StoreError, SourceError, DeadLetterError, WorkerError):
-        chosen_handler = _handler(handler, me, options, events=events)
+    with exit_on_failure("consume", StoreError, SourceError, DeadLetterError, WorkerError):
+        chosen_handler = _choose_handler(handler, me, options, events=events)
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
             raise typer.Exit(CLOSED_STATUS)
@@ -109,23 +109,23 @@ def command(
             raise ValueError(f"--processes: {processes} is not a whole number above 0")
         if processes > 1:
             raise typer.Exit(_run_supervised(me, store, processes, setup))
-        with setup.opened() as worker, start_lines(worker, source, store):
+        with setup.opened() as worker, print_start_lines(worker, source, store):
             verdict = setup.run(worker, begun=lambda runner: call_at_end_of_supervisor(runner.stop))
     if verdict is not None:
-        summary = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
+        summary_text = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
         letters_note = f", {verdict.letters} were dead-lettered" if verdict.letters else ""
         slice_state = (
             "the slice is read" if verdict.finished else "the slice is not read completely: start again to continue"
         )
-        print(f"{slice_state}; {summary}{letters_note}", file=sys.stderr if events else sys.stdout)
+        print(f"{slice_state}; {summary_text}{letters_note}", file=sys.stderr if events else sys.stdout)
         raise typer.Exit(0 if verdict.finished else 1)
 
 
-def _handler(handler: str | None, me: str, options: Options, *, events: bool) -> str | Handling:
+def _choose_handler(handler: str | None, me: str, options: Options, *, events: bool) -> str | Handling:
     if events == (handler is not None):
         raise ValueError("choose one of --handler module:function and --events")
     if handler is not None:
-        drop_output()
+        discard_if_output_closed()
         return handler
     for name in ("concurrency", "linger_seconds"):
         if options.get(name):  # 0 is the default

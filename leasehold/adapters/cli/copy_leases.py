@@ -7,7 +7,7 @@ import typer
 
 from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds
 from leasehold.adapters.cli.common.columns import print_moves
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.ops.checkpoints import (
     STILL_SECONDS,
     copy_lease,
@@ -65,29 +65,29 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Copy the leases, verify the copies, and print each move."""
     with (
-        ending("copy-leases", StoreError),
+        exit_on_failure("copy-leases", StoreError),
         closing(open_store(from_, create=False, write=False)) as source,
         closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
     ):
         selected_leases = tuple(lease for lease in read_leases(source, "FROM") if lease.key.startswith(strip))
         # A backup may be made while a fleet reads. After it is restored, later records are processed again.
-        owners_ignored = even_if_read or store_address(to)[0] == "file"
+        ignores_owners = even_if_read or store_address(to)[0] == "file"
         leases, watched_leases = (
             rename_prefix(selected_leases, strip, add, stream),
-            () if owners_ignored else selected_leases,
+            () if ignores_owners else selected_leases,
         )
         # In FROM, check for living owners only if at least one lease must be written. In TO, check only the leases that
         # will be overwritten.
         stored, counts = read_leases(target, "TO"), target.capabilities.counts_owners
         moves_to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]
-        targets = [] if even_if_owned else [move.stored for move in moves_to_write if move.stored]
+        leases_to_overwrite = [] if even_if_owned else [move.stored for move in moves_to_write if move.stored]
         live_in_from, live_in_to = live_keys_of_each(
-            [(source, watched_leases if moves_to_write else ()), (target, targets)], still_seconds
+            [(source, watched_leases if moves_to_write else ()), (target, leases_to_overwrite)], still_seconds
         )
         moves = planned_copies(leases, stored, live_in_to, counts=counts)
-        owners = sorted({lease.owner for lease in watched_leases if lease.key in live_in_from and lease.owner})
-        if owners:
-            refusal_reason = f"FROM is still read by {', '.join(owners)}; stop its workers first"
+        live_owners = sorted({lease.owner for lease in watched_leases if lease.key in live_in_from and lease.owner})
+        if live_owners:
+            refusal_reason = f"FROM is still read by {', '.join(live_owners)}; stop its workers first"
             moves = tuple(move.refused(refusal_reason) if needs_write(move) else move for move in moves)
         if not dry_run:
             written_moves = [

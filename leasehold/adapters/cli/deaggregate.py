@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
     MalformedAggregate,
     Misplaced,
@@ -50,34 +50,36 @@ def command(
 ) -> None:
     """Print the user records of every line, then report what was dropped."""
     records, dropped = Counter[str](), Counter[str]()
-    with ending("deaggregate", misuse=(ValueError, OSError)):
-        within: HashRange | None = None
+    with exit_on_failure("deaggregate", misuse=(ValueError, OSError)):
+        filter_range: HashRange | None = None
         if hash_range is not None:
             first, last = (decimal(key, HASH_KEYS[1]) for key in hash_range)
             if first is None or last is None:
                 raise ValueError("--hash-range: needs two decimal numbers from 0 to 2**128 - 1")
             if first > last:
                 raise ValueError("--hash-range: the first hash key is above the last")
-            within = first, last
+            filter_range = first, last
         with file.open() if file else sys.stdin as lines:
             for number, line in enumerate(lines, 1):
-                decoded = _print(number, line, within, misplaced, strict=strict)
-                records[decoded.reason] += 1
-                dropped[decoded.reason] += decoded.dropped
+                user_records = _print_user_records(number, line, filter_range, misplaced, strict=strict)
+                records[user_records.reason] += 1
+                dropped[user_records.reason] += user_records.dropped
     dropped_counts = +dropped
     if json_:
         print(json.dumps({"records": records, "dropped": dropped_counts, "compiled": COMPILED}), file=sys.stderr)
         return
-    counts = (
+    count_texts = (
         ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         for reasons in (records, dropped_counts)
     )
     speed_note = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
-    records_text, dropped_text = (count or "none" for count in counts)
+    records_text, dropped_text = (count or "none" for count in count_texts)
     print(f"Kinesis records: {records_text}. User records dropped: {dropped_text}.{speed_note}", file=sys.stderr)
 
 
-def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:
+def _print_user_records(
+    number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool
+) -> UserRecords:
     """Print the user records of one line, and return them. Raises ValueError, naming the line."""
     try:
         row = json.loads(line)
@@ -86,27 +88,29 @@ def _print(number: int, line: str, within: HashRange | None, misplaced: Misplace
     if not isinstance(row, dict) or not isinstance(row.get("data"), str):
         raise ValueError(f"line {number}: data: needs an object with the record's data in base64")  # noqa: TRY004  the user's mistake
     for name in ("partition_key", "explicit_hash_key", "sequence_number"):
-        value = row.get(name)
+        field_value = row.get(name)
         # JSON may contain lone surrogates, which cannot be encoded.
-        if value is not None and not (isinstance(value, str) and escape_surrogates(value) == value):
+        if field_value is not None and not (
+            isinstance(field_value, str) and escape_surrogates(field_value) == field_value
+        ):
             raise ValueError(f"line {number}: {name}: needs a string")
     try:
-        data = base64.b64decode(row["data"], validate=True)
+        record_data = base64.b64decode(row["data"], validate=True)
     except ValueError:
         raise ValueError(f"line {number}: data: not base64") from None
-    keys = row.get("partition_key"), row.get("explicit_hash_key")
+    record_keys = row.get("partition_key"), row.get("explicit_hash_key")
     try:
-        decoded = deaggregate(data, *keys, within, misplaced=misplaced, strict=strict)
+        user_records = deaggregate(record_data, *record_keys, within, misplaced=misplaced, strict=strict)
     except MalformedAggregate as error:
         raise ValueError(f"line {number}: {error}") from None
-    for user_record in decoded:
+    for user_record in user_records:
         document = {
             "data": base64.b64encode(user_record.data).decode(),
             "partition_key": user_record.partition_key,
             "explicit_hash_key": user_record.explicit_hash_key,
             "sequence_number": row.get("sequence_number"),
             "sub_sequence_number": user_record.sub_sequence_number,
-            "aggregated": decoded.aggregated,
+            "aggregated": user_records.aggregated,
         }
         print(json.dumps(document, ensure_ascii=False))
-    return decoded
+    return user_records

@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Group
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Cells, Column, draw_table, hidden_columns_hint
+from leasehold.adapters.cli.common.columns import Column, TextTable, draw_table, format_hidden_columns_hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable, leases_by_owner, shares
 from leasehold.balancer.contradictions import reported
@@ -32,22 +32,22 @@ SHOWN_DIGITS = 15
 """How many digits of a sequence number are shown. Kinesis's numbers have 56 digits, of which the last ones differ."""
 
 
-def table_cells(table: WatchedTable, by: str | None, *, full: bool = False) -> Cells:
+def tabulate_leases(table: WatchedTable, by: str | None, *, full: bool = False) -> TextTable:
     """Return sorted rows, one per lease, worker or group. Unless `full` is set, checkpoints are shortened."""
     match by:
         case "worker":
-            return _share_rows("worker", lambda lease: lease.owner or "nobody", table)
+            return _make_group_rows("worker", lambda lease: lease.owner or "nobody", table)
         case "group":
 
-            def group_of_owner(lease: Lease) -> str:
+            def find_owner_group(lease: Lease) -> str:
                 return "nobody" if lease.owner is None else path_of(lease.owner, "prefix")[0] or "(none)"
 
-            return _share_rows("group", group_of_owner, table)
+            return _make_group_rows("group", find_owner_group, table)
         case _:
-            return _lease_rows(table, full=full)
+            return _make_lease_rows(table, full=full)
 
 
-def status_word(table: WatchedTable, lease: Lease) -> str:
+def find_status_word(table: WatchedTable, lease: Lease) -> str:
     """Return the status of a lease as a word. Return "" if the status is unknown or the lease is finished and OK."""
     status = table.statuses.get(lease.key)
     return "" if status is None or (lease.ended and status.ok) else status.word
@@ -59,12 +59,12 @@ def format_move(move: SeenMove) -> str:
     return f"{clock_time} {move.key}: {move.before or 'nobody'} -> {move.after or 'nobody'}"
 
 
-def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
+def describe_totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     """Return a sentence with the totals over all leases, and sentences about problems."""
     unfinished, lag = table.unended, fleet_lag(table.lags)
-    total = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished)} finished"
-    total += f", {table.unowned} without an owner; {len(table.workers)} workers" + _lag_text(lag)
-    total += f"; {table.status.word}" if table.statuses or not table.leases else ""
+    total_text = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished)} finished"
+    total_text += f", {table.unowned} without an owner; {len(table.workers)} workers" + _format_lag(lag)
+    total_text += f"; {table.status.word}" if table.statuses or not table.leases else ""
     # Group the leases that are not OK by status, with the worst status first.
     keys_by_status: dict[Status, list[str]] = {}
     for key, status in sorted(table.statuses.items()):
@@ -82,12 +82,12 @@ def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     if table.swap is None:
         problems += table.swapping
     else:
-        total += f"; swap of {table.swap.says}"
+        total_text += f"; swap of {table.swap.says}"
     problems += [f"{table.trouble}; trying again"] if table.trouble else []
-    return total, tuple(problems)
+    return total_text, tuple(problems)
 
 
-def _lag_text(lag: FleetLag) -> str:
+def _format_lag(lag: FleetLag) -> str:
     """Return a phrase about the largest lag, to append to a sentence, or "" if no lag is known."""
     if lag.most is None:
         return ""
@@ -96,9 +96,9 @@ def _lag_text(lag: FleetLag) -> str:
 
 def draw_page(table: WatchedTable, by: str | None, width: int) -> Group:
     """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
-    drawn_table, left_out = draw_table(table_cells(table, by), width)
-    total, problems = totals_and_problems(table)
-    hints = [hidden_columns_hint(left_out)] if left_out else []
+    drawn_table, left_out = draw_table(tabulate_leases(table, by), width)
+    total, problems = describe_totals_and_problems(table)
+    hints = [format_hidden_columns_hint(left_out)] if left_out else []
     moves = (
         Text(printable(format_move(move)), style="" if index else "bold") for index, move in enumerate(table.moves)
     )
@@ -121,11 +121,11 @@ LEASE_COLUMNS = (
 )
 
 
-def _lease_rows(table: WatchedTable, *, full: bool) -> Cells:
+def _make_lease_rows(table: WatchedTable, *, full: bool) -> TextTable:
     rows, highlighted = [], []
     has_event_lag = any(lag.events is not None for lag in table.lags.values())
     for number, lease in enumerate(sorted(table.leases, key=lambda lease: lease.key)):
-        lag, status = table.lag(lease), status_word(table, lease)
+        lag, status = table.lag(lease), find_status_word(table, lease)
         row: tuple[str, ...] = (
             lease.key,
             lease.owner or ("" if lease.ended else "nobody"),
@@ -146,7 +146,7 @@ def _lease_rows(table: WatchedTable, *, full: bool) -> Cells:
         highlighted += [(number, 2)] if status not in {"", "OK"} else []
     styles = tuple((position, "bold red") for position in highlighted)
     columns = LEASE_COLUMNS + ((PLACE,) if table.swap else ()) + ((EVENTS,) if has_event_lag else ())
-    return Cells(columns, tuple(rows), styles=styles)
+    return TextTable(columns, tuple(rows), styles=styles)
 
 
 PLACE = Column("table", spare=1)
@@ -156,8 +156,8 @@ EVENTS = Column("events", right=True, spare=1)
 """The column that shows the lag in events, if the stream counts them."""
 
 
-def _format_number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def _format_number(number_or_none: float | None) -> str:
+    return "" if number_or_none is None else f"{number_or_none:.1f}"
 
 
 def _format_bound(value: float | None, *, at_least: bool) -> str:
@@ -171,12 +171,12 @@ def _format_idle(seconds: float) -> str:
 
 def format_checkpoint(checkpoint: Position, *, full: bool) -> str:
     """Format a checkpoint as one word. Unless `full` is set, a long number is shortened."""
-    number = (
+    shown_number = (
         checkpoint.sequence
         if full or len(checkpoint.sequence) <= SHOWN_DIGITS
         else f"…{checkpoint.sequence[-SHOWN_DIGITS:]}"
     )
-    return f"{number}/{checkpoint.sub}" if checkpoint.sub else number
+    return f"{shown_number}/{checkpoint.sub}" if checkpoint.sub else shown_number
 
 
 SHARE_COLUMNS = (
@@ -191,28 +191,28 @@ SHARE_COLUMNS = (
 )
 
 
-def _share_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable) -> Cells:
-    """Return one row for each group of unfinished leases, grouped by `group_of`."""
-    unfinished_leases = sorted(table.unended, key=lambda lease: (group_of(lease), lease.key))
+def _make_group_rows(name: str, find_group: Callable[[Lease], str], table: WatchedTable) -> TextTable:
+    """Return one row for each group of unfinished leases, grouped by `find_group`."""
+    unfinished_leases = sorted(table.unended, key=lambda lease: (find_group(lease), lease.key))
     targets: Counter[str] = Counter()
     for worker, target in shares(unfinished_leases).items():
-        targets[group_of(Lease("", owner=worker))] += target
+        targets[find_group(Lease("", owner=worker))] += target
     rows = []
-    for group_name, group in groupby(unfinished_leases, key=group_of):
-        members = tuple(group)
-        weights = [lease.weight for lease in members if lease.weight is not None]
-        lag = fleet_lag({lease.key: table.lag(lease) for lease in members})
+    for group_name, group in groupby(unfinished_leases, key=find_group):
+        group_leases = tuple(group)
+        weights = [lease.weight for lease in group_leases if lease.weight is not None]
+        lag = fleet_lag({lease.key: table.lag(lease) for lease in group_leases})
         rows.append(
             (
                 group_name,
-                str(len(members)),
+                str(len(group_leases)),
                 str(targets[group_name]) if group_name in targets else "",
-                f"{len(members) / len(unfinished_leases):.1%}",
-                str(len(leases_by_owner(members).keys() - {None})),
+                f"{len(group_leases) / len(unfinished_leases):.1%}",
+                str(len(leases_by_owner(group_leases).keys() - {None})),
                 _format_bound(lag.most, at_least=lag.at_least),
-                max((status_word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),
+                max((find_status_word(table, lease) for lease in group_leases), key=lambda each: NUMBERS.get(each, -1)),
                 _format_number(kilobytes(sum(weights)) if weights else None),
-                _format_idle(max(lease.idle for lease in members)),
+                _format_idle(max(lease.idle for lease in group_leases)),
             )
         )
-    return Cells((Column(name), *SHARE_COLUMNS), tuple(rows))
+    return TextTable((Column(name), *SHARE_COLUMNS), tuple(rows))

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.live import Live
 
 from leasehold.adapters.cli.common.asking import AsJson, StoreUrl
-from leasehold.adapters.cli.common.columns import plain_text, should_draw
-from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
-from leasehold.adapters.cli.common.table_options import table_options
-from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.cli.lease_tables import draw_page, table_cells, totals_and_problems
+from leasehold.adapters.cli.common.columns import format_as_plain_text, should_draw
+from leasehold.adapters.cli.common.ending import EndSignal, exit_on_failure, raise_on_signal
+from leasehold.adapters.cli.common.table_options import add_table_options
+from leasehold.adapters.cli.common.times import make_seconds_parser
+from leasehold.adapters.cli.lease_tables import describe_totals_and_problems, draw_page, tabulate_leases
 from leasehold.adapters.cli.live import has_keys, run_live_view
 from leasehold.adapters.consumer.status import MEANINGS, NUMBERS
 from leasehold.adapters.json_form import lease_json
@@ -98,7 +98,7 @@ By = Literal["group", "worker"]
 """The possible subjects of a row, other than a lease."""
 
 
-def table_states(
+def read_states_repeatedly(
     store: Store,
     every: float,
     wait: Callable[[float], object] = time.sleep,
@@ -114,26 +114,30 @@ def table_states(
         source: If given, queried for the lag of leases whose rows do not contain a lag.
         clock: Returns monotonic seconds.
     """
-    watch, state = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
+    watch, last_state = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
     while True:
         try:
             table = watch.look()
         except OutcomeUnknown as error:
-            yield evolve(state, trouble=str(error))
+            yield evolve(last_state, trouble=str(error))
         else:
-            moves = tuple(SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(state, table))
-            state = evolve(table, moves=(*moves, *state.moves)[:MOVES_SHOWN])
-            yield state
+            moves = tuple(
+                SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(last_state, table)
+            )
+            last_state = evolve(table, moves=(*moves, *last_state.moves)[:MOVES_SHOWN])
+            yield last_state
         wait(every)
 
 
 @app.command(help="Show the leases with their owners, status and lag.", epilog=MORE)
-@table_options("to")
+@add_table_options("to")
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
     watch: Annotated[bool, typer.Option("--watch", help="Read the table repeatedly, until Ctrl-C.")] = False,
     by: Annotated[By | None, typer.Option(help="Show one row for each worker or group.")] = None,
-    every: Annotated[float, typer.Option(help="Wait this long between two reads.", parser=seconds(0.1))] = 2.0,
+    every: Annotated[
+        float, typer.Option(help="Wait this long between two reads.", parser=make_seconds_parser(0.1))
+    ] = 2.0,
     wide: Annotated[bool, typer.Option("--wide", help="Print every column as plain text, even on a terminal.")] = False,
     source: Annotated[str | None, typer.Option(help="Query this stream for lag that rows do not contain.")] = None,
     as_json: AsJson = False,
@@ -141,34 +145,38 @@ def command(  # noqa: PLR0917  one for each option
     **options: Unpack[Options],
 ) -> None:
     """Show the table once, or repeatedly with `--watch`."""
-    with ending("leases", StoreError, SourceError), ExitStack() as stack:
-        lag_source = None if source is None else stack.enter_context(closing(stream_of(source)))
+    with exit_on_failure("leases", StoreError, SourceError), ExitStack() as stack:
+        lag_source = None if source is None else stack.enter_context(closing(open_lag_source(source)))
         table = stack.enter_context(closing(open_for_reading(store, options["to"])))
         with suppress(KeyboardInterrupt):  # the way to end a watch
-            states = table_states(table, every if watch else LOOK_SECONDS, source=lag_source)
+            states = read_states_repeatedly(table, every if watch else LOOK_SECONDS, source=lag_source)
             if check or not watch:
-                states = confirmed_states(states)
+                states = keep_confirmed_states(states)
             if check:
-                status = _show(known_states(states, watch=watch), by, watch=False, as_json=as_json, wide=wide)
+                status = _show_states(
+                    keep_known_states(states, watch=watch), by, watch=False, as_json=as_json, wide=wide
+                )
                 raise typer.Exit(status)
             if watch and not as_json and should_draw(wide=wide) and can_use_keys():
-                # Make `table_states` read without waiting, because the view itself waits for keys between two reads.
+                # Pass a wait that does nothing, because the view itself waits for keys between two reads.
                 try:
-                    with raising_on_signal():
-                        run_live_view(table_states(table, every, lambda _seconds: None, lag_source), by, every)
-                except Ended as ended:
+                    with raise_on_signal():
+                        run_live_view(
+                            read_states_repeatedly(table, every, lambda _seconds: None, lag_source), by, every
+                        )
+                except EndSignal as ended:
                     if ended.status != 128 + signal.SIGINT:
                         raise typer.Exit(ended.status) from None
             else:
-                _show(states, by, watch=watch, as_json=as_json, wide=wide)
+                _show_states(states, by, watch=watch, as_json=as_json, wide=wide)
 
 
-def confirmed_states(states: Iterator[WatchedTable]) -> Iterator[WatchedTable]:
+def keep_confirmed_states(states: Iterator[WatchedTable]) -> Iterator[WatchedTable]:
     """Yield only the states in which every lease with the status OK has an owner that is known to be alive."""
     return (state for state in states if state.confirmed or state.trouble)
 
 
-def known_states(
+def keep_known_states(
     states: Iterator[WatchedTable], *, watch: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[WatchedTable]:
     """Yield only the states in which the status of every lease is known. After two minutes, yield every state.
@@ -177,8 +185,8 @@ def known_states(
     """
     deadline = clock() + STEPS * STEP_SECONDS
     for state in states:
-        all_known = all(status.word != "UNKNOWN" for status in state.statuses.values())
-        if not watch or (all_known and not state.trouble) or clock() >= deadline:
+        are_all_known = all(status.word != "UNKNOWN" for status in state.statuses.values())
+        if not watch or (are_all_known and not state.trouble) or clock() >= deadline:
             yield state
 
 
@@ -194,7 +202,7 @@ def can_use_keys() -> bool:
     return True
 
 
-def stream_of(url: str) -> Source:
+def open_lag_source(url: str) -> Source:
     """Open the source from which to read the lag. Raises ValueError if it would take over a consumer's subscription."""
     if "consumer" in source_address(url)[2]:
         raise ValueError(
@@ -203,7 +211,7 @@ def stream_of(url: str) -> Source:
     return open_source(url)
 
 
-def _show(states: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
+def _show_states(states: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
     """Show the first state, or with `watch` all states. Return the status number of the first one."""
     first_state = next(states)
     if first_state.trouble and not watch:
@@ -211,11 +219,11 @@ def _show(states: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json
     if as_json or not should_draw(wide=wide):
         for table in chain((first_state,), states if watch else ()):
             if as_json:
-                print(json.dumps(_table_json(table)), flush=True)
+                print(json.dumps(_convert_to_json(table)), flush=True)
                 continue
             # Print only the table to standard output, so that each line is a row. Other lines go to standard error.
-            print(plain_text(table_cells(table, by, full=True)), flush=True)
-            total, problems = totals_and_problems(table)
+            print(format_as_plain_text(tabulate_leases(table, by, full=True)), flush=True)
+            total, problems = describe_totals_and_problems(table)
             print(total, *map(printable, problems), sep="\n", file=sys.stderr, flush=True)
         return first_state.status.number
     console = Console()
@@ -228,17 +236,23 @@ def _show(states: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json
     return first_state.status.number
 
 
-def _table_json(table: WatchedTable) -> dict[str, Any]:
+def _convert_to_json(table: WatchedTable) -> dict[str, Any]:
     """Return the state of a table as JSON values, whose leases `leasehold plan` can read. Empty fields are left out."""
-    lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
-    statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}
-    swap = None if table.swap is None else asdict(table.swap)
-    swapping = [] if table.swap is not None else list(table.swapping)
-    optional = {"lags": lags, "statuses": statuses, "trouble": table.trouble, "swap": swap, "swapping": swapping}
+    lags_by_key = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
+    statuses_by_key = {key: status.as_json() for key, status in sorted(table.statuses.items())}
+    swap_document = None if table.swap is None else asdict(table.swap)
+    swap_notes = [] if table.swap is not None else list(table.swapping)
+    optional_fields = {
+        "lags": lags_by_key,
+        "statuses": statuses_by_key,
+        "trouble": table.trouble,
+        "swap": swap_document,
+        "swapping": swap_notes,
+    }
     return {
         "at": round(time.time(), 3),
         **table.status.as_json(),
         "leases": [lease_json(lease) for lease in sorted((*table.leases, *table.left), key=lambda lease: lease.key)],
         "malformed": [asdict(row) for row in table.malformed],
-        **{name: value for name, value in optional.items() if value},
+        **{name: value for name, value in optional_fields.items() if value},
     }

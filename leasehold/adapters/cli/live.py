@@ -1,7 +1,7 @@
 """Shows a live view of a lease table on a terminal, and redraws it at each key.
 
-`LiveView` is the state of the view, and `view_after` returns the next state after a key press. Neither needs a
-terminal. `terminal_keys` reads single keys without echo, and always restores the terminal.
+`LiveView` is the state of the view, and `apply_key` returns the next state after a key press. Neither needs a
+terminal. `open_terminal_keys` reads single keys without echo, and always restores the terminal.
 """
 
 import codecs
@@ -23,13 +23,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Cells, draw_table
+from leasehold.adapters.cli.common.columns import TextTable, draw_table
 from leasehold.adapters.cli.lease_tables import (
     AT_LEAST,
+    describe_totals_and_problems,
     format_checkpoint,
     format_move,
-    table_cells,
-    totals_and_problems,
+    tabulate_leases,
 )
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable
@@ -82,38 +82,42 @@ class LiveView:
     is_closed: bool = False
 
 
-def arrange_rows(cells: Cells, view: LiveView) -> Cells:
+def arrange_rows(cells: TextTable, view: LiveView) -> TextTable:
     """Return the rows that the view shows, sorted. Rows with an empty cell in the sort column come last."""
 
     def sort_key(number: int) -> tuple[float, str]:
         """Return the sort key of a row. Numbers are sorted by value, before all strings."""
-        text = cells.rows[number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
-        return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][sort_index]
+        cell_text = cells.rows[number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
+        return (float(cell_text) if cell_text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][
+            sort_index
+        ]
 
-    sort_index = sorted_by(cells, view)
+    sort_index = find_sort_index(cells, view)
     filter_text = view.filter_text.lower()
-    matching_rows = [
+    matching_row_numbers = [
         number for number, row in enumerate(cells.rows) if any(filter_text in cell.lower() for cell in row)
     ]
-    filled_rows = [number for number in matching_rows if cells.rows[number][sort_index]]
-    sorted_rows = sorted(filled_rows, key=sort_key, reverse=cells.columns[sort_index].right != view.is_reversed)
-    sorted_rows += [number for number in matching_rows if not cells.rows[number][sort_index]]
-    new_indices = {number: new_index for new_index, number in enumerate(sorted_rows)}
+    filled_row_numbers = [number for number in matching_row_numbers if cells.rows[number][sort_index]]
+    sorted_row_numbers = sorted(
+        filled_row_numbers, key=sort_key, reverse=cells.columns[sort_index].right != view.is_reversed
+    )
+    sorted_row_numbers += [number for number in matching_row_numbers if not cells.rows[number][sort_index]]
+    new_indices = {number: new_index for new_index, number in enumerate(sorted_row_numbers)}
     styles = tuple(((new_indices[row], column), style) for (row, column), style in cells.styles if row in new_indices)
-    return evolve(cells, rows=tuple(cells.rows[number] for number in sorted_rows), styles=styles)
+    return evolve(cells, rows=tuple(cells.rows[number] for number in sorted_row_numbers), styles=styles)
 
 
-def sorted_by(cells: Cells, view: LiveView) -> int:
+def find_sort_index(cells: TextTable, view: LiveView) -> int:
     """Return the index of the column by which the view sorts, or 0 if that column no longer exists."""
     return next((index for index, column in enumerate(cells.columns) if column.name == view.sort), 0)
 
 
-def selected_row(visible: Cells, view: LiveView) -> int:
+def find_selected_row(visible: TextTable, view: LiveView) -> int:
     """Return the index of the selected row among those shown."""
     return next((number for number, row in enumerate(visible.rows) if row[0] == view.selected), 0)
 
 
-def view_after(view: LiveView, key: str, visible: Cells) -> LiveView:
+def apply_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
     """Return the view after a key press. A key without a meaning leaves the view unchanged.
 
     Args:
@@ -142,14 +146,14 @@ def view_after(view: LiveView, key: str, visible: Cells) -> LiveView:
         if not visible.rows:
             return view
         last_index = len(visible.rows) - 1
-        row_index = _ENDS[key] % (last_index + 1) if key in _ENDS else selected_row(visible, view) + _STEPS[key]
+        row_index = _ENDS[key] % (last_index + 1) if key in _ENDS else find_selected_row(visible, view) + _STEPS[key]
         return evolve(view, selected=visible.rows[max(0, min(last_index, row_index))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
-    return _after_table_key(view, key, visible)
+    return _apply_table_key(view, key, visible)
 
 
-def _after_table_key(view: LiveView, key: str, visible: Cells) -> LiveView:
+def _apply_table_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
     """Return the view of the table after a key press that sorts, filters, or opens rows."""
     match key:
         case "escape":
@@ -159,14 +163,16 @@ def _after_table_key(view: LiveView, key: str, visible: Cells) -> LiveView:
         case "r":
             return evolve(view, is_reversed=not view.is_reversed)
         case "s":
-            names = [column.name for column in visible.columns]
-            return evolve(view, sort=names[(sorted_by(visible, view) + 1) % len(names)], is_reversed=False)
+            column_names = [column.name for column in visible.columns]
+            return evolve(
+                view, sort=column_names[(find_sort_index(visible, view) + 1) % len(column_names)], is_reversed=False
+            )
         case "b":
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
         case "enter" if visible.rows:
-            selected = visible.rows[selected_row(visible, view)][0]
+            selected_key = visible.rows[find_selected_row(visible, view)][0]
             # For a worker or a group, show the table of its leases. For a lease, show its details.
-            return LiveView(filter_text=selected) if view.by else evolve(view, page="lease", selected=selected)
+            return LiveView(filter_text=selected_key) if view.by else evolve(view, page="lease", selected=selected_key)
         case _:
             return view
 
@@ -198,7 +204,7 @@ NAMES = {
 _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
 
-def keys_in(text: str) -> tuple[str, ...]:
+def parse_keys(text: str) -> tuple[str, ...]:
     """Return the keys in a terminal's input, as names from NAMES or characters. Drops unknown sequences."""
     keys = (NAMES.get(sequence, sequence) for sequence in _KEY.findall(text))
     return tuple(key for key in keys if key.isprintable())
@@ -216,7 +222,7 @@ class TerminalKeys:
     _fd: int
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
-    def pressed(self, seconds: float) -> tuple[str, ...]:
+    def read_pressed_keys(self, seconds: float) -> tuple[str, ...]:
         """Return the next pressed keys, or none if no key is pressed for `seconds`. Raises EOFError if it is closed."""
         deadline = time.monotonic() + seconds
         while (remaining := deadline - time.monotonic()) > 0:
@@ -224,7 +230,7 @@ class TerminalKeys:
             # The remaining characters of a sequence may arrive a little later.
             while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._read_text(ESCAPE_SECONDS)):
                 text += more
-            if keys := keys_in(text):
+            if keys := parse_keys(text):
                 return keys
         return ()
 
@@ -238,21 +244,21 @@ class TerminalKeys:
 
 
 @contextmanager
-def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
+def open_terminal_keys(terminal_fd: int) -> Iterator[TerminalKeys]:
     """Read keys from this terminal until the context is left. Ctrl-C interrupts as usual, Ctrl-Z does not suspend."""
     import termios  # noqa: PLC0415  not on every system, see `has_keys`
     import tty  # noqa: PLC0415  likewise
 
-    original_modes = termios.tcgetattr(fd)
+    original_modes = termios.tcgetattr(terminal_fd)
     try:
-        tty.setcbreak(fd)
+        tty.setcbreak(terminal_fd)
         # Disable suspending. A suspended process would leave the view on the screen and the shell without echo.
-        modes = termios.tcgetattr(fd)
-        modes[6][termios.VSUSP] = b"\0"
-        termios.tcsetattr(fd, termios.TCSANOW, modes)
-        yield TerminalKeys(fd)
+        new_modes = termios.tcgetattr(terminal_fd)
+        new_modes[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(terminal_fd, termios.TCSANOW, new_modes)
+        yield TerminalKeys(terminal_fd)
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, original_modes)
+        termios.tcsetattr(terminal_fd, termios.TCSADRAIN, original_modes)
 
 
 FRAME_LINES = 4
@@ -272,21 +278,21 @@ def run_live_view(states: Iterable[WatchedTable], by: str | None, every: float) 
     console = Console()
     view = LiveView(by)
     with (
-        terminal_keys(sys.stdin.fileno()) as keys,
+        open_terminal_keys(sys.stdin.fileno()) as keys,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
         for table in states:
             deadline = time.monotonic() + every
-            # Redraw the view after each key press. Once the next read is due, `pressed` is empty.
-            pressed: tuple[str, ...] = ("",)
-            while pressed:
+            # Redraw the view after each key press. Once the next read is due, `pressed_keys` is empty.
+            pressed_keys: tuple[str, ...] = ("",)
+            while pressed_keys:
                 live.update(draw_view(table, view, console.width, console.height), refresh=True)
                 try:
-                    pressed = keys.pressed(deadline - time.monotonic())
+                    pressed_keys = keys.read_pressed_keys(deadline - time.monotonic())
                 except EOFError:
                     return
-                for key in pressed:
-                    view = view_after(view, key, arrange_rows(table_cells(table, view.by), view))
+                for key in pressed_keys:
+                    view = apply_key(view, key, arrange_rows(tabulate_leases(table, view.by), view))
                 if view.is_closed:
                     return
 
@@ -295,7 +301,7 @@ def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> G
     """Return the lines that fill a screen of this size."""
     match view.page:
         case "help":
-            return Group(_draw_pairs("keys", HELP), _text_line("any key goes back", "dim"))
+            return Group(_draw_pairs("keys", HELP), _format_text_line("any key goes back", "dim"))
         case "lease":
             return _draw_lease(table, view)
         case _:
@@ -304,48 +310,58 @@ def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> G
 
 def _draw_page(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
     """Return the rows that fit on the screen, with the selected row marked, and the totals and moves below."""
-    visible = arrange_rows(table_cells(table, view.by), view)
-    column = visible.columns[sorted_by(visible, view)]
-    direction = "falling" if column.right != view.is_reversed else "rising"
+    visible_table = arrange_rows(tabulate_leases(table, view.by), view)
+    column = visible_table.columns[find_sort_index(visible_table, view)]
+    sort_direction = "falling" if column.right != view.is_reversed else "rising"
     filter_text = f"; / {view.filter_text}{'_' if view.typing else ''}" if view.filter_text or view.typing else ""
-    status_line = f"{len(visible.rows)} rows by {column.name}, {direction}{filter_text}; ? shows the keys, q leaves"
-    total, problems = totals_and_problems(table)
-    lines = [_text_line(status_line, "dim"), _text_line(total), *(_text_line(text, "red") for text in problems)]
-    moves = _draw_moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
-    # One line is reserved for the names of columns that don't fit.
-    row_count = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
-    selected = selected_row(visible, view)
-    first_row = max(0, min(selected - row_count // 2, len(visible.rows) - row_count))
-    styles = {(row - first_row, column_index): style for (row, column_index), style in visible.styles}
-    for column_index in range(len(visible.columns) if visible.rows else 0):
-        cell_position = (selected - first_row, column_index)
-        styles[cell_position] = f"{styles.get(cell_position, '')} {CHOSEN}".strip()
-    window = evolve(visible, rows=visible.rows[first_row : first_row + row_count], styles=tuple(styles.items()))
-    rows, left_out = draw_table(window, width)
-    hints = (
-        [_text_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
+    status_line = (
+        f"{len(visible_table.rows)} rows by {column.name}, {sort_direction}{filter_text}; ? shows the keys, q leaves"
     )
-    return Group(rows, *hints, *lines, *moves)
+    total, problems = describe_totals_and_problems(table)
+    lines = [
+        _format_text_line(status_line, "dim"),
+        _format_text_line(total),
+        *(_format_text_line(text, "red") for text in problems),
+    ]
+    move_lines = _draw_moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
+    # One line is reserved for the names of columns that don't fit.
+    row_count = max(1, height - FRAME_LINES - len(lines) - len(move_lines) - 1)
+    selected_index = find_selected_row(visible_table, view)
+    first_row = max(0, min(selected_index - row_count // 2, len(visible_table.rows) - row_count))
+    styles = {(row - first_row, column_index): style for (row, column_index), style in visible_table.styles}
+    for column_index in range(len(visible_table.columns) if visible_table.rows else 0):
+        cell_position = (selected_index - first_row, column_index)
+        styles[cell_position] = f"{styles.get(cell_position, '')} {CHOSEN}".strip()
+    window_table = evolve(
+        visible_table, rows=visible_table.rows[first_row : first_row + row_count], styles=tuple(styles.items())
+    )
+    rows, left_out = draw_table(window_table, width)
+    hints = (
+        [_format_text_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")]
+        if left_out
+        else []
+    )
+    return Group(rows, *hints, *lines, *move_lines)
 
 
 def _draw_lease(table: WatchedTable, view: LiveView) -> Group:
     """Return all details of a lease as names and values, first those of its row, then its lag."""
     lease = next((row for row in table.leases if row.key == view.selected), None)
-    key_hint = _text_line("escape goes back, up and down to other leases, q leaves", "dim")
+    key_hint = _format_text_line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
-        return Group(_text_line(f"there is no lease {view.selected} any more", "red"), key_hint)
-    values = lease_json(lease) | {
+        return Group(_format_text_line(f"there is no lease {view.selected} any more", "red"), key_hint)
+    shown_values = lease_json(lease) | {
         "owner": lease.owner or "nobody",
         "checkpoint": format_checkpoint(lease.checkpoint, full=True),
     }
-    annotations = values.pop("notes", {})
+    annotations = shown_values.pop("notes", {})
     if (status := table.statuses.get(lease.key)) is not None:
-        values["status"] = f"{status.word}: {status.says}"
-    values |= {f"lag {name}": value for name, value in table.lag(lease).as_json().items()}
-    values |= {f"note {name}": value for name, value in annotations.items()}
+        shown_values["status"] = f"{status.word}: {status.says}"
+    shown_values |= {f"lag {name}": value for name, value in table.lag(lease).as_json().items()}
+    shown_values |= {f"note {name}": value for name, value in annotations.items()}
     formatted_values = {
         name: f"{value:.1f}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-        for name, value in values.items()
+        for name, value in shown_values.items()
     }
     lease_moves = tuple(move for move in table.moves if move.key == lease.key)
     return Group(_draw_pairs(lease.key, formatted_values.items()), key_hint, *_draw_moves(lease_moves))
@@ -361,8 +377,8 @@ def _draw_pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def _draw_moves(moves: tuple[SeenMove, ...]) -> list[Text]:
-    return [_text_line(format_move(move), "" if index else "bold") for index, move in enumerate(moves)]
+    return [_format_text_line(format_move(move), "" if index else "bold") for index, move in enumerate(moves)]
 
 
-def _text_line(text: str, style: str = "") -> Text:
+def _format_text_line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

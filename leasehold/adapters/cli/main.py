@@ -11,9 +11,9 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from leasehold.adapters.cli import EXTRAS, imported_for
-from leasehold.adapters.cli.common.help_layout import stack_names
-from leasehold.adapters.cli.common.placeholders import placeholders
+from leasehold.adapters.cli import EXTRAS, explain_missing_import
+from leasehold.adapters.cli.common.help_layout import stack_option_names
+from leasehold.adapters.cli.common.placeholders import install_placeholders
 from leasehold.plugins import plugins
 from leasehold.stores.printable import did_you_mean
 
@@ -71,7 +71,7 @@ class LazyCommands(TyperGroup):
         name, line, rest = super().resolve_command(ctx, args)
         if name is None:
             return (None, line, rest)
-        with imported_for(f"leasehold {name}"):
+        with explain_missing_import(f"leasehold {name}"):
             return (name, get_command(_import_app(name, help_requested=bool(HELP.intersection(rest)))), rest)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
@@ -106,7 +106,7 @@ def _load_app(name: str) -> typer.Typer:
     return plugins("commands")[name].load()  # type: ignore[no-any-return]  # as its group promises
 
 
-def _placeholder_command() -> None:
+def _make_placeholder_command() -> None:
     """Stand for a command in the help."""
 
 
@@ -122,14 +122,14 @@ def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
             loaded_app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             loaded_app.command(
                 help=f"{LABORATORY[name]} Its options are shown once it is installed: pip install 'leasehold[dev]'"
-            )(_placeholder_command)
+            )(_make_placeholder_command)
         else:
-            with placeholders(EXTRAS):
+            with install_placeholders(EXTRAS):
                 loaded_app = _load_app(name)
 
         def command(*_values: object, **_named: object) -> None:
             """Report the missing library, because the command itself was called and not only its help."""
-            with imported_for(f"leasehold {name}"):
+            with explain_missing_import(f"leasehold {name}"):
                 raise import_error
 
         for registered in loaded_app.registered_commands:
@@ -138,7 +138,7 @@ def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
     return loaded_app
 
 
-stack_names()
+stack_option_names()
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": sorted(HELP)})
 
 
@@ -167,7 +167,7 @@ _HELP = {
     **{name: line for name, (_, line) in COMMANDS.items()},
 }
 for _name, _text in _HELP.items():
-    app.command(_name, help=_text, rich_help_panel=_HEADINGS.get(_name))(_placeholder_command)
+    app.command(_name, help=_text, rich_help_panel=_HEADINGS.get(_name))(_make_placeholder_command)
 
 
 def run() -> None:

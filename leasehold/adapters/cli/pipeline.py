@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.spark.event_hubs.options import reject_secrets
 from leasehold.adapters.spark.options import OptionReader
-from leasehold.adapters.spark.pipeline import session
+from leasehold.adapters.spark.pipeline import open_session
 from leasehold.adapters.spark.supervision import supervise
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import printable
@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Run the query until it ends or is stopped, and report an error in one line."""
     try:
-        source_options = _options(options or ())
+        source_options = _parse_options(options or ())
         # Check for secrets here, because the page of a Spark Connect server shows every option, even a rejected one.
         reject_secrets(OptionReader(source_options))
         # Silence py4j's log. It logs a traceback for each interrupted call, although it also raises the exception.
@@ -59,28 +59,28 @@ def command(
         if threading.current_thread() is threading.main_thread():
             # Let SIGTERM end the process in the same way as Ctrl-C, without a traceback.
             replace_handler(signal.SIGTERM, signal.default_int_handler)
-        spark = session(f"leasehold pipeline {name}")
-        stop_requested, printer = _stop_requests(), BatchPrinter()
+        spark = open_session(f"leasehold pipeline {name}")
+        stop_requested, printer = _install_stop_handlers(), BatchPrinter()
 
-        def start() -> StreamingQuery:
+        def start_streaming() -> StreamingQuery:
             records = spark.readStream.format(source).options(**source_options).load()
             writer = records.writeStream.format("parquet").option("path", f"{folder}/rows/{name}").queryName(name)
             writer = writer.option("checkpointLocation", f"{folder}/progress/{name}")
-            trigger = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="1 second")
-            return printer.watch(trigger.start())
+            triggered_writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime="1 second")
+            return printer.set_query(triggered_writer.start())
 
-        supervise(start, should_stop=lambda: printer.print_new() or stop_requested())
-        printer.print_new()
+        supervise(start_streaming, should_stop=lambda: printer.print_new_batches() or stop_requested())
+        printer.print_new_batches()
     except KeyboardInterrupt:
         pass  # the way to end it
     except (ValueError, ServiceError, PySparkException) as error:
-        text = str(error)
-        lines = text.splitlines()
-        if isinstance(error, PySparkException) and (match := OUR_ERROR.search(text)):
-            lines = [match[1]]  # our own message inside Spark's
+        message = str(error)
+        message_lines = message.splitlines()
+        if isinstance(error, PySparkException) and (match := OUR_ERROR.search(message)):
+            message_lines = [match[1]]  # our own message inside Spark's
         elif not isinstance(error, StreamingQueryException):
-            lines = lines[:1]  # only the failure of a query is printed in full
-        print("leasehold pipeline: " + "\n".join(map(printable, lines)), file=sys.stderr)
+            message_lines = message_lines[:1]  # only the failure of a query is printed in full
+        print("leasehold pipeline: " + "\n".join(map(printable, message_lines)), file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
 
 
@@ -91,33 +91,33 @@ class BatchPrinter:
         self._query: StreamingQuery | None = None
         self._last = -1
 
-    def watch(self, query: StreamingQuery) -> StreamingQuery:
+    def set_query(self, query: StreamingQuery) -> StreamingQuery:
         """Return the query, whose batches are printed from now on."""
         self._query = query
         return query
 
-    def print_new(self) -> bool:
+    def print_new_batches(self) -> bool:
         """Print the batches that were finished since the last call. Always return False, for use in `should_stop`."""
-        for batch in finished_batches(self._query.recentProgress if self._query else (), self._last):
+        for batch in select_finished_batches(self._query.recentProgress if self._query else (), self._last):
             self._last = batch["batch"]
             print(json.dumps(batch), flush=True)
         return False
 
 
-def finished_batches(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
-    """Yield the batches after number `last` in a query's progress."""
+def select_finished_batches(progress: Sequence[Any], last_number: int) -> Iterator[dict[str, Any]]:
+    """Yield the batches after number `last_number` in a query's progress."""
     for batch in progress:
         # Skip a batch that has not begun. While a query is idle, Spark's progress already contains the next batch.
-        if "addBatch" in batch["durationMs"] and batch["batchId"] > last:
-            last = batch["batchId"]
-            rows = batch["numInputRows"]
-            if rows is None:  # on Spark Connect
-                rows = sum(source["numInputRows"] for source in batch["sources"])
-            seconds = batch["durationMs"].get("triggerExecution", 0) / 1000
-            yield {"query": batch["name"], "batch": last, "rows": rows, "seconds": seconds}
+        if "addBatch" in batch["durationMs"] and batch["batchId"] > last_number:
+            last_number = batch["batchId"]
+            row_count = batch["numInputRows"]
+            if row_count is None:  # on Spark Connect
+                row_count = sum(source["numInputRows"] for source in batch["sources"])
+            batch_seconds = batch["durationMs"].get("triggerExecution", 0) / 1000
+            yield {"query": batch["name"], "batch": last_number, "rows": row_count, "seconds": batch_seconds}
 
 
-def _stop_requests() -> Callable[[], bool]:
+def _install_stop_handlers() -> Callable[[], bool]:
     """Return a function that checks whether a signal to end has arrived. A second signal raises KeyboardInterrupt.
 
     The first signal must not raise: py4j swallows exceptions while it releases an object. The new handler also replaces
@@ -125,23 +125,23 @@ def _stop_requests() -> Callable[[], bool]:
     """
     received: list[int] = []
 
-    def handle(number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
 
     if threading.current_thread() is threading.main_thread():
         for signal_number in (signal.SIGINT, signal.SIGTERM):
-            replace_handler(signal_number, handle)
+            replace_handler(signal_number, on_signal)
     return lambda: bool(received)
 
 
-def _options(assignments: Sequence[str]) -> dict[str, str]:
-    pairs = [option.partition("=") for option in assignments]
-    for option, separator, _ in pairs:
+def _parse_options(assignments: Sequence[str]) -> dict[str, str]:
+    names_and_values = [option.partition("=") for option in assignments]
+    for option, separator, _ in names_and_values:
         if not (option and separator):
             raise ValueError(f"--set: {option!r} is not NAME=VALUE")
-    return {option: value for option, _, value in pairs}
+    return {option: value for option, _, value in names_and_values}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from attrs import fields
 
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.json_form import JSON_NAMES, RULES, BadJsonField, plan_json
 from leasehold.stores.fields import FIELDS
 
@@ -79,6 +79,6 @@ def command(
     ] = None,
 ) -> None:
     """Read a JSON request from standard input, and print the plan."""
-    with ending("plan", misuse=(BadJsonField, OSError)):
-        planned = plan_json(sys.stdin.buffer.read(), worker)
-    print(json.dumps(planned, indent=indent))
+    with exit_on_failure("plan", misuse=(BadJsonField, OSError)):
+        planned_json = plan_json(sys.stdin.buffer.read(), worker)
+    print(json.dumps(planned_json, indent=indent))

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.table_options import table_options
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import ProduceOptions
 from leasehold.adapters.producing import open_producer
@@ -45,7 +45,7 @@ Key = Callable[[bytes], str]
 
 
 @app.command(help="Write lines to a stream, aggregated like the KPL, each key in order.", epilog=MORE)
-@table_options()
+@add_table_options()
 def command(
     source: Annotated[str, typer.Argument(help="Write to this stream, a URL.", show_default=False)],
     file: Annotated[
@@ -60,25 +60,29 @@ def command(
     **options: Unpack[ProduceOptions],
 ) -> None:
     """Send the lines until the end of the input or a signal, then wait until all are written."""
-    with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
-        key_of = _key_function(key, delimiter)
+    with exit_on_failure("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
+        key_of = _make_key_function(key, delimiter)
         with file.open("rb") if file else sys.stdin.buffer as lines:
-            written = _write(open_producer(source, options, flag_name), lines, key_of)
+            written_counts = _write_lines(open_producer(source, options, flag_name), lines, key_of)
     counter_labels = {
         "UserRecordsPut": "records written",
         "KinesisRecordsPut": "as Kinesis records",
         "AllErrors": "rejections",
     }
     counter_labels |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
-    if written["UserRecordsFailed"]:
+    if written_counts["UserRecordsFailed"]:
         counter_labels |= {"UserRecordsFailed": "refused"}
-    summary = ", ".join(f"{written[name]} {words}" for name, words in counter_labels.items())
-    print(json.dumps(written) if json_ else summary)
-    if written["UserRecordsPending"] or written["UserRecordExpired"] or written["UserRecordsFailed"]:
+    summary_text = ", ".join(f"{written_counts[name]} {words}" for name, words in counter_labels.items())
+    print(json.dumps(written_counts) if json_ else summary_text)
+    if (
+        written_counts["UserRecordsPending"]
+        or written_counts["UserRecordExpired"]
+        or written_counts["UserRecordsFailed"]
+    ):
         raise typer.Exit(1)
 
 
-def _key_function(key_option: str, delimiter: str) -> Key:
+def _make_key_function(key_option: str, delimiter: str) -> Key:
     """Return the function that extracts a line's partition key."""
     kind, _, argument = key_option.partition(":")
     if kind == "line" and not argument:
@@ -86,52 +90,52 @@ def _key_function(key_option: str, delimiter: str) -> Key:
     if kind == "fixed" and argument:
         return lambda _line: argument
     if kind == "json" and argument:
-        return lambda line: _member_key(line, argument)
+        return lambda line: _extract_member_key(line, argument)
     if kind == "field" and (column := decimal(argument, _PLACES)) and delimiter:
-        return lambda line: _field_key(line, column, delimiter)
+        return lambda line: _extract_field_key(line, column, delimiter)
     raise ValueError(f"--key: {key_option!r} is none of line, field:N (from 1), json:NAME and fixed:TEXT")
 
 
-def _member_key(line: bytes, name: str) -> str:
+def _extract_member_key(line: bytes, name: str) -> str:
     try:
-        document = json.loads(line, parse_constant=_not_json)
+        document = json.loads(line, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         raise ValueError(f"--key json:{name}: it is not JSON") from None
     # Treat null like a missing member. Otherwise all lines without a key would share the key "null", and one shard.
     if not isinstance(document, dict) or document.get(name) is None:
         raise ValueError(f"--key json:{name}: it is not an object with a member {name!r} that is not null")
-    value = document[name]
+    member_value = document[name]
     try:
-        json_value = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        json_value = json.dumps(member_value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:  # a number such as 1e400, which Python reads as infinity
         raise ValueError(f"--key json:{name}: its number is too large") from None
-    key = value if isinstance(value, str) else json_value
+    key = member_value if isinstance(member_value, str) else json_value
     if escape_surrogates(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
     return key
 
 
-def _not_json(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _field_key(line: bytes, number: int, delimiter: str) -> str:
+def _extract_field_key(line: bytes, number: int, delimiter: str) -> str:
     fields = line.split(delimiter.encode())
     if number > len(fields):
         raise ValueError(f"--key field:{number}: it has {len(fields)} fields between {delimiter!r}; see --delimiter")
     return fields[number - 1].decode()
 
 
-def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float | dict[str, int]]:
+def _write_lines(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float | dict[str, int]]:
     """Send every line, drain, and return the producer's counters."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
+    progress_columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
     # Show a line counter if standard error is a terminal.
-    progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    progress = Progress(*progress_columns, console=console, disable=not console.is_terminal, transient=True)
     pending_puts = deque[tuple[int, RecordFuture]]()
-    with _EndRequest() as end_request, producer, progress:
+    with _EndSignalTracker() as end_request, producer, progress:
         progress_task = progress.add_task("", total=None)
-        for number, line in enumerate(end_request.lines(lines), 1):
+        for number, line in enumerate(end_request.read_lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
                     pending_puts.append((number, producer.put(data, key_of(data))))
@@ -159,33 +163,33 @@ def _report_failure(number: int, future: RecordFuture) -> None:
         pass
 
 
-class _EndRequested(BaseException):
+class _EndSignalReceived(BaseException):
     """A signal arrived while waiting for a line."""
 
 
-class _EndRequest:
+class _EndSignalTracker:
     """Tracks whether a signal to end has arrived. A signal may interrupt the wait for a line, but never a `put`."""
 
     def __init__(self) -> None:
         self.requested = self.reading = False
 
     def __enter__(self) -> Self:
-        self.before = {number: replace_handler(number, self.signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.before = {number: replace_handler(number, self.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_fault: object) -> None:
         for number, handler in self.before.items():
             restore_handler(number, handler)
 
-    def signal(self, _number: int, _frame: FrameType | None) -> None:
+    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Handle the first signal. A second signal ends the process immediately."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self.requested = True
         if self.reading:
-            raise _EndRequested
+            raise _EndSignalReceived
 
-    def lines(self, source: BinaryIO) -> Iterator[bytes]:
+    def read_lines(self, source: BinaryIO) -> Iterator[bytes]:
         """Yield lines until the end of the input, or until a signal arrives."""
         try:
             while not self.requested:
@@ -195,5 +199,5 @@ class _EndRequest:
                 if not line:
                     return
                 yield line
-        except _EndRequested:
+        except _EndSignalReceived:
             return

@@ -11,7 +11,7 @@ from uuid import uuid4
 import typer
 from attrs import asdict
 
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.consumer.dead_letters.replaying import (
     DeadLetterSource,
     Deliver,
@@ -78,26 +78,27 @@ def command(  # noqa: PLR0917  one for each option
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Dispatch or put back every dead letter, and print the result."""
-    with ending("replay", DeadLetterError, WorkerError, StoreError, SourceError):
+    with exit_on_failure("replay", DeadLetterError, WorkerError, StoreError, SourceError):
         if (handler is None) == (to is None):
             raise ValueError("choose one of --handler module:function and --to kinesis://…")
         if store is None:
-            sink = open_dead_letters(dead_letters)
+            dead_letter_sink = open_dead_letters(dead_letters)
             if since is not None:
                 raise ValueError("--from: it is only for dead letters in a stream")
             with _open_delivery(handler, to) as deliver:
-                verdict = replay(sink, deliver, _print_failure)
+                verdict = replay(dead_letter_sink, deliver, _print_failure)
         else:
             verdict = _replay_from_stream(dead_letters, store, since, handler, to)
     if as_json:
         print(json.dumps(asdict(verdict)))
     else:
         done_label, failed_label = FOLDER if store is None else STREAM
-        count = verdict.done + verdict.failed + verdict.strange
-        count_text = "1 dead letter" if count == 1 else f"{count} dead letters"
-        unreadable = f", {verdict.strange} are no dead letters, or cannot be read" if verdict.strange else ""
+        letter_count = verdict.done + verdict.failed + verdict.strange
+        count_text = "1 dead letter" if letter_count == 1 else f"{letter_count} dead letters"
+        unreadable_note = f", {verdict.strange} are no dead letters, or cannot be read" if verdict.strange else ""
         print(
-            f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{unreadable}"
+            f"{count_text}: {verdict.done} {done_label}, "
+            f"{verdict.failed} failed again and {failed_label}{unreadable_note}"
         )
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)

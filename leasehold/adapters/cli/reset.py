@@ -17,7 +17,7 @@ from attrs import frozen
 
 from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds, StoreUrl
 from leasehold.adapters.cli.common.columns import format_position, print_moves
-from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.inputs import checked_time, named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
 from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, live_keys, planned_resets, read_leases, reset
@@ -36,7 +36,7 @@ class PlannedReset:
     wanted: Position
 
 
-def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
+def parse_resets(text: bytes) -> tuple[PlannedReset, ...]:
     """Return the leases in a plan. Raises ValueError, naming the field that is not valid."""
     resets = []
     try:
@@ -56,23 +56,26 @@ def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
     return tuple(resets)
 
 
-def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]) -> tuple[Move, ...]:
+def plan_moves_from_resets(
+    plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]
+) -> tuple[Move, ...]:
     """Return the moves of a plan. Moves of leases whose checkpoint has changed since the plan was made become refusals.
 
     Raises:
         ValueError: A lease does not exist.
     """
-    by_key = {lease.key: lease for lease in leases}
+    leases_by_key = {lease.key: lease for lease in leases}
     moves: list[Move] = []
     for planned in plan:
-        if planned.key not in by_key:
+        if planned.key not in leases_by_key:
             raise ValueError(f"--plan: there is no lease {planned.key!r}; is it the plan of another store?")
-        (move,) = planned_resets((by_key[planned.key],), planned.wanted, live)
-        current = by_key[planned.key].checkpoint
-        reason = (
-            f"its checkpoint is {format_position(current)}, no longer {format_position(planned.was)}; make a new plan"
+        (move,) = planned_resets((leases_by_key[planned.key],), planned.wanted, live)
+        current_checkpoint = leases_by_key[planned.key].checkpoint
+        refusal_reason = (
+            f"its checkpoint is {format_position(current_checkpoint)}, "
+            f"no longer {format_position(planned.was)}; make a new plan"
         )
-        moves.append(move if current in {planned.was, planned.wanted} else move.refused(reason))
+        moves.append(move if current_checkpoint in {planned.was, planned.wanted} else move.refused(refusal_reason))
     return tuple(moves)
 
 
@@ -130,7 +133,7 @@ def command(  # noqa: PLR0917  one for each option
     as_json: AsJson = False,
 ) -> None:
     """Set the checkpoints, and print each move."""
-    with ending("reset", StoreError):
+    with exit_on_failure("reset", StoreError):
         if [to, shift_by, plan].count(None) != 2:  # noqa: PLR2004  all but one
             raise ValueError("--to, --shift-by and --plan: give one of them")
         if plan is not None and key:
@@ -141,25 +144,25 @@ def command(  # noqa: PLR0917  one for each option
         resets: tuple[PlannedReset, ...] = ()
         if plan is not None:
             try:
-                resets = read_plan(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
+                resets = parse_resets(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
             except OSError as error:
                 raise ValueError(f"--plan: {error}") from None
             for planned in resets:
                 _reject_position(planned.wanted, f"--plan: lease {planned.key!r}")
         with closing(open_store(store, create=False, write=not dry_run)) as open_table:
             leases = read_leases(open_table, "store")
-            by_key = {lease.key: lease for lease in leases}
+            leases_by_key = {lease.key: lease for lease in leases}
             for name in key or ():
-                if name not in by_key:
+                if name not in leases_by_key:
                     raise ValueError(f"--key: there is no lease {name!r}")
-            leases = tuple(by_key[name] for name in key) if key else leases
-            live = frozenset[str]() if even_if_owned else live_keys(open_table, leases, still_seconds)
+            leases = tuple(leases_by_key[name] for name in key) if key else leases
+            keys_with_live_owner = frozenset[str]() if even_if_owned else live_keys(open_table, leases, still_seconds)
             if position is not None:
-                moves = planned_resets(leases, position, live)
+                moves = planned_resets(leases, position, keys_with_live_owner)
             elif plan is not None:
-                moves = moves_of(resets, leases, live)
+                moves = plan_moves_from_resets(resets, leases, keys_with_live_owner)
             else:
-                moves = _shifted_moves(leases, seconds_on, live)
+                moves = _plan_shifted_moves(leases, seconds_on, keys_with_live_owner)
             results = moves if dry_run else tuple(reset(open_table, move, insist=even_if_owned) for move in moves)
             raise print_moves(results, dry_run=dry_run, as_json=as_json)
 
@@ -189,7 +192,7 @@ def _reject_position(position: Position, field: str) -> None:
         raise ValueError(f"{field}: a lease ends only when its shard has been read to the end")
 
 
-def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
+def _plan_shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
     """Return the moves that set each unfinished lease to the time of its checkpoint plus this many seconds."""
     now = time()
     moves: list[Move] = []

@@ -108,7 +108,7 @@ class ChildNotStarted(NotAwaited):
 
 
 class ChildProcess:
-    """A child process with its conversation. `Children` creates a `ChildProcess` for each shard."""
+    """A child process with its conversation. `ChildProcesses` creates a `ChildProcess` for each shard."""
 
     def __init__(
         self, process: Process, conversation: Conversation, store: WriteCheckpoint, timeout: float | None
@@ -133,16 +133,16 @@ class ChildProcess:
         send()
         self._last_output, self._response = self._loop.time(), self._loop.create_future()
         deadline = self._last_output + timeout_seconds
-        self._write()
+        self._write_pending_data()
         try:
             while not self._response.done():
                 # Check the process too, because the pipe stays open if another process has inherited it from the child.
-                status = self._process.returncode
+                exit_status = self._process.returncode
                 await asyncio.wait({self._response}, timeout=CHECK_SECONDS)
                 if self._response.done() or self._storing:
                     continue
-                if status is not None:
-                    raise ChildFault(f"it exited with status {status}")
+                if exit_status is not None:
+                    raise ChildFault(f"it exited with status {exit_status}")
                 if self._loop.time() - self._last_output >= self._timeout:
                     raise ChildFault(f"it has sent nothing for {self._timeout:g} s")
                 if self._loop.time() >= deadline:
@@ -194,7 +194,7 @@ class ChildProcess:
         while self._process.returncode is None and self._loop.time() < deadline:  # noqa: ASYNC110  see above
             await asyncio.sleep(EXIT_SECONDS / 100)
 
-    def _write(self) -> None:
+    def _write_pending_data(self) -> None:
         data = self.conversation.data_to_send()
         if data and self._process.stdin is not None:
             # Don't wait for the pipe to drain. If the child doesn't read its input, it sends no response either, so the
@@ -209,7 +209,7 @@ class ChildProcess:
             self.conversation.receive_data(data)
             while (event := self.conversation.next_event()) is not None:
                 await self._handle_event(event)
-            self._write()
+            self._write_pending_data()
             if not data:
                 return
 
@@ -223,23 +223,25 @@ class ChildProcess:
             case CheckpointRequested(position):
                 self._storing = True
                 try:
-                    error = await self._store(position)
+                    error_name = await self._store(position)
                 except Exception:
-                    error = "KinesisClientLibDependencyException"
+                    error_name = "KinesisClientLibDependencyException"
                     log.exception(
                         "shard %s, child %d: its checkpoint was not stored", self.conversation.shard, self.pid
                     )
                 self._storing, self._last_output = False, self._loop.time()
-                if error is None:
+                if error_name is None:
                     self.conversation.checkpoint_stored()
                 else:
-                    self.conversation.checkpoint_failed(error)
-                self._write()
+                    self.conversation.checkpoint_failed(error_name)
+                self._write_pending_data()
             case InvalidLine(line, why):
                 self._invalid_lines += 1
                 if self._invalid_lines == 1:
-                    text = "shard %s, child %d: a line on its standard output is not a message (%s); logged once: %s"
-                    log.warning(text, self.conversation.shard, self.pid, why, line[:MAX_LOGGED_CHARACTERS])
+                    message_format = (
+                        "shard %s, child %d: a line on its standard output is not a message (%s); logged once: %s"
+                    )
+                    log.warning(message_format, self.conversation.shard, self.pid, why, line[:MAX_LOGGED_CHARACTERS])
             case ConversationBroken(why):
                 self._fault = ChildFault(why)
                 if self._response is not None and not self._response.done():
@@ -247,22 +249,22 @@ class ChildProcess:
 
     async def _log_stderr(self) -> None:
         """Log the lines of the child's standard error, each at the log level that it contains."""
-        stderr, incomplete = self._process.stderr, b""
+        stderr, incomplete_line = self._process.stderr, b""
         while stderr is not None:
             try:
                 # The amazon_kclpy sample writes no line ends, so an incomplete line is logged after a moment too.
-                async with asyncio.timeout(INCOMPLETE_LINE_SECONDS if incomplete else None):
+                async with asyncio.timeout(INCOMPLETE_LINE_SECONDS if incomplete_line else None):
                     data = await stderr.read(READ_BYTES)
             except TimeoutError:
-                self._log_line(incomplete)
-                incomplete = b""
+                self._log_line(incomplete_line)
+                incomplete_line = b""
                 continue
-            *lines, incomplete = (incomplete + data).split(b"\n")
+            *lines, incomplete_line = (incomplete_line + data).split(b"\n")
             for line in lines:
                 self._log_line(line)
-            if not data or len(incomplete) >= READ_BYTES:
-                self._log_line(incomplete)
-                incomplete = b""
+            if not data or len(incomplete_line) >= READ_BYTES:
+                self._log_line(incomplete_line)
+                incomplete_line = b""
             if not data:
                 return
 
@@ -273,7 +275,7 @@ class ChildProcess:
             log.log(level, "shard %s, child %d: %s", self.conversation.shard, self.pid, text)
 
 
-class Children:
+class ChildProcesses:
     """The children of one daemon, by shard. All methods run on one event loop.
 
     Args:
@@ -304,12 +306,12 @@ class Children:
         """The process id of each shard's child."""
         return {shard: child.pid for shard, child in self._children.items()}
 
-    async def begin(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> None:
+    async def start_child(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> None:
         """Start a child for a shard that has none. Raises ChildNotStarted."""
-        async with self._lock_of(shard):
+        async with self._get_lock(shard):
             await self._get_or_start(shard, checkpoint, store)
 
-    async def process(
+    async def process_batch(
         self,
         shard: str,
         checkpoint: Position,
@@ -330,26 +332,28 @@ class Children:
             ChildFault: If the child failed. The child has then been ended.
             ChildNotStarted: If no child could be started.
         """
-        async with self._lock_of(shard):
+        async with self._get_lock(shard):
             child = await self._get_or_start(shard, checkpoint, store)
-            processed = 0
+            processed_count = 0
             while True:
-                sent = 0
+                sent_count = 0
 
-                def send(remaining: Sequence[Record]) -> None:
-                    nonlocal sent
-                    sent = child.conversation.process_records(remaining, behind_seconds)
+                def send_records(remaining: Sequence[Record]) -> None:
+                    nonlocal sent_count
+                    sent_count = child.conversation.send_records(remaining, behind_seconds)
 
-                await self._request(shard, child, lambda: send(records[processed:]))  # noqa: B023  called before it returns
-                processed += sent
-                if processed >= len(records):
+                await self._request_or_end(shard, child, lambda: send_records(records[processed_count:]))  # noqa: B023  called before it returns
+                processed_count += sent_count
+                if processed_count >= len(records):
                     return
 
     async def request_shutdown(self, shard: str) -> None:
         """Let the child write its final checkpoint before the lease moves. Do nothing if the shard has no child."""
-        async with self._lock_of(shard):
+        async with self._get_lock(shard):
             if (child := self._children.get(shard)) is not None:
-                await self._request(shard, child, child.conversation.shutdown_requested, LEASE_MOVING_SECONDS)
+                await self._request_or_end(
+                    shard, child, child.conversation.send_shutdown_requested, LEASE_MOVING_SECONDS
+                )
 
     async def end_shard(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> bool:
         """Notify the child that its shard has ended, and end the child.
@@ -361,16 +365,16 @@ class Children:
             ChildFault: If the child failed, or didn't respond within `timeout_seconds` (`shard_end_seconds` if None).
             ChildNotStarted: If no child could be started.
         """
-        async with self._lock_of(shard):
+        async with self._get_lock(shard):
             child = await self._get_or_start(shard, checkpoint, store)
-            timeout = self._shard_end_seconds if self._timeout is None else math.inf
-            await self._request(shard, child, child.conversation.shard_ended, timeout)
-            await self._end(shard, gracefully=True)
+            timeout_seconds = self._shard_end_seconds if self._timeout is None else math.inf
+            await self._request_or_end(shard, child, child.conversation.send_shard_ended, timeout_seconds)
+            await self._end_child(shard, gracefully=True)
             return child.conversation.acknowledged.ended
 
     async def lose_lease(self, shard: str) -> None:
         """Wait for the batch in progress, then notify the child that its lease is lost, and end the child."""
-        lock = self._lock_of(shard)
+        lock = self._get_lock(shard)
         # Request the lock now. Otherwise the shard's next child could start before this child is ended.
         lock_acquisition = asyncio.ensure_future(lock.acquire())
         done, _ = await asyncio.wait({lock_acquisition}, timeout=LEASE_MOVING_SECONDS)
@@ -385,15 +389,15 @@ class Children:
         try:
             if (child := self._children.get(shard)) is not None:
                 with suppress(ChildFault):
-                    await self._request(shard, child, child.conversation.lease_lost, LEASE_MOVING_SECONDS)
-                await self._end(shard, gracefully=True)
+                    await self._request_or_end(shard, child, child.conversation.send_lease_lost, LEASE_MOVING_SECONDS)
+                await self._end_child(shard, gracefully=True)
         finally:
             lock.release()
 
     async def close(self) -> None:
         """End all children, whatever they are doing, and start no others."""
         self._closed = True
-        await asyncio.gather(*(self._end(shard, gracefully=True) for shard in tuple(self._children)))
+        await asyncio.gather(*(self._end_child(shard, gracefully=True) for shard in tuple(self._children)))
         if self._keeper is not None:
             os.close(self._keeper_pipe)
             await asyncio.to_thread(self._keeper.wait)
@@ -421,7 +425,7 @@ class Children:
         with suppress(BrokenPipeError):  # the next keeper gets all groups
             os.write(self._keeper_pipe, f"{sign} {group}\n".encode())
 
-    def _lock_of(self, shard: str) -> asyncio.Lock:
+    def _get_lock(self, shard: str) -> asyncio.Lock:
         return self._locks.setdefault(shard, asyncio.Lock())
 
     async def _get_or_start(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> ChildProcess:
@@ -430,10 +434,10 @@ class Children:
         if self._closed:
             raise ChildNotStarted("the daemon is shutting down")
         try:
-            keeper = self._ensure_keeper()
-            command = (sys.executable, "-ISc", _LAUNCHER, str(keeper), *self._argv)
+            keeper_pipe = self._ensure_keeper()
+            command = (sys.executable, "-ISc", _LAUNCHER, str(keeper_pipe), *self._argv)
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, pass_fds=(keeper,)
+                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, pass_fds=(keeper_pipe,)
             )
         except OSError as error:
             raise ChildNotStarted(f"{self._argv[0]} cannot be started: {said(error)}") from error
@@ -442,23 +446,23 @@ class Children:
         )
         log.info("shard %s, child %d: started", shard, child.pid)
         try:
-            await self._request(shard, child, child.conversation.initialize)
+            await self._request_or_end(shard, child, child.conversation.send_initialize)
         except ChildFault as fault:
             raise ChildNotStarted(f"{self._argv[0]} does not answer: {fault}") from fault
         return child
 
-    async def _request(
+    async def _request_or_end(
         self, shard: str, child: ChildProcess, send: Callable[[], object], timeout_seconds: float = math.inf
     ) -> None:
         """Send a request. If it fails or is canceled, end the child before the shard's next operation."""
         try:
             await child.request(send, timeout_seconds)
         except BaseException as fault:
-            await asyncio.shield(self._end(shard, gracefully=False))
+            await asyncio.shield(self._end_child(shard, gracefully=False))
             log.warning("shard %s, child %d: given up: %s", shard, child.pid, said(fault))
             raise
 
-    async def _end(self, shard: str, *, gracefully: bool) -> None:
+    async def _end_child(self, shard: str, *, gracefully: bool) -> None:
         if (child := self._children.get(shard)) is not None:
             await child.end(gracefully=gracefully)
             self._children.pop(shard, None)

@@ -36,32 +36,34 @@ _SETTINGS = {"externalid": "external_id", "endpointregion": "region", "endpoint"
 
 
 @frozen
-class _Provider:
+class _CredentialProvider:
     """A provider of credentials: its class name without the package, its arguments, and its settings."""
 
     name: str
     arguments: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(factory=dict)
 
-    def botocore_providers(self, chain: botocore.session.Session) -> list[CredentialProvider]:
+    def make_botocore_providers(self, botocore_session: botocore.session.Session) -> list[CredentialProvider]:
         """Return the equivalent botocore providers. Raises ValueError if the profile does not exist."""
         if self.name == PROFILE:
-            chain = botocore.session.Session(profile=self.arguments[0] if self.arguments else None)
-            if self.arguments and self.arguments[0] not in chain.available_profiles:
+            botocore_session = botocore.session.Session(profile=self.arguments[0] if self.arguments else None)
+            if self.arguments and self.arguments[0] not in botocore_session.available_profiles:
                 raise ValueError(f"AWS's configuration has no profile {printable(self.arguments[0])!r}")
         if ROLE.fullmatch(self.name):
             role, *name = self.arguments
-            return [assumed_role(chain, role, session_name=name[0] if name else SESSION_NAME, **self.settings)]
-        method = _BOTOCORE_METHODS.get(self.name)
-        chain_providers = chain.get_component("credential_provider").providers
-        return [provider for provider in chain_providers if method is None or method == provider.METHOD]
+            return [
+                assumed_role(botocore_session, role, session_name=name[0] if name else SESSION_NAME, **self.settings)
+            ]
+        method_name = _BOTOCORE_METHODS.get(self.name)
+        chain_providers = botocore_session.get_component("credential_provider").providers
+        return [provider for provider in chain_providers if method_name is None or method_name == provider.METHOD]
 
 
 @frozen
 class Credentials:
     """Credential providers, in the order in which they are tried. An empty tuple means botocore's default chain."""
 
-    providers: tuple[_Provider, ...] = ()
+    providers: tuple[_CredentialProvider, ...] = ()
 
     def __str__(self) -> str:
         """Return the class names alone, because arguments and settings may be secret."""
@@ -75,25 +77,29 @@ class Credentials:
         """
         if {provider.name for provider in self.providers} <= {DEFAULT}:
             return None
-        chain = botocore.session.Session()
-        providers = [equivalent for provider in self.providers for equivalent in provider.botocore_providers(chain)]
+        botocore_session = botocore.session.Session()
+        providers = [
+            equivalent
+            for provider in self.providers
+            for equivalent in provider.make_botocore_providers(botocore_session)
+        ]
         return boto3.Session(botocore_session=with_providers(providers))
 
 
-def credentials_of(text: str) -> Credentials:
+def parse_credentials(text: str) -> Credentials:
     """Parse the value of a credentials key. Raises ValueError for providers that aren't available here."""
     return Credentials(tuple(_parse_provider(part.strip()) for part in text.split(",") if part.strip()))
 
 
-def _parse_provider(text: str) -> _Provider:
+def _parse_provider(text: str) -> _CredentialProvider:
     class_name, *parts = text.split("|")
     name = class_name.strip().rpartition(".")[2]
     name = DEFAULT if name == _OLD_DEFAULT else name
-    supported = name in {DEFAULT, PROFILE, *_BOTOCORE_METHODS} or ROLE.fullmatch(name) is not None
-    if not supported:
-        names = (DEFAULT, PROFILE, "StsAssumeRoleCredentialsProvider", *_BOTOCORE_METHODS)
+    is_supported = name in {DEFAULT, PROFILE, *_BOTOCORE_METHODS} or ROLE.fullmatch(name) is not None
+    if not is_supported:
+        supported_names = (DEFAULT, PROFILE, "StsAssumeRoleCredentialsProvider", *_BOTOCORE_METHODS)
         raise ValueError(
-            f"{printable(name)!r} is only available in a JVM{did_you_mean(name, names)}; use {DEFAULT}, or "
+            f"{printable(name)!r} is only available in a JVM{did_you_mean(name, supported_names)}; use {DEFAULT}, or "
             f"{PROFILE}|NAME: a profile may have a role, a login or a credential_process"
         )
     arguments = tuple(part.strip() for part in parts if "=" not in part)
@@ -102,10 +108,10 @@ def _parse_provider(text: str) -> _Provider:
         key, separator, value = (part.strip() for part in setting.partition("="))
         if not separator:
             continue
-        parameter = _SETTINGS.get(key.lower())
-        if parameter is None or not ROLE.fullmatch(name):
+        parameter_name = _SETTINGS.get(key.lower())
+        if parameter_name is None or not ROLE.fullmatch(name):
             raise ValueError(f"{name}: {printable(key)!r} has no meaning here")
-        settings[parameter] = value
+        settings[parameter_name] = value
     if ROLE.fullmatch(name):
         if not arguments:
             raise ValueError(f"{name}: the role's ARN is missing: {name}|ARN|SESSION")
@@ -113,4 +119,4 @@ def _parse_provider(text: str) -> _Provider:
         endpoint, caret, region = settings.get("endpoint", "").partition("^")
         if caret:
             settings |= {"endpoint": endpoint, "region": region}
-    return _Provider(name, arguments, settings)
+    return _CredentialProvider(name, arguments, settings)

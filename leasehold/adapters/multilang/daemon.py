@@ -26,7 +26,7 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.consumer.attempts import PositionKey
 from leasehold.adapters.consumer.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
+from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, ChildProcesses
 from leasehold.adapters.multilang.protocol import CheckpointError
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.threads import spawn
@@ -58,25 +58,31 @@ class RecordSearch:
         self._suspects: tuple[PositionKey, PositionKey] | None = None  # the first and the last one
         self._dead_lettered = set[PositionKey]()
 
-    def split(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
+    def split_into_messages(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
         """Split records into messages, in order, leaving out those that were dead-lettered."""
         self._dead_lettered = {order for order in self._dead_lettered if order > checkpoint}
-        remaining = [record for record in records if record.position.order not in self._dead_lettered]
+        remaining_records = [record for record in records if record.position.order not in self._dead_lettered]
         if self._suspects is None:
-            return [remaining] if remaining else []
-        first, last = self._suspects
-        before = [record for record in remaining if record.position.order < first]
-        suspects = [record for record in remaining if first <= record.position.order <= last]
-        after = [record for record in remaining if record.position.order > last]
-        half = (len(suspects) + 1) // 2
-        return [part for part in (before, suspects[:half], suspects[half:], after) if part]
+            return [remaining_records] if remaining_records else []
+        first_suspect, last_suspect = self._suspects
+        records_before = [record for record in remaining_records if record.position.order < first_suspect]
+        suspect_records = [
+            record for record in remaining_records if first_suspect <= record.position.order <= last_suspect
+        ]
+        records_after = [record for record in remaining_records if record.position.order > last_suspect]
+        half_count = (len(suspect_records) + 1) // 2
+        return [
+            part
+            for part in (records_before, suspect_records[:half_count], suspect_records[half_count:], records_after)
+            if part
+        ]
 
     def record_success(self, part: Sequence[Record]) -> None:
         """Record that the child has processed this part."""
-        end = part[-1].position.order
-        if self._suspects is not None and end >= self._suspects[1]:
+        end_order = part[-1].position.order
+        if self._suspects is not None and end_order >= self._suspects[1]:
             self._suspects = None
-        if self._suspects is None and end >= self._failed_at:
+        if self._suspects is None and end_order >= self._failed_at:
             self._faults = 0
 
     def record_failure(self, part: Sequence[Record]) -> Record | None:
@@ -107,7 +113,7 @@ class ChildHandler:
 
     def __init__(
         self,
-        children: Children,
+        children: ChildProcesses,
         *,
         attempts: int = 5,
         dead_letter: DeadLetter | None = None,
@@ -131,11 +137,11 @@ class ChildHandler:
         """The handling to pass to the worker."""
         attempts = self._attempts if self._dead_letter is None else self._attempts + SEARCH_ATTEMPTS
         return Handling(
-            self._handle,
+            self._process_delivery,
             attempts=attempts,
-            observer=self._observe,
-            measure=self._measure,
-            final_checkpoint=self._final_checkpoint,
+            observer=self._on_happening,
+            measure=self._report_empty_read,
+            final_checkpoint=self._write_final_checkpoint,
         )
 
     def set_runner(self, runner: Runner) -> None:
@@ -154,44 +160,48 @@ class ChildHandler:
         """Wait for children that have lost their leases, and end all other children."""
         wait(tuple(self._leaving), LEASE_LOST_SECONDS)
         try:
-            self._submit(self._children.close()).result(CLOSE_SECONDS)
+            self._submit_to_loop(self._children.close()).result(CLOSE_SECONDS)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_SECONDS)
             if not self._loop.is_running():
                 self._loop.close()
 
-    def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
+    def _submit_to_loop(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     # Between two batches
 
-    def _observe(self, happening: Happening, holding: Holding) -> None:
+    def _on_happening(self, happening: Happening, holding: Holding) -> None:
         key, shard = holding.key, holding.lease.shard
         if happening == "initialize":
             self._holdings[key] = holding
-            self._unawaited[key] = self._submit(self._children.begin(shard, *self._checkpoint_and_store(holding)))
+            self._unawaited[key] = self._submit_to_loop(
+                self._children.start_child(shard, *self._make_checkpoint_writer(holding))
+            )
             self._unawaited[key].add_done_callback(self._check_message)
             return
         self._final_checkpoints.pop(key, None)
         self._unawaited.pop(key, None)
-        lease_loss = self._submit(self._children.lose_lease(shard))
+        lease_loss = self._submit_to_loop(self._children.lose_lease(shard))
         self._leaving.add(lease_loss)
         lease_loss.add_done_callback(self._leaving.discard)
 
-    def _measure(self, holding: Holding, batch: Batch) -> None:
+    def _report_empty_read(self, holding: Holding, batch: Batch) -> None:
         """Tell the child that a read returned no records, unless its previous message is pending or has failed."""
-        previous = self._unawaited.get(holding.key)
+        previous_message = self._unawaited.get(holding.key)
         if not self._send_empty or batch.records:
             return
-        if previous is not None and (not previous.done() or previous.cancelled() or previous.exception() is not None):
+        if previous_message is not None and (
+            not previous_message.done() or previous_message.cancelled() or previous_message.exception() is not None
+        ):
             return
-        checkpoint, store = self._checkpoint_and_store(holding)
-        message = self._children.process(holding.lease.shard, checkpoint, (), batch.behind_seconds, store)
-        self._unawaited[holding.key] = self._submit(message)
+        checkpoint, store = self._make_checkpoint_writer(holding)
+        message = self._children.process_batch(holding.lease.shard, checkpoint, (), batch.behind_seconds, store)
+        self._unawaited[holding.key] = self._submit_to_loop(message)
         self._unawaited[holding.key].add_done_callback(self._check_message)
 
-    def _checkpoint_and_store(self, holding: Holding) -> tuple[Position, Any]:
+    def _make_checkpoint_writer(self, holding: Holding) -> tuple[Position, Any]:
         # Write checkpoints in another thread, so that the event loop can serve the other children meanwhile.
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
@@ -214,26 +224,28 @@ class ChildHandler:
 
     # Batches, and the final checkpoint
 
-    async def _handle(self, delivery: Delivery) -> None:
+    async def _process_delivery(self, delivery: Delivery) -> None:
         await self._await_message(delivery.lease)
         holding = self._holdings[delivery.lease]
-        checkpoint, store = self._checkpoint_and_store(holding)
+        checkpoint, store = self._make_checkpoint_writer(holding)
         search = self._searches.setdefault(holding.key, RecordSearch(self._attempts))
-        parts = search.split(delivery.records, checkpoint.order) if self._dead_letter else [delivery.records]
-        for part in parts:
-            message = self._children.process(delivery.shard, checkpoint, part, delivery.behind_seconds, store)
+        message_parts = (
+            search.split_into_messages(delivery.records, checkpoint.order) if self._dead_letter else [delivery.records]
+        )
+        for part in message_parts:
+            message = self._children.process_batch(delivery.shard, checkpoint, part, delivery.behind_seconds, store)
             try:
-                await asyncio.wrap_future(self._submit(message))
+                await asyncio.wrap_future(self._submit_to_loop(message))
             except (ChildFault, ChildNotStarted) as fault:
                 self._stop_if_strict(fault)
                 # Do not search if the lease is lost. The child was then killed for that reason, and not because of a
                 # record.
                 if self._dead_letter is not None and isinstance(fault, ChildFault) and not holding.lost.is_set():
-                    await self._search(search, part, delivery, fault, self._dead_letter)
+                    await self._search_for_record(search, part, delivery, fault, self._dead_letter)
                 raise
             search.record_success(part)
 
-    async def _search(
+    async def _search_for_record(
         self,
         search: RecordSearch,
         part: Sequence[Record],
@@ -255,7 +267,7 @@ class ChildHandler:
             said(fault),
         )
 
-    async def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> None:
+    async def _write_final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> None:
         await self._await_message(final_checkpoint.lease)
         holding = self._holdings[final_checkpoint.lease]
         shard = holding.lease.shard
@@ -263,10 +275,10 @@ class ChildHandler:
             if final_checkpoint.ended:
                 self._final_checkpoints[holding.key] = final_checkpoint
                 await asyncio.wrap_future(
-                    self._submit(self._children.end_shard(shard, *self._checkpoint_and_store(holding)))
+                    self._submit_to_loop(self._children.end_shard(shard, *self._make_checkpoint_writer(holding)))
                 )
             else:
-                await asyncio.wrap_future(self._submit(self._children.request_shutdown(shard)))
+                await asyncio.wrap_future(self._submit_to_loop(self._children.request_shutdown(shard)))
         except (ChildFault, ChildNotStarted) as fault:
             self._stop_if_strict(fault)
             raise
@@ -283,13 +295,13 @@ class ChildHandler:
             log.warning("shard %s: the outcome of a checkpoint is unknown: %s", holding.key, fault)
             return "ThrottlingException"
         except (StoreError, SourceError) as fault:
-            name = error_name(fault)
+            error_name = find_error_name(fault)
             log.warning("shard %s: a checkpoint was not stored: %s", holding.key, fault)
-            return name
+            return error_name
         return None if is_stored else "ShutdownException"
 
 
-def error_name(fault: StoreError | SourceError) -> CheckpointError:
+def find_error_name(fault: StoreError | SourceError) -> CheckpointError:
     """Return the name of the Java exception that children expect for this error of the store."""
     if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
         return "ThrottlingException"

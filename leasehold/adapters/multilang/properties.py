@@ -22,7 +22,7 @@ import javaproperties
 from attrs import field, frozen
 
 from leasehold.adapters.inputs import checked_time
-from leasehold.adapters.multilang.credentials import Credentials, credentials_of
+from leasehold.adapters.multilang.credentials import Credentials, parse_credentials
 from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
@@ -157,7 +157,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 @frozen
-class Support:
+class PropertySupport:
     """A key in the file, and how it is supported."""
 
     key: str
@@ -191,9 +191,9 @@ class MultiLangSettings:
     max_records: int
     send_empty: bool
     timeout_seconds: float | None
-    support: tuple[Support, ...]
+    support: tuple[PropertySupport, ...]
 
-    def table(self) -> str:
+    def support_table(self) -> str:
         """Return the table that is printed at startup, with a line per key. Values are left out: they may be secret."""
         key_width = max(len(row.key) for row in self.support)
         return "\n".join(f"{row.key:<{key_width}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
@@ -213,7 +213,7 @@ def read_properties(
         ValueError: If the file, a setting or a value is invalid. The message begins with its name.
     """
     try:
-        values = javaproperties.load(BytesIO(path.read_bytes()))
+        properties = javaproperties.load(BytesIO(path.read_bytes()))
     except OSError as error:
         raise ValueError(f"{path}: it cannot be read: {error.strerror}") from None
     except javaproperties.InvalidUEscapeError as error:
@@ -224,178 +224,185 @@ def read_properties(
         key, separator, value = setting.partition("=")
         if not separator or not key.strip():
             raise ValueError(f"--set: {setting!r} is not of the form key=value")
-        values[key.strip()] = value
+        properties[key.strip()] = value
     if environment is None:
-        return values
-    for key, value in values.items():
+        return properties
+    for key, value in properties.items():
         for name in _VARIABLE.findall(value):
             if name not in environment:
                 raise ValueError(f"{key}: ${{{name}}} is not in the environment")
-    return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in values.items()}
+    return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in properties.items()}
 
 
-def settings_of(properties: Mapping[str, str]) -> MultiLangSettings:
+def interpret_properties(properties: Mapping[str, str]) -> MultiLangSettings:
     """Interpret these keys. Raises ValueError for the first key that is missing, wrong or refused."""
-    return _Interpreter(properties).settings()
+    return _PropertiesInterpreter(properties).read_settings()
 
 
 @frozen
-class _Interpreter:
+class _PropertiesInterpreter:
     """Interprets the keys of one file, and collects how each is supported."""
 
     properties: Mapping[str, str]
-    support: dict[str, Support] = field(factory=dict)
+    support: dict[str, PropertySupport] = field(factory=dict)
 
-    def settings(self) -> MultiLangSettings:
+    def read_settings(self) -> MultiLangSettings:
         for key in self.properties:
-            self.support[key] = self._support(key)
-        name = self._required("applicationName")
-        argv = tuple(word for word in self._required("executableName").split(" ") if word)
-        credentials, table_credentials = self._credentials()
-        options = Options(worker=self._text("workerId") or self._text("workerIdentifier"))
-        options["initial_position"] = self._initial_position()
-        if (lease_ms := self._integer("failoverTimeMillis", 1)) is not None:
+            self.support[key] = self._find_support(key)
+        name = self._read_required("applicationName")
+        argv = tuple(word for word in self._read_required("executableName").split(" ") if word)
+        credentials, table_credentials = self._read_credentials()
+        options = Options(worker=self._read_text("workerId") or self._read_text("workerIdentifier"))
+        options["initial_position"] = self._read_initial_position()
+        if (lease_ms := self._read_integer("failoverTimeMillis", 1)) is not None:
             options["lease_seconds"] = lease_ms / 1000
-        if (grace_ms := self._integer("shutdownGraceMillis", 0)) is not None:
+        if (grace_ms := self._read_integer("shutdownGraceMillis", 0)) is not None:
             options["drain_seconds"] = grace_ms / 1000
-        if slow_ms := self._integer("logWarningForTaskAfterMillis", 0):
+        if slow_ms := self._read_integer("logWarningForTaskAfterMillis", 0):
             options["slow_seconds"] = slow_ms / 1000
         options["set"] = {
             name: count
             for name, key in (("max_leases", "maxLeasesForWorker"), ("max_steals", "maxLeasesToStealAtOneTime"))
-            if (count := self._integer(key, 1)) is not None
+            if (count := self._read_integer(key, 1)) is not None
         }
         table_options = {
-            "region": self._text("dynamoDbClient.region") or self._text("regionName"),
-            "endpoint": self._text("dynamoDbClient.endpointOverride") or self._text("dynamoDBEndpoint"),
+            "region": self._read_text("dynamoDbClient.region") or self._read_text("regionName"),
+            "endpoint": self._read_text("dynamoDbClient.endpointOverride") or self._read_text("dynamoDBEndpoint"),
         }
         return MultiLangSettings(
             argv=argv,
-            source=self._source(name),
-            store=_url("dynamodb", self._text("tableName") or name, table_options),
+            source=self._make_source_url(name),
+            store=_make_url("dynamodb", self._read_text("tableName") or name, table_options),
             credentials=credentials,
             table_credentials=table_credentials,
             options=options,
-            max_records=self._integer("maxRecords", 1) or DEFAULT_MAX_RECORDS,
-            send_empty=self._flag(EMPTY_LISTS),
-            timeout_seconds=self._integer("timeoutInSeconds", 1),
+            max_records=self._read_integer("maxRecords", 1) or DEFAULT_MAX_RECORDS,
+            send_empty=self._read_flag(EMPTY_LISTS),
+            timeout_seconds=self._read_integer("timeoutInSeconds", 1),
             support=tuple(self.support.values()),
         )
 
-    def _support(self, key: str) -> Support:
+    def _find_support(self, key: str) -> PropertySupport:
         if key in NEAREST:
-            return Support(key, "nearest", NEAREST[key])
+            return PropertySupport(key, "nearest", NEAREST[key])
         if key in IGNORED:
-            return Support(key, "ignored", IGNORED[key])
+            return PropertySupport(key, "ignored", IGNORED[key])
         if key in _REFUSED:
-            if self._flag(key):
+            if self._read_flag(key):
                 raise ValueError(f"{key}: set it on the table itself; leasehold creates tables without it")
-            return Support(key, "taken")
+            return PropertySupport(key, "taken")
         if key in _TAKEN or key in CREDENTIALS:
-            return Support(key, "taken")
+            return PropertySupport(key, "taken")
         if key.startswith("fanoutConfig."):
-            return Support(key, "ignored", LIMITS)
+            return PropertySupport(key, "ignored", LIMITS)
         if key.startswith("cloudWatchClient."):
-            return Support(key, "ignored", IGNORED["AwsCredentialsProviderCloudWatch"])
+            return PropertySupport(key, "ignored", IGNORED["AwsCredentialsProviderCloudWatch"])
         if key.startswith(("kinesisClient.", "dynamoDbClient.", "kinesisCredentialsProvider.")):
             raise ValueError(f"{key}: it configures Java's SDK; use botocore's environment variables instead")
-        return Support(key, "unknown", f"KCL has no such key{did_you_mean(key, KEYS)}")
+        return PropertySupport(key, "unknown", f"KCL has no such key{did_you_mean(key, KEYS)}")
 
-    def _text(self, key: str) -> str | None:
+    def _read_text(self, key: str) -> str | None:
         return self.properties.get(key, "").strip() or None
 
-    def _required(self, key: str) -> str:
-        if (value := self._text(key)) is None:
+    def _read_required(self, key: str) -> str:
+        if (value := self._read_text(key)) is None:
             hint = did_you_mean(key, [name for name, support in self.support.items() if support.level == "unknown"])
             raise ValueError(f"{key}: it is missing{hint}")
         return value
 
-    def _integer(self, key: str, minimum: int) -> int | None:
-        if (value := self._text(key)) is None:
+    def _read_integer(self, key: str, minimum: int) -> int | None:
+        if (value := self._read_text(key)) is None:
             return None
         if not re.fullmatch(r"-?[0-9]{1,18}", value) or int(value) < minimum:
             raise ValueError(f"{key}: {printable(value)!r} is not a whole number of at least {minimum}")
         return int(value)
 
-    def _flag(self, key: str) -> bool:
-        value = (self._text(key) or "false").lower()
-        if value not in {"true", "false"}:
-            raise ValueError(f"{key}: {printable(value)!r} is neither true nor false")
-        return value == "true"
+    def _read_flag(self, key: str) -> bool:
+        flag_text = (self._read_text(key) or "false").lower()
+        if flag_text not in {"true", "false"}:
+            raise ValueError(f"{key}: {printable(flag_text)!r} is neither true nor false")
+        return flag_text == "true"
 
-    def _initial_position(self) -> Position | str:
-        name, seconds = self._text("initialPositionInStream"), self._integer("initialPositionInStreamExtended", 0)
+    def _read_initial_position(self) -> Position | str:
+        position_name, seconds = (
+            self._read_text("initialPositionInStream"),
+            self._read_integer("initialPositionInStreamExtended", 0),
+        )
         if seconds is not None:
-            if name is not None:
+            if position_name is not None:
                 raise ValueError(
                     "initialPositionInStreamExtended: set either this or initialPositionInStream, not both"
                 )
             return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
-        name = (name or "LATEST").upper()
-        if name not in {"LATEST", "TRIM_HORIZON"}:
+        position_name = (position_name or "LATEST").upper()
+        if position_name not in {"LATEST", "TRIM_HORIZON"}:
             raise ValueError(
                 "initialPositionInStream: choose LATEST or TRIM_HORIZON; a time is initialPositionInStreamExtended, "
                 "in seconds since 1970"
             )
-        return name
+        return position_name
 
-    def _source(self, application: str) -> str:
-        region = self._text("kinesisClient.region") or self._text("regionName")
-        name, arn = self._text("streamName"), self._text("streamArn")
+    def _make_source_url(self, application: str) -> str:
+        region = self._read_text("kinesisClient.region") or self._read_text("regionName")
+        stream_name, arn = self._read_text("streamName"), self._read_text("streamArn")
         if arn is not None:
-            address = stream_address(arn, None, "streamArn")
-            if address.arn is None:
+            parsed_arn = stream_address(arn, None, "streamArn")
+            if parsed_arn.arn is None:
                 raise ValueError(f"streamArn: {printable(arn)!r} is not the ARN of a stream")
-            name = arn
-            if region is not None and address.region != region:  # as in the KCL's own sample file
-                name = address.name
+            stream_name = arn
+            if region is not None and parsed_arn.region != region:  # as in the KCL's own sample file
+                stream_name = parsed_arn.name
                 meaning = f"its stream, but in {region}, because regionName takes precedence, as in Java"
-                self.support["streamArn"] = Support("streamArn", "nearest", meaning)
-            region = region or address.region
+                self.support["streamArn"] = PropertySupport("streamArn", "nearest", meaning)
+            region = region or parsed_arn.region
             if "streamName" in self.support:
-                self.support["streamName"] = Support("streamName", "ignored", "streamArn names the stream")
-        elif name is None:
-            name = self._required("streamName")
-        idle_ms = self._integer("idleTimeBetweenReadsInMillis", 0)
-        consumer = self._consumer(application)
-        return _url("kinesis", name, {
+                self.support["streamName"] = PropertySupport("streamName", "ignored", "streamArn names the stream")
+        elif stream_name is None:
+            stream_name = self._read_required("streamName")
+        idle_ms = self._read_integer("idleTimeBetweenReadsInMillis", 0)
+        consumer = self._read_consumer(application)
+        return _make_url("kinesis", stream_name, {
             "region": region,
-            "endpoint": self._text("kinesisClient.endpointOverride") or self._text("kinesisEndpoint"),
+            "endpoint": self._read_text("kinesisClient.endpointOverride") or self._read_text("kinesisEndpoint"),
             "consumer": consumer,
             "poll_seconds": None if idle_ms is None or consumer else f"{idle_ms / 1000:g}",
         })  # fmt: skip
 
-    def _consumer(self, application: str) -> str | None:
+    def _read_consumer(self, application: str) -> str | None:
         """Return the consumer of enhanced fan-out, or None if shards are polled."""
-        mode = (self._text("retrievalMode") or "DEFAULT").upper()
-        if mode not in {"DEFAULT", "POLLING", "FANOUT"}:
+        retrieval_mode = (self._read_text("retrievalMode") or "DEFAULT").upper()
+        if retrieval_mode not in {"DEFAULT", "POLLING", "FANOUT"}:
             raise ValueError("retrievalMode: choose DEFAULT, POLLING or FANOUT")
-        if mode == "POLLING" or (mode == "DEFAULT" and any(key in self.properties for key in POLLING)):
+        if retrieval_mode == "POLLING" or (
+            retrieval_mode == "DEFAULT" and any(key in self.properties for key in POLLING)
+        ):
             return None
-        consumer = self._text("fanoutConfig.consumerArn") or self._text("fanoutConfig.consumerName") or application
+        consumer = (
+            self._read_text("fanoutConfig.consumerArn") or self._read_text("fanoutConfig.consumerName") or application
+        )
         price_note = "enhanced fan-out is billed for each shard-hour and GB; POLLING is not"
-        self.support["retrievalMode"] = Support(
+        self.support["retrievalMode"] = PropertySupport(
             "retrievalMode", "taken", f"read as consumer {printable(consumer)!r}: {price_note}"
         )
         return consumer
 
-    def _credentials(self) -> tuple[Credentials, Credentials]:
+    def _read_credentials(self) -> tuple[Credentials, Credentials]:
         """Return the credentials for the stream and for the table. By default the table uses those of the stream."""
         credentials: dict[str, Credentials] = {}
         for name_in_file in self.properties:
             # Java ignores the case of these keys, unlike that of all other keys.
-            key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
-            if key is None or (value := self._text(name_in_file)) is None:
+            credentials_key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
+            if credentials_key is None or (value := self._read_text(name_in_file)) is None:
                 continue
             try:
-                credentials[key] = credentials_of(value)
+                credentials[credentials_key] = parse_credentials(value)
             except ValueError as error:
                 raise ValueError(f"{name_in_file}: {error}") from None
-            self.support[name_in_file] = Support(name_in_file, "taken", str(credentials[key]))
+            self.support[name_in_file] = PropertySupport(name_in_file, "taken", str(credentials[credentials_key]))
         stream_credentials = credentials.get(CREDENTIALS[0], Credentials())
         return stream_credentials, credentials.get(CREDENTIALS[1], stream_credentials)
 
 
-def _url(scheme: str, name: str, options: Mapping[str, str | None]) -> str:
+def _make_url(scheme: str, name: str, options: Mapping[str, str | None]) -> str:
     query = urlencode({name: value for name, value in options.items() if value is not None}, safe="/:")
     return f"{scheme}://{quote(name)}" + (f"?{query}" if query else "")

@@ -5,7 +5,7 @@ Both sides send JSON objects, one per line. After the daemon has sent an action 
 this one. In between, the child may request checkpoints. The daemon responds to each request before it reads the next
 line.
 
-    conversation.process_records(records, None)     send an action; raises ConversationError out of turn
+    conversation.send_records(records, None)        send an action; raises ConversationError out of turn
     pipe.write(conversation.data_to_send())         write the bytes that are due, if any
     conversation.receive_data(pipe.read())          pass b"" once the child has closed its pipe
     while event := conversation.next_event(): ...   handle an event of the child; None means to read more
@@ -107,7 +107,7 @@ class _CheckpointRequest:
     sequence: str | None
     sub: int | None
 
-    def response(self, error: CheckpointError | None) -> dict[str, Any]:
+    def make_response(self, error: CheckpointError | None) -> dict[str, Any]:
         """Return the response, which repeats the request and adds the error."""
         return {
             "action": "checkpoint",
@@ -146,7 +146,7 @@ class Conversation:
 
     # The daemon's messages
 
-    def initialize(self) -> None:
+    def send_initialize(self) -> None:
         """Send the first action, which contains the stored checkpoint."""
         if self._initialized:
             raise ConversationError("initialize: it was already sent")
@@ -159,33 +159,33 @@ class Conversation:
             "sequenceNumber": checkpoint.sequence,
             "subSequenceNumber": sub,
         }
-        self._send_action("initialize", message)
+        self._queue_action("initialize", message)
 
-    def process_records(self, records: Sequence[Record], behind_seconds: float | None) -> int:
+    def send_records(self, records: Sequence[Record], behind_seconds: float | None) -> int:
         """Send as many of these records as fit into one message, and return how many were sent."""
-        part = records[: self._max_records]
+        sent_records = records[: self._max_records]
         behind_ms = None if behind_seconds is None else int(behind_seconds * 1000)
         message = {
             "action": "processRecords",
-            "records": [*map(_record_json, part)],
+            "records": [*map(_convert_to_json, sent_records)],
             "millisBehindLatest": behind_ms,
         }
-        self._send_action("processRecords", message)
-        if part:
-            self.delivered = part[-1].position
-        return len(part)
+        self._queue_action("processRecords", message)
+        if sent_records:
+            self.delivered = sent_records[-1].position
+        return len(sent_records)
 
-    def shutdown_requested(self) -> None:
+    def send_shutdown_requested(self) -> None:
         """Request the child's final checkpoint before the lease moves to another worker."""
-        self._send_action("shutdownRequested", {"action": "shutdownRequested"})
+        self._queue_action("shutdownRequested", {"action": "shutdownRequested"})
 
-    def lease_lost(self) -> None:
+    def send_lease_lost(self) -> None:
         """Notify the child that the lease is lost."""
-        self._send_action("leaseLost", {"action": "leaseLost"})
+        self._queue_action("leaseLost", {"action": "leaseLost"})
 
-    def shard_ended(self) -> None:
+    def send_shard_ended(self) -> None:
         """Notify the child that all records of the shard were sent, and request the checkpoint at the shard's end."""
-        self._send_action("shardEnded", {"action": "shardEnded"})
+        self._queue_action("shardEnded", {"action": "shardEnded"})
         self._shard_ended_sent = True
 
     def data_to_send(self) -> bytes:
@@ -226,24 +226,24 @@ class Conversation:
         """Respond that the requested checkpoint was stored."""
         request, position = self._take_request()
         self.acknowledged = position
-        self._send(request.response(None))
+        self._queue_message(request.make_response(None))
 
     def checkpoint_failed(self, error: CheckpointError) -> None:
         """Respond that the checkpoint was not stored, with the error's name. The child decides what to do."""
         request, _ = self._take_request()
-        self._send(request.response(error))
+        self._queue_message(request.make_response(error))
 
     # Helpers
 
-    def _send_action(self, action: ChildAction, message: dict[str, Any]) -> None:
+    def _queue_action(self, action: ChildAction, message: dict[str, Any]) -> None:
         if self.ended or not self._initialized:
             raise ConversationError(f"{action}: the conversation {'is over' if self.ended else 'has not begun'}")
         if self.pending_action is not None:
             raise ConversationError(f"{action}: {self.pending_action} is not answered yet")
         self.pending_action = action
-        self._send(message)
+        self._queue_message(message)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _queue_message(self, message: dict[str, Any]) -> None:
         text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         # Escape these two characters, because Node treats them as line ends. They occur only in JSON strings.
         self._outgoing.append(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")
@@ -275,29 +275,29 @@ class Conversation:
     def _handle_checkpoint_request(self, request: _CheckpointRequest) -> CheckpointRequested | None:
         """Respond to the request if no checkpoint must be written. Otherwise return an event for it."""
         if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
-            self._send(request.response("InvalidStateException"))
+            self._queue_message(request.make_response("InvalidStateException"))
             return None
         last_delivered, number, sub = self.delivered, request.sequence, request.sub or 0
         position: Position | None = None  # stays None if the request is out of range
         if number is None:
             position = SHARD_END if self._shard_ended_sent else last_delivered
         elif number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and sub >= 0:
-            requested = Position(str(int(number)), sub)
-            if self._shard_ended_sent and requested.order == last_delivered.order:
+            requested_position = Position(str(int(number)), sub)
+            if self._shard_ended_sent and requested_position.order == last_delivered.order:
                 position = SHARD_END
-            elif self.acknowledged.order <= requested.order <= last_delivered.order:
-                position = requested
+            elif self.acknowledged.order <= requested_position.order <= last_delivered.order:
+                position = requested_position
         if position is None:
-            self._send(request.response("IllegalArgumentException"))
+            self._queue_message(request.make_response("IllegalArgumentException"))
             return None
         if position.order == self.acknowledged.order:
-            self._send(request.response(None))
+            self._queue_message(request.make_response(None))
             return None
         self._checkpoint_request = request, position
         return CheckpointRequested(position)
 
 
-def _record_json(record: Record) -> dict[str, Any]:
+def _convert_to_json(record: Record) -> dict[str, Any]:
     return {
         "data": b64encode(record.data).decode(),
         "partitionKey": record.partition_key,

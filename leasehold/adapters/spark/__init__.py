@@ -34,9 +34,9 @@ What happens after a crash or a stolen lease
   because a sink that skips a batch it has seen would lose rows that only the repetition contained. If the shard allows
   any number of readers, the missing range is noted on its lease. Reading continues where the range began.
 - After a crash between steps 4 and 6, the next run of the query reads the ends from the offset and begins after them
-  (`resume_position`). Another worker has only the checkpoint, and processes the batch again. A position from an earlier
-  run is written as a checkpoint only after this run has read the shard, because the checkpointLocation may belong to
-  another stream.
+  (`find_resume_position`). Another worker has only the checkpoint, and processes the batch again. A position from an
+  earlier run is written as a checkpoint only after this run has read the shard, because the checkpointLocation may
+  belong to another stream.
 - If a lease is lost, its rows stay in the batches that are already planned, and the sink gets them. We no longer write
   its checkpoint. The new owner starts after the old checkpoint and processes these rows again.
 - A lease is handed off before step 6 only when the query ends, because the query does not wait for Spark then.

@@ -1,9 +1,9 @@
 """Decides when a query with `trigger(availableNow=True)` has read all records that existed at its start.
 
 Each held shard has a `ShardTip`, which tracks whether the records that existed at the start have been read.
-`AvailableNow` returns the shards that the query still waits for, with reasons. Spark commits a batch only when it plans
-the next one, so a shard that waits for a commit may need an empty batch (a flush) to continue. `flush_due` decides when
-to plan a flush.
+`AvailableNowProgress` returns the shards that the query still waits for, with reasons. Spark commits a batch only when
+it plans the next one, so a shard that waits for a commit may need an empty batch (a flush) to continue. `should_flush`
+decides when to plan a flush.
 
 A1. An open shard is read up to the record that was its latest when the shard was opened. A closed shard is read to its
     end.
@@ -56,13 +56,13 @@ class ShardTip:
     def set_target(self, target: Position, now: float) -> None:
         self.target, self.requested_at = target, now
 
-    def update(self, read: Position, now: float, behind: float | None, *, closed: bool) -> bool:
+    def update_read_position(self, read: Position, now: float, behind_seconds: float | None, *, closed: bool) -> bool:
         """Record how far the shard has been read. Return whether the target record itself has just been read.
 
         Args:
             read: How far the shard has been read.
             now: The current time.
-            behind: Seconds behind the latest record, if known.
+            behind_seconds: Seconds behind the latest record, if known.
             closed: Whether the shard is known to be closed.
         """
         if (target := self.target) is None or self.reached:
@@ -70,10 +70,10 @@ class ShardTip:
         if not target.numbered:
             # The target is a time. If it is zero, the shard never had a record. Otherwise wait until the source reports
             # no lag. If new records keep arriving, it is enough that reading is well past the time of the request.
-            is_past_target = behind is not None and now - self.requested_at > behind + PAST_SECONDS
+            is_past_target = behind_seconds is not None and now - self.requested_at > behind_seconds + PAST_SECONDS
             # For a closed shard, zero lag is not enough, because a read may return its last records and only the next
             # one its end.
-            self.reached = target.sub == 0 or (behind == 0 and not closed) or is_past_target
+            self.reached = target.sub == 0 or (behind_seconds == 0 and not closed) or is_past_target
         elif read.order >= target.order:
             self.reached = True
             return read.order == target.order
@@ -90,15 +90,15 @@ class ShardStatus:
     """A shard that this query reads.
 
     Attributes:
-        opened: Whether the position at which the query continues is known.
-        idle: Whether Spark has all records that existed at the start, and all commits are written.
+        is_opened: Whether the position at which the query continues is known.
+        is_idle: Whether Spark has all records that existed at the start, and all commits are written.
     """
 
-    opened: bool
-    idle: bool
+    is_opened: bool
+    is_idle: bool
 
 
-class AvailableNow:
+class AvailableNowProgress:
     """Tracks which shards an AvailableNow query still waits for."""
 
     def __init__(self, me: str) -> None:
@@ -107,50 +107,52 @@ class AvailableNow:
         self._alive: set[str] = set()
 
     @staticmethod
-    def unread(held: Mapping[str, ShardStatus]) -> Mapping[str, str]:
+    def find_unread_shards(held_shards: Mapping[str, ShardStatus]) -> Mapping[str, str]:
         """Return the held shards with unread records or unwritten commits (A2), each with the reason."""
         return {
             key: "its end is not reached"
-            for key, held_shard in held.items()
-            if held_shard.opened and not held_shard.idle
+            for key, held_shard in held_shards.items()
+            if held_shard.is_opened and not held_shard.is_idle
         }
 
-    def awaited(
+    def find_awaited_shards(
         self,
-        held: Mapping[str, ShardStatus],
+        held_shards: Mapping[str, ShardStatus],
         leases: Mapping[str, Lease],
-        listed: Iterable[Shard] = (),
-        ended: Collection[str] = (),
+        listed_shards: Iterable[Shard] = (),
+        ended_keys: Collection[str] = (),
     ) -> Mapping[str, str]:
         """Return the shards that the query waits for, each with the reason.
 
         Args:
-            held: The shards whose leases this worker holds, by key.
+            held_shards: The shards whose leases this worker holds, by key.
             leases: The whole table, by key.
-            listed: The last listing of the stream.
-            ended: The shards that this query has read to their ends, and committed.
+            listed_shards: The last listing of the stream.
+            ended_keys: The shards that this query has read to their ends, and committed.
         """
-        if unread := self.unread(held):
-            return unread
+        if unread_shards := self.find_unread_shards(held_shards):
+            return unread_shards
         # If the table is empty, no worker has created the leases yet, so the query must wait for all shards.
         if not leases:
             return {"(all)": "there are no leases yet"}
-        reasons = {key: self._reason(lease, leases, held.get(key)) for key, lease in leases.items()}
-        with_lease = {parent for lease in leases.values() for parent in lease.parents}.union(leases, ended)
-        without_lease = [
+        reasons = {key: self._find_wait_reason(lease, leases, held_shards.get(key)) for key, lease in leases.items()}
+        ids_with_lease = {parent for lease in leases.values() for parent in lease.parents}.union(leases, ended_keys)
+        ids_without_lease = [
             shard.id
-            for shard in listed
-            if shard.id not in with_lease and shard.parents and set(shard.parents) <= set(ended)
+            for shard in listed_shards
+            if shard.id not in ids_with_lease and shard.parents and set(shard.parents) <= set(ended_keys)
         ]
         return {key: reason for key, reason in reasons.items() if reason} | dict.fromkeys(
-            without_lease, "it has no lease yet"
+            ids_without_lease, "it has no lease yet"
         )
 
-    def _reason(self, lease: Lease, leases: Mapping[str, Lease], held_shard: ShardStatus | None) -> str:
+    def _find_wait_reason(self, lease: Lease, leases: Mapping[str, Lease], held_shard: ShardStatus | None) -> str:
         if lease.ended:
             return ""
         if lease.owner is None or lease.owner == self._me:
-            if (held_shard is not None and held_shard.opened and lease.owner) or not readable(lease, leases):  # A2, A4
+            if (held_shard is not None and held_shard.is_opened and lease.owner) or not readable(
+                lease, leases
+            ):  # A2, A4
                 return ""
             return "it cannot be opened" if lease.owner else "nobody owns it"
         if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
@@ -158,7 +160,7 @@ class AvailableNow:
         return "" if lease.key in self._alive else f"{lease.owner} owns it and does not renew it"  # A3
 
 
-def flush_due(*, uncommitted: bool, awaited: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
+def should_flush(*, uncommitted: bool, awaited: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
     """Return whether an AvailableNow query should plan a flush when no rows can be taken (A6).
 
     Args:

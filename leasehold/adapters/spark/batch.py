@@ -1,7 +1,7 @@
 """A Spark batch that reads a stream without leases: each shard is cut into parts, and each task reads one part.
 
-The options set the bounds of the batch (`Bounds`), and the driver plans its parts (`plan_parts`). Each executor opens
-the stream with its own credentials and reads one part (`PartReader`).
+The options set the bounds of the batch (`ReadBounds`), and the driver plans its parts (`plan_parts`). Each executor
+opens the stream with its own credentials and reads one part (`PartReader`).
 
 Rule 1: parts are cut at positions that were looked up once, not at times. So each record lies in exactly one part of
 its shard, whatever its arrival time. Times only help to find positions for which the parts take about equally long.
@@ -30,8 +30,8 @@ from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source
 from leasehold.adapters.spark.lease_loop import STALL_SECONDS
 from leasehold.adapters.spark.options import OptionReader
-from leasehold.adapters.spark.range_reader import read_through
-from leasehold.adapters.spark.rows import Columns
+from leasehold.adapters.spark.range_reader import read_range
+from leasehold.adapters.spark.rows import SourceColumns
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceUnavailable
 from leasehold.stores.printable import escaped
@@ -48,7 +48,7 @@ FAULT_SECONDS = 0.4, 10.0
 
 
 @frozen
-class Bounds:
+class ReadBounds:
     """The bounds of the records to read. A position is None if the options leave it out.
 
     Attributes:
@@ -68,7 +68,7 @@ class Bounds:
         if self.until is None:
             return
         if self.since == LATEST:
-            raise ValueError(self._start_error)
+            raise ValueError(self._start_error_text)
         begins_ms = self.begins.sub if self.begins.sequence == "AT_TIMESTAMP" else -1  # TRIM_HORIZON is before any time
         if self.until != LATEST and self.until.sub <= begins_ms:
             raise ValueError(
@@ -79,16 +79,18 @@ class Bounds:
     def begins(self) -> Position:
         """The position at which a batch begins. Raises ValueError for LATEST, because a batch reads stored records."""
         if self.since == LATEST:
-            raise ValueError(self._start_error)
+            raise ValueError(self._start_error_text)
         return self.since or TRIM_HORIZON
 
-    def initial(self) -> dict[str, Any]:
+    def find_initial_position(self) -> dict[str, Any]:
         """Return the start position of shards without a lease, as fields of a configuration."""
         start_position = self.since or (LATEST if self.until is None else TRIM_HORIZON)
-        position = {"initial_position": start_position.sequence}
-        return position | ({"timestamp_ms": start_position.sub} if start_position.sequence == "AT_TIMESTAMP" else {})
+        position_fields = {"initial_position": start_position.sequence}
+        return position_fields | (
+            {"timestamp_ms": start_position.sub} if start_position.sequence == "AT_TIMESTAMP" else {}
+        )
 
-    def query_slice(self) -> Slice | None:
+    def make_query_slice(self) -> Slice | None:
         """Return the slice after which the query ends, or None if the query does not end. Raises ValueError."""
         if self.until == LATEST:
             raise ValueError(
@@ -98,7 +100,7 @@ class Bounds:
         return None if self.until is None else Slice(self.begins, self.until.sub)
 
     @property
-    def _start_error(self) -> str:
+    def _start_error_text(self) -> str:
         return (
             f"option {self.source}.startingPosition: a batch, or a query with an ending position, must begin at the "
             "oldest record or at a time, not at LATEST"
@@ -107,7 +109,7 @@ class Bounds:
 
 def parse_bounds(
     opts: OptionReader, source: str, since: Mapping[str, Any] | None, until: Mapping[str, Any] | None
-) -> Bounds:
+) -> ReadBounds:
     """Return the bounds that the options set. Raises ValueError, naming the option.
 
     Args:
@@ -116,14 +118,14 @@ def parse_bounds(
         since: Where to begin, as fields of a configuration, or None.
         until: Where to end, likewise.
     """
-    return Bounds(_position(since), _position(until), opts.number("minPartitions", 0) or 0, source)
+    return ReadBounds(_parse_position(since), _parse_position(until), opts.read_number("minPartitions", 0) or 0, source)
 
 
-def _position(position_fields: Mapping[str, Any] | None) -> Position | None:
+def _parse_position(position_fields: Mapping[str, Any] | None) -> Position | None:
     if position_fields is None:
         return None
-    name = position_fields["initial_position"]
-    return at_timestamp(position_fields["timestamp_ms"]) if name == "AT_TIMESTAMP" else Position(name)
+    position_name = position_fields["initial_position"]
+    return at_timestamp(position_fields["timestamp_ms"]) if position_name == "AT_TIMESTAMP" else Position(position_name)
 
 
 class BoundedSource(Source, Sliceable, Protocol):
@@ -134,7 +136,7 @@ class StreamLocation(Protocol):
     """A stream that the driver or an executor can open with its own credentials. It contains no secret."""
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> SourceColumns:
         """The columns that its records become."""
         ...
 
@@ -147,7 +149,7 @@ class StreamLocation(Protocol):
         """Open the stream for reading. Raises SourceError, ValueError."""
         ...
 
-    def probe(self) -> BoundedSource:
+    def open_for_lookup(self) -> BoundedSource:
         """Open the stream for looking up single records. Raises SourceError, ValueError."""
         ...
 
@@ -189,35 +191,37 @@ def split_times(since_ms: int, until_ms: int, parts: int) -> list[int]:
     return [since_ms + (until_ms - since_ms) * part // parts for part in range(1, parts)]
 
 
-def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[ShardPart]:
+def plan_parts(location: StreamLocation, bounds: ReadBounds, tasks: int) -> list[ShardPart]:
     """Plan at least `tasks` parts if the shards allow it.
 
     The result begins with the first part of every shard, followed by all second parts, and so on.
 
     Raises SourceError, ValueError.
     """
-    begins = bounds.begins  # check this before anything is opened
-    with closing(location.probe()) as source:
+    begin_position = bounds.begins  # check this before anything is opened
+    with closing(location.open_for_lookup()) as source:
         # List the shards first, because the end of the batch is looked up in one of them.
         if not (shards := source.shards()):
             return []
-        if (until_ms := _settled_end_ms(source, _lease_of(shards[0]), bounds)) <= begins.sub:
+        if (until_ms := _wait_for_end_ms(source, _make_lease(shards[0]), bounds)) <= begin_position.sub:
             return []  # the batch begins in the future
         shards = source.shards()  # rule 3
-        planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(shards))))
+        planner = _ShardPlanner(
+            location, source, Slice(begin_position, until_ms), min(MAX_PARTS, -(-tasks // len(shards)))
+        )
         # Use threads, because each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
-            rows = zip_longest(*pool.map(planner.parts, shards))
+            parts_by_turn = zip_longest(*pool.map(planner.plan_parts_of_shard, shards))
         # Tasks start in this order. With few cores, every shard is begun before a second task reads any of them.
-        return [part for row in rows for part in row if part is not None]
+        return [part for row in parts_by_turn for part in row if part is not None]
 
 
-def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
+def _wait_for_end_ms(source: BoundedSource, lease: Lease, bounds: ReadBounds) -> int:
     """Wait until the slice has ended, and return its end in milliseconds."""
     # A task that runs again must read the same rows, so the end of the batch is one fixed time or number.
     if bounds.until is not None and bounds.until != LATEST:
         until_ms = bounds.until.sub
-    elif _last_record(source, lease).last is not None:
+    elif _find_last_record(source, lease).last is not None:
         return FOREVER_MS
     else:
         # The service truncates arrival times to the second, so add a second to include the records that were put just
@@ -226,17 +230,19 @@ def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
     while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
-            name = f"option {bounds.source}.endingPosition"
-            raise ValueError(f"{name}: it lies in the future; use readStream to read records that do not exist yet")
+            option_name = f"option {bounds.source}.endingPosition"
+            raise ValueError(
+                f"{option_name}: it lies in the future; use readStream to read records that do not exist yet"
+            )
         time.sleep(LOOK_SECONDS)
     return until_ms
 
 
-def _lease_of(shard: Shard) -> Lease:
+def _make_lease(shard: Shard) -> Lease:
     return Lease(shard.id, hash_range=shard.hash_range)
 
 
-def _last_record(source: BoundedSource, lease: Lease) -> Settled:
+def _find_last_record(source: BoundedSource, lease: Lease) -> Settled:
     """Return the position of the shard's last record, if the source can look it up."""
     return source.settled(lease, 0.0) or Settled()
 
@@ -247,34 +253,37 @@ class _ShardPlanner:
     def __init__(self, location: StreamLocation, source: BoundedSource, cut: Slice, parts: int) -> None:
         self._location, self._source, self._cut, self._parts_per_shard = location, source, cut, parts
 
-    def parts(self, shard: Shard) -> list[ShardPart]:
+    def plan_parts_of_shard(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard, or none if the shard has no records in the slice."""
-        lease, cut, ends = _lease_of(shard), self._cut, None
-        tip = Settled()
+        lease, cut, end_position = _make_lease(shard), self._cut, None
+        last_record = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
-            tip = _last_record(self._source, lease)
+            last_record = _find_last_record(self._source, lease)
         # Don't make a task for a shard without records, because the task would wait at the tip until the lag is
         # reported as 0.
-        if tip.last == TRIM_HORIZON or (tip.arrived is not None and tip.arrived * 1000 < cut.begin.sub):
+        if last_record.last == TRIM_HORIZON or (
+            last_record.arrived is not None and last_record.arrived * 1000 < cut.begin.sub
+        ):
             return []
         if cut.until_ms == FOREVER_MS:
-            ends = tip.last
-        newest_ms = cut.until_ms if tip.arrived is None else min(cut.until_ms, int(tip.arrived * 1000))
+            end_position = last_record.last
+        newest_ms = cut.until_ms if last_record.arrived is None else min(cut.until_ms, int(last_record.arrived * 1000))
         cuts = list[Position]()
-        if self._parts_per_shard > 1 and (first_record := self._first_record(lease, cut.begin)) is not None:
+        if self._parts_per_shard > 1 and (first_record := self._find_first_record(lease, cut.begin)) is not None:
             # Cut only the time after the first record, otherwise most tasks would be empty if no records arrived for a
             # long time at the beginning.
-            times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
-            first_records = (self._first_record(lease, at_timestamp(time_ms)) for time_ms in times)
+            cut_times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
+            first_records = (self._find_first_record(lease, at_timestamp(time_ms)) for time_ms in cut_times)
             cuts = [record[0] for record in first_records if record is not None]
-        ranges = split_range(cut.begin, cuts, ends)
+        part_ranges = split_range(cut.begin, cuts, end_position)
         # Tasks read the parts of a shard at the same time and share the service's limit on requests for the shard.
-        pause = self._location.pause_seconds * len(ranges)
+        pause_seconds = self._location.pause_seconds * len(part_ranges)
         return [
-            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause) for part_begin, part_end in ranges
+            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause_seconds)
+            for part_begin, part_end in part_ranges
         ]
 
-    def _first_record(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
+    def _find_first_record(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
         """Return the position and arrival time (ms) of the first record after `start`, or None (rule 2)."""
         deadline = time.monotonic() + PROBE_SECONDS
         try:
@@ -294,7 +303,7 @@ class _ShardPlanner:
 class SlicedReader(DataSourceReader):
     """The reader of one batch, by Spark's interface."""
 
-    def __init__(self, location: StreamLocation, bounds: Bounds, cores: int) -> None:
+    def __init__(self, location: StreamLocation, bounds: ReadBounds, cores: int) -> None:
         self._location, self._bounds, self._tasks = location, bounds, bounds.tasks or cores
 
     def partitions(self) -> list[InputPartition]:
@@ -305,13 +314,13 @@ class SlicedReader(DataSourceReader):
         """Read the rows of one task on an executor. A task that runs again returns the same rows."""
         if isinstance(partition, ShardPart):  # if there are no parts, Spark passes a default partition
             with closing(self._location.open()) as source:
-                yield from PartReader(source, self._location.columns, partition).rows()
+                yield from PartReader(source, self._location.columns, partition).read_rows()
 
 
 class PartReader:
     """Reads one part once."""
 
-    def __init__(self, source: Source, columns: Columns, part: ShardPart) -> None:
+    def __init__(self, source: Source, columns: SourceColumns, part: ShardPart) -> None:
         self._columns, self._part = columns, part
         # A part that ends at a sequence number must not end at a time too, because arrival times that are out of order
         # could end it early.
@@ -322,21 +331,19 @@ class PartReader:
         self._faults = Backoff(*FAULT_SECONDS)
         self._last_progress_at = time.monotonic()
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
+    def read_rows(self) -> Iterator[pa.RecordBatch]:
         """Read all rows. Raises SourceError, or TimeoutError if the source makes no progress for `STALL_SECONDS`."""
         read_started = time.monotonic()
-        with closing(
-            read_through(self._pull, self._columns, self._lease, within=self._part.cut.cut_batch)
-        ) as responses:
+        with closing(read_range(self._pull, self._columns, self._lease, within=self._part.cut.cut_batch)) as responses:
             for response, batches in responses:
                 if isinstance(response, SourceUnavailable):
                     log.warning("shard %s: trying again: %s", self._part.shard, response)
                 yield from (rows for rows in batches if rows.num_rows)
                 if not self._cursor.is_fully_read:
-                    time.sleep(self._next_pause(response, read_started))
+                    time.sleep(self._find_next_pause(response, read_started))
                 read_started = time.monotonic()
 
-    def _next_pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
+    def _find_next_pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
         now = time.monotonic()
         # An empty response that is behind the tip is progress, because shards have stretches without records. Only
         # empty responses at the tip, and errors, are not progress.

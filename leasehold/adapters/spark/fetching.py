@@ -2,7 +2,7 @@
 
 Tasks either fetch their rows over TCP from the process that planned the batch, or contain them (embedded).
 
-`Transport` makes a partition of each task's rows, and `read` returns these rows on an executor.
+`RowTransport` makes a partition of each task's rows, and `read_task_rows` returns these rows on an executor.
 
 Rule 1: every request must carry the query's token, which is compared in constant time. The token keeps out other
 clients that can reach the port. It does not encrypt: anyone who can read the network can read the rows. The same is
@@ -85,7 +85,7 @@ class RowServer:
 
     def __init__(self, address: Address, memory_limit: int, folder: str) -> None:
         self._address, self._memory_limit, self._folder = address, memory_limit, folder
-        self._server = _listen(address)
+        self._server = _listen_on_free_port(address)
         spawn("leasehold-rows", lambda: self._server.serve_forever(0.1), self._on_failure)
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
@@ -104,21 +104,21 @@ class RowServer:
         """The token that tasks must send."""
         return self._server.token
 
-    def keep(self, number: int, task: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
+    def keep_rows(self, number: int, task: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
         """Store the rows for one Spark task, and return the reference with which the task fetches them."""
-        task_rows = TaskRows.of(batches)
-        if self.in_memory + task_rows.memory > self._memory_limit:
+        task_rows = TaskRows.from_batches(batches)
+        if self.memory_bytes + task_rows.memory > self._memory_limit:
             # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file instead.
-            task_rows = task_rows.on_disk(self._folder)
+            task_rows = task_rows.move_to_disk(self._folder)
         self._server.task_rows[number, task] = task_rows
         return FetchedRows(self._address.host, self.port, self.token, number, task)
 
     @property
-    def in_memory(self) -> int:
+    def memory_bytes(self) -> int:
         """The number of bytes that rows take up in memory."""
         return sum(task_rows.memory for task_rows in self._server.task_rows.values())
 
-    def discard(self, number: int) -> None:
+    def discard_batch(self, number: int) -> None:
         """Drop the rows of this batch. A transfer that is under way is still completed."""
         for key in [key for key in self._server.task_rows if key[0] == number]:
             del self._server.task_rows[key]
@@ -143,7 +143,7 @@ class TaskRows:
     memory: int
 
     @classmethod
-    def of(cls, batches: Sequence[pa.RecordBatch]) -> "TaskRows":
+    def from_batches(cls, batches: Sequence[pa.RecordBatch]) -> "TaskRows":
         """Keep rows in memory."""
         slices = list[pa.RecordBatch]()
         for batch in batches:
@@ -152,14 +152,14 @@ class TaskRows:
             slices += [batch.slice(first, rows_per_slice) for first in range(0, batch.num_rows, rows_per_slice)]
         return cls(tuple(slices), sum(part.nbytes for part in slices))
 
-    def on_disk(self, folder: str) -> "TaskRows":
+    def move_to_disk(self, folder: str) -> "TaskRows":
         """Return the same rows, moved into an unnamed temporary file."""
         with tempfile.TemporaryFile(dir=folder or None) as file:
             self.write(file)
             file.flush()
             # The mapping outlives the file's name and handle, so no file stays on the disk if this process crashes.
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return TaskRows(tuple(pa.ipc.open_stream(pa.py_buffer(mapped))), 0)
+            mapped_file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return TaskRows(tuple(pa.ipc.open_stream(pa.py_buffer(mapped_file))), 0)
 
     def write(self, file: IO[bytes]) -> None:
         """Write the rows as an Arrow stream."""
@@ -211,24 +211,24 @@ class _RowRequestHandler(BaseRequestHandler):
                 stream.write(COMPLETE)
 
 
-def _listen(address: Address) -> _RowTcpServer:
+def _listen_on_free_port(address: Address) -> _RowTcpServer:
     """Return a server at the first free port. Raises OSError, naming the options to set."""
     # Each query of a driver needs a port of its own, and firewall rules usually allow a range of ports.
-    ports = range(address.port, address.port + PORT_ATTEMPTS) if address.port else (0,)
-    fault = OSError()
-    for port in ports:
+    candidate_ports = range(address.port, address.port + PORT_ATTEMPTS) if address.port else (0,)
+    last_fault = OSError()
+    for port in candidate_ports:
         try:
             family, *_, sockaddr = socket.getaddrinfo(address.bind, port, type=socket.SOCK_STREAM)[0]
             return _RowTcpServer(family, (str(sockaddr[0]), int(sockaddr[1])))
         except OSError as error:
-            fault = error
+            last_fault = error
     raise OSError(
-        f"tasks cannot fetch rows, because no port could be opened ({printable(text_of(fault))}): set lease.fetchPort "
-        "to another, or lease.transport to embedded"
-    ) from fault
+        f"tasks cannot fetch rows, because no port could be opened ({printable(text_of(last_fault))}): set "
+        "lease.fetchPort to another, or lease.transport to embedded"
+    ) from last_fault
 
 
-class Transport:
+class RowTransport:
     """Makes the tasks of batches, and drops their rows once Spark is done with them.
 
     Args:
@@ -241,27 +241,27 @@ class Transport:
         self._address, self._memory, self._folder = address, memory, folder
         self._server: RowServer | None = None
 
-    def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
+    def make_partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
         """Make a partition for each task of this batch."""
         if self._address is None:
-            embedded = list[Rows]()
+            embedded_partitions = list[Rows]()
             for batches in tasks:
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+                output_buffer = pa.BufferOutputStream()
+                with pa.ipc.new_stream(output_buffer, batches[0].schema) as writer:
                     for batch in batches:
                         writer.write_batch(batch)
-                embedded.append(EmbeddedRows(sink.getvalue().to_pybytes()))
-            return embedded
+                embedded_partitions.append(EmbeddedRows(output_buffer.getvalue().to_pybytes()))
+            return embedded_partitions
         if self._server is None and tasks:
             # Open the port only for the first rows, because a query without rows needs none.
             self._server = RowServer(self._address, self._memory, self._folder)
         server = self._server
-        return [] if server is None else [server.keep(number, task, batches) for task, batches in enumerate(tasks)]
+        return [] if server is None else [server.keep_rows(number, task, batches) for task, batches in enumerate(tasks)]
 
-    def discard(self, number: int) -> None:
+    def discard_batch(self, number: int) -> None:
         """Drop the rows of this batch."""
         if self._server is not None:
-            self._server.discard(number)
+            self._server.discard_batch(number)
 
     def close(self) -> None:
         """Close the port, and drop all rows."""
@@ -274,11 +274,11 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
 
     The same rows are always distributed the same way, because a sink may identify a row by its position in a task.
     """
-    by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
+    keys_by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
     # Sort by size and then by key, so that each row has the same position in its task when the batch is repeated.
-    batches = [rows[key] for _, key in by_size]
-    by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
-    for batch in batches:
+    batches_by_size = [rows[key] for _, key in keys_by_size]
+    by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches_by_size)))]
+    for batch in batches_by_size:
         min(by_task, key=lambda task: sum(batch.num_rows for batch in task)).append(batch)
     # `RowBuffer` returns several large batches as a `pyarrow.Table`, which concatenates them without copying.
     batches_by_task = [
@@ -290,7 +290,7 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
 # Called on an executor
 
 
-def read(rows: Rows) -> Iterator[pa.RecordBatch]:
+def read_task_rows(rows: Rows) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task. Raises RuntimeError if they cannot be fetched."""
     match rows:
         case FetchedRows():
@@ -304,8 +304,8 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
     try:
         with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
             connection.sendall(REQUEST.pack(rows.token, rows.number, rows.task))
-            status = receive_exactly(connection, 1)
-            if status == NOT_FOUND:
+            status_byte = receive_exactly(connection, 1)
+            if status_byte == NOT_FOUND:
                 raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
             with connection.makefile("rb") as stream:
                 yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
@@ -329,11 +329,11 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Read exactly `size` bytes. Raises ConnectionError if the peer closes first."""
-    data = b""
-    while len(data) < size:
+    received_bytes = b""
+    while len(received_bytes) < size:
         # One call may return fewer bytes than were requested.
-        chunk = connection.recv(size - len(data))
+        chunk = connection.recv(size - len(received_bytes))
         if not chunk:
             raise ConnectionError("the other side closed the connection without a response")
-        data += chunk
-    return data
+        received_bytes += chunk
+    return received_bytes

@@ -22,11 +22,11 @@ from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.consumer.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.spark.available_now import AvailableNow, ShardStatus
-from leasehold.adapters.spark.offsets import RangeStart, fair_shares
-from leasehold.adapters.spark.prefetcher import ReadAheadPace, ReadAheadState, ShardPrefetcher, prefetching_reader
+from leasehold.adapters.spark.available_now import AvailableNowProgress, ShardStatus
+from leasehold.adapters.spark.offsets import RangeStart, divide_fairly
+from leasehold.adapters.spark.prefetcher import ReadAheadPace, ReadAheadState, ShardPrefetcher, make_prefetching_reader
 from leasehold.adapters.spark.row_buffer import ANY_SIZE
-from leasehold.adapters.spark.rows import Chunk
+from leasehold.adapters.spark.rows import RowChunk
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -70,14 +70,19 @@ class LeaseLoop:
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
         self._shared = ReadAheadState(
-            pace, self._changed, resume, self._committed.get, measure=self._measure_batch, closed=self._closed_shards
+            pace,
+            self._changed,
+            resume,
+            self._committed.get,
+            measure=self._measure_batch,
+            closed=self._find_closed_shards,
         )
         self._prefetchers: dict[str, ShardPrefetcher] = {}
         self._ever_held: set[str] = set()
         self._fault: BaseException | None = None
         self._closed_listing: tuple[Shard, ...] = ()
         self._closed_keys: Collection[str] = ()
-        self._available_now = AvailableNow(worker.me)
+        self._available_now = AvailableNowProgress(worker.me)
         self._thread: Thread | None = None
 
     def _measure_batch(self, holding: Holding, batch: Batch) -> None:
@@ -85,12 +90,15 @@ class LeaseLoop:
         holding.progress.done(self._worker.clock())  # count a record as processed once it is read ahead
         self._runner.handling.measure(holding, batch)
 
-    def _closed_shards(self) -> Collection[str]:
+    def _find_closed_shards(self) -> Collection[str]:
         """Return the shards that the last listing shows as closed."""
-        listed = self._worker.discovery.listed
-        if self._closed_listing is not listed:
-            parents = {parent for shard in listed for parent in shard.parents}
-            self._closed_listing, self._closed_keys = listed, {shard.id for shard in listed if not shard.open} | parents
+        listed_shards = self._worker.discovery.listed
+        if self._closed_listing is not listed_shards:
+            parent_ids = {parent for shard in listed_shards for parent in shard.parents}
+            self._closed_listing, self._closed_keys = (
+                listed_shards,
+                {shard.id for shard in listed_shards if not shard.open} | parent_ids,
+            )
         return self._closed_keys
 
     def start(self, *, only_now: bool) -> None:
@@ -114,7 +122,7 @@ class LeaseLoop:
 
     # Called by the main thread
 
-    def check(self) -> None:
+    def raise_fault(self) -> None:
         """Raise the error that ended the loop, if any. A lost lease does not end the loop.
 
         Also raises SourceError if the leases belong to another stream, or if the stream was recreated (L14) and no
@@ -132,57 +140,62 @@ class LeaseLoop:
             ):
                 raise SourceError(f"{problem.what} (of a query: option lease.ifRecreated)")
 
-    def wait(self, seconds: float) -> None:
+    def wait_for_rows(self, seconds: float) -> None:
         """Wait until rows can be taken, or until `seconds` have passed."""
-        self.wait_until(lambda: any(self._prefetchers_with_rows()), seconds)
+        self.wait_until(lambda: any(self._find_prefetchers_with_rows()), seconds)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
         """Wait until `condition`, which is called after each read, returns true, or until `seconds` have passed."""
         with self._changed:
-            # An error ends the wait too, because only the main thread can report it to Spark (`check`).
+            # An error ends the wait too, because only the main thread can report it to Spark (`raise_fault`).
             self._changed.wait_for(lambda: self._fault or condition(), seconds)
 
-    def linger(self, seconds: float, rows: int, size: int) -> bool:
+    def wait_for_more_rows(self, max_seconds: float, enough_rows: int, enough_bytes: int) -> bool:
         """Wait for more rows while there are shards behind their tips to read. Return whether the rows fill a batch.
 
         Args:
-            seconds: How long to wait at most.
-            rows: How many rows are enough.
-            size: How many bytes are enough.
+            max_seconds: How long to wait at most.
+            enough_rows: How many rows are enough.
+            enough_bytes: How many bytes are enough.
         """
 
         def is_full() -> bool:
             prefetchers = [
                 prefetcher for prefetcher in self._prefetchers.values() if prefetcher.range_start is not None
             ]
-            buffered = [prefetcher.buffered for prefetcher in prefetchers]
+            buffered_amounts = [prefetcher.buffered_rows_and_bytes for prefetcher in prefetchers]
             return (
-                sum(count for count, _ in buffered) >= rows or sum(size_waiting for _, size_waiting in buffered) >= size
+                sum(count for count, _ in buffered_amounts) >= enough_rows
+                or sum(size_waiting for _, size_waiting in buffered_amounts) >= enough_bytes
             )
 
         def should_stop() -> bool:
             # End the wait if a lease is to be handed off. The lease can be released only after Spark's commit, and its
             # next owner is waiting for it.
             return (
-                self.handing_off or is_full() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
+                self.is_handing_off
+                or is_full()
+                or not any(prefetcher.is_behind for prefetcher in self._prefetchers.values())
             )
 
-        self.wait_until(should_stop, seconds)
+        self.wait_until(should_stop, max_seconds)
         with self._changed:
             return is_full()
 
     @property
-    def handing_off(self) -> bool:
+    def is_handing_off(self) -> bool:
         """Whether any lease will be handed off to another worker once Spark has committed."""
         return any(holding.releasing for holding in self._worker.holdings)
 
-    def take(self, rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, Chunk]]:
+    def take_rows(
+        self, max_rows: int, max_shard_rows: int, max_bytes: int
+    ) -> tuple[dict[str, RangeStart], dict[str, RowChunk]]:
         """Take the rows of the next batch.
 
         Args:
-            rows: The maximum number of rows, over all shards.
-            shard_rows: The maximum number of rows of one shard.
-            size: The maximum number of bytes, over all shards.
+            max_rows: The maximum number of rows, over all shards.
+            max_shard_rows: The maximum number of rows of one shard.
+            max_bytes: The maximum number of bytes, over all shards.
 
         Returns:
             Where the next range of each held shard begins, and the rows of the shards that have any.
@@ -198,18 +211,20 @@ class LeaseLoop:
             prefetchers = {key: self._prefetchers[key] for key in range_starts}
             # Apply the limit per shard first, otherwise a shard that is far behind could fill the whole batch.
             buffered_counts = {
-                key: min(shard_rows, count)
+                key: min(max_shard_rows, count)
                 for key, prefetcher in prefetchers.items()
-                if (count := prefetcher.buffered[0])
+                if (count := prefetcher.buffered_rows_and_bytes[0])
             }
-            row_shares = {key: count for key, count in fair_shares(buffered_counts, rows).items() if count}
-            byte_shares = fair_shares({key: prefetchers[key].buffered[1] for key in row_shares}, size)
-            chunks = {key: prefetchers[key].take(row_shares[key], limit) for key, limit in byte_shares.items()}
+            row_shares = {key: count for key, count in divide_fairly(buffered_counts, max_rows).items() if count}
+            byte_shares = divide_fairly(
+                {key: prefetchers[key].buffered_rows_and_bytes[1] for key in row_shares}, max_bytes
+            )
+            chunks = {key: prefetchers[key].take_rows(row_shares[key], limit) for key, limit in byte_shares.items()}
             taken_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
             if not taken_chunks:
                 # If no row fits into its shard's share, take one row alone. Otherwise the query would never advance.
                 for key in sorted(row_shares):
-                    if (chunk := prefetchers[key].take(1, ANY_SIZE)) is not None:
+                    if (chunk := prefetchers[key].take_rows(1, ANY_SIZE)) is not None:
                         taken_chunks = {key: chunk}
                         break
         for key in taken_chunks:
@@ -235,7 +250,7 @@ class LeaseLoop:
 
     def mark_read(self, keys: Iterable[str]) -> None:
         """Record that a repeated batch has read these shards, so that their checkpoints may be written."""
-        self._shared.read.update(keys)
+        self._shared.read_keys.update(keys)
 
     def is_checkpointed(self, key: str, position: Position) -> bool:
         """Return whether the lease's checkpoint, as last read, is at this position or later."""
@@ -243,18 +258,18 @@ class LeaseLoop:
         return sighting is not None and sighting.lease.checkpoint.order >= position.order
 
     @property
-    def behind(self) -> dict[str, float]:
+    def lags_in_seconds(self) -> dict[str, float]:
         """How many seconds reading is behind the tip of each shard, if known."""
         now = self._worker.clock()
         with self._changed:
             prefetchers = tuple(self._prefetchers.values())
         # If an AvailableNow query has caught up with a shard, report no lag, because records that arrive later are for
         # the next run.
-        lags = {
-            prefetcher.key: 0.0 if prefetcher.caught_up else prefetcher.holding.progress.behind(now)
+        lags_by_key = {
+            prefetcher.key: 0.0 if prefetcher.has_caught_up else prefetcher.holding.progress.behind(now)
             for prefetcher in prefetchers
         }
-        return {key: seconds for key, seconds in lags.items() if seconds is not None}
+        return {key: seconds for key, seconds in lags_by_key.items() if seconds is not None}
 
     @property
     def may_end(self) -> bool:
@@ -270,42 +285,45 @@ class LeaseLoop:
         return self._shared.answered_reads
 
     @property
-    def undecided(self) -> int:
+    def undecided_count(self) -> int:
         """The number of rows from a Spark sink for which we could not determine whether they are duplicates."""
-        return self._shared.undecided
+        return self._shared.undecided_count
 
     @property
-    def awaited(self) -> Mapping[str, str]:
+    def awaited_shards(self) -> Mapping[str, str]:
         """The shards that may have more to read for an AvailableNow query, each with the reason.
 
         The result contains shards that this worker holds, and other shards without a living owner.
         """
         with self._changed:
-            statuses = {
-                key: ShardStatus(prefetcher.opened, prefetcher.idle) for key, prefetcher in self._prefetchers.items()
+            statuses_by_key = {
+                key: ShardStatus(prefetcher.is_opened, prefetcher.is_idle)
+                for key, prefetcher in self._prefetchers.items()
             }
-            ended = {key for key, position in self._committed.items() if position.ended}
-        if reasons := self._available_now.unread(statuses):
+            ended_keys = {key for key, position in self._committed.items() if position.ended}
+        if reasons := self._available_now.find_unread_shards(statuses_by_key):
             return reasons  # no need to read the table
         try:
-            leases = {lease.key: lease for lease in self._worker.store.list().leases}
+            leases_by_key = {lease.key: lease for lease in self._worker.store.list().leases}
         except StoreError as fault:
             reasons = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
             log.warning("the leases could not be read, trying again: %s", fault)
             return reasons
-        return self._available_now.awaited(statuses, leases, self._worker.discovery.listed, ended)
+        return self._available_now.find_awaited_shards(
+            statuses_by_key, leases_by_key, self._worker.discovery.listed, ended_keys
+        )
 
     @property
-    def not_caught_up(self) -> Mapping[str, str]:
+    def shards_not_caught_up(self) -> Mapping[str, str]:
         """The leases in the last listing whose shards may still have unread records, each with the reason."""
         now = self._worker.clock()
         with self._changed:
-            statuses = {
-                key: ShardStatus(prefetcher.opened, idle=prefetcher.holding.progress.behind(now) == 0)
+            statuses_by_key = {
+                key: ShardStatus(prefetcher.is_opened, is_idle=prefetcher.holding.progress.behind(now) == 0)
                 for key, prefetcher in self._prefetchers.items()
             }
-        return self._available_now.awaited(
-            statuses, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
+        return self._available_now.find_awaited_shards(
+            statuses_by_key, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
         )
 
     # Called by the loop's threads
@@ -324,14 +342,14 @@ class LeaseLoop:
             self._ever_held.add(holding.key)
             self._prefetchers[holding.key] = prefetcher
             self._shared.held_count = len(self._prefetchers)
-        return prefetching_reader(prefetcher).step
+        return make_prefetching_reader(prefetcher).step
 
-    def _prefetchers_with_rows(self) -> Iterator[ShardPrefetcher]:
-        # Check `buffered` first, because it is cheaper than `range_start`, and most shards have no rows.
+    def _find_prefetchers_with_rows(self) -> Iterator[ShardPrefetcher]:
+        # Check the buffered rows first, because that is cheaper than `range_start`, and most shards have no rows.
         return (
             prefetcher
             for prefetcher in self._prefetchers.values()
-            if prefetcher.buffered[0] and prefetcher.range_start is not None
+            if prefetcher.buffered_rows_and_bytes[0] and prefetcher.range_start is not None
         )
 
     def _remove_prefetcher(self, prefetcher: ShardPrefetcher) -> None:
@@ -347,7 +365,7 @@ STALL_LEASE_TIMES = 3.0
 
 
 class Watchdog:
-    """Limits how long a wait may last without progress, counted from the first call of `check`.
+    """Limits how long a wait may last without progress, counted from the first call of `check_progress`.
 
     Args:
         lease_seconds: How long it takes until the leases of a dead worker expire.
@@ -364,11 +382,11 @@ class Watchdog:
         self._last_state: tuple[frozenset[str], int] | None = None
         self._since = 0.0
 
-    def check(self, awaited: Mapping[str, str], answered_reads: int) -> None:
+    def check_progress(self, awaited_shards: Mapping[str, str], answered_reads: int) -> None:
         """Raise an error if the wait for these shards should end.
 
         Args:
-            awaited: The shards, each with the reason.
+            awaited_shards: The shards, each with the reason.
             answered_reads: The number of reads answered so far.
 
         Raises:
@@ -378,17 +396,17 @@ class Watchdog:
         """
         if os.getppid() != self._parent:
             raise ProcessLookupError("Spark's own process is gone, so no query waits for these shards any more")
-        state, now = (frozenset(awaited), answered_reads), self._clock()
+        state, now = (frozenset(awaited_shards), answered_reads), self._clock()
         # A changed set of shards, or one more response, counts as progress.
         if state != self._last_state:
             self._last_state, self._since = state, now
         elif now - self._since > self._seconds:
             raise TimeoutError(
-                f"{self._activity}: nothing was read for {self._seconds:g} s of {with_reasons(awaited)}; earlier rows "
-                "are in the sink. Find out why these shards cannot be read, and start the query again"
+                f"{self._activity}: nothing was read for {self._seconds:g} s of {format_with_reasons(awaited_shards)}; "
+                "earlier rows are in the sink. Find out why these shards cannot be read, and start the query again"
             )
 
 
-def with_reasons(awaited: Mapping[str, str]) -> str:
+def format_with_reasons(awaited_shards: Mapping[str, str]) -> str:
     """Return the first of these shards, each with its reason."""
-    return few([f"{key} ({reason})" for key, reason in sorted(awaited.items())])
+    return few([f"{key} ({reason})" for key, reason in sorted(awaited_shards.items())])

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from leasehold.adapters.consumer.slices import Slice
-from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamLocation
+from leasehold.adapters.spark.batch import ReadBounds, SlicedReader, StreamLocation
 from leasehold.adapters.spark.compat import (
     HAS_AVAILABLE_NOW,
     ReadAllAvailable,
@@ -32,10 +32,10 @@ from leasehold.adapters.spark.compat import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from leasehold.adapters.spark.fetching import Rows, read
-from leasehold.adapters.spark.offsets import Offset, decode, encode
+from leasehold.adapters.spark.fetching import Rows, read_task_rows
+from leasehold.adapters.spark.offsets import Offset, decode_offset, encode_offset
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader
-from leasehold.adapters.spark.processes import end_on_signal, plain_errors, recreator
+from leasehold.adapters.spark.processes import end_on_signal, make_recreator, raise_plain_errors
 from leasehold.adapters.spark.query_run import OpenStore, QueryRun
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.spark.sink import SPARK_OPTIONS, SinkTarget, SinkWriter, StreamSinkWriter, WriteIdentity
@@ -57,12 +57,12 @@ class LeasedSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
         self._all_options = {**self.session_options, **options}
-        self._parsed: tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds] | None = None
+        self._parsed: tuple[SourceSpec, LeaseOptions, StreamLocation | None, ReadBounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         # Leave out the parsed options: the process that runs a query parses them again, so that its log, which the
         # driver shows, has the warnings.
-        return recreator(type(self), {**self.__dict__, "_parsed": None}), ()
+        return make_recreator(type(self), {**self.__dict__, "_parsed": None}), ()
 
     @classmethod
     def name(cls) -> str:
@@ -71,13 +71,13 @@ class LeasedSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns as DDL. Raises ValueError if the options are invalid."""
-        self._parse()
+        self._parse_source_options()
         return self.DDL
 
-    def _parse(self) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
+    def _parse_source_options(self) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, ReadBounds]:
         if self._parsed is None:
-            with plain_errors():
-                self._parsed = self.parse(self._all_options)
+            with raise_plain_errors():
+                self._parsed = self.parse_options(self._all_options)
         return self._parsed
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
@@ -86,20 +86,20 @@ class LeasedSource(DataSource):
         Raises ValueError if the schema differs from ours, no lease table is named, or the ending position is not a
         time.
         """
-        spec, lease, _, bounds = self._parse()
-        with plain_errors():
+        spec, lease, _, bounds = self._parse_source_options()
+        with raise_plain_errors():
             _check_schema(schema, spec)
             if not lease.store:
                 raise ValueError("option lease.store: is missing; give the URL of the lease table, as dynamodb://TABLE")
-            cut = bounds.query_slice()
+            cut = bounds.make_query_slice()
             if cut is not None and spec.start_positions:
                 raise ValueError("option startingPosition: with an ending position, all shards must begin at one time")
         return LeasedReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch, without leases. Raises ValueError if the schema differs from ours."""
-        spec, lease, location, bounds = self._parse()
-        with plain_errors():
+        spec, lease, location, bounds = self._parse_source_options()
+        with raise_plain_errors():
             _check_schema(schema, spec)
             if location is None:
                 raise ValueError(
@@ -112,33 +112,35 @@ class LeasedSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of one job. Raises ValueError if the columns or options are invalid."""
-        with plain_errors():
-            return SinkWriter(*self._parse_sink(schema, replaces=overwrite))
+        with raise_plain_errors():
+            return SinkWriter(*self._make_sink(schema, replaces=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's
         """Return the writer of a query. Raises ValueError if the columns or options are invalid."""
-        with plain_errors():
-            return StreamSinkWriter(*self._parse_sink(schema, replaces=overwrite))
+        with raise_plain_errors():
+            return StreamSinkWriter(*self._make_sink(schema, replaces=overwrite))
 
-    def _parse_sink(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteIdentity]:
+    def _make_sink(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteIdentity]:
         if replaces:
             raise ValueError('mode: a stream cannot be overwritten; use mode("append"), or outputMode("append")')
         # Drop the options that `register` takes from the session, because a sink does not use them.
-        options = OptionReader(
+        sink_options = OptionReader(
             {name: value for name, value in self._all_options.items() if not name.lower().startswith("lease.")}
         )
-        options.reject({"asyncProgressTrackingEnabled": ASYNC_UNSUPPORTED})
+        sink_options.reject_options({"asyncProgressTrackingEnabled": ASYNC_UNSUPPORTED})
         # Read Spark's own options, otherwise `reject_unknown` would reject them.
         for name in SPARK_OPTIONS:
-            options.text(name)
-        identity = WriteIdentity.from_options(options)
-        target = self.sink_target(options)
-        options.reject_unknown()
-        target.columns.check(schema)
+            sink_options.read_text(name)
+        identity = WriteIdentity.from_options(sink_options)
+        target = self.sink_target(sink_options)
+        sink_options.reject_unknown()
+        target.columns.check_schema(schema)
         return target, identity
 
     @abstractmethod
-    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
+    def parse_options(
+        self, options: Mapping[str, str]
+    ) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, ReadBounds]:
         """Parse the options for reading. Raises ValueError, naming the option.
 
         Returns:
@@ -179,11 +181,11 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         # Executors call only `read`, which needs only its partition. Send them no options, because these may contain a
         # secret.
-        return recreator(type(self), {}), ()
+        return make_recreator(type(self), {}), ()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """Return the offset of a query that has read nothing. After a restart, Spark uses its stored offset instead."""
-        return encode(Offset(stream=self._source_spec.stream))
+        return encode_offset(Offset(stream=self._source_spec.stream))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Return a limit on rows. Spark replaces it by `ReadAllAvailable` only under `trigger(once=True)`."""
@@ -192,7 +194,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         self._only_now = True
 
-    @plain_errors()
+    @raise_plain_errors()
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
@@ -207,46 +209,46 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ValueError(ONCE_UNSUPPORTED)  # noqa: TRY004  the trigger is what is wrong
         start = start or self._last_planned or self.initialOffset()
         limit = limit or self.getDefaultReadLimit()
-        offset = self._decode_offset(start).continued_on(self._source_spec.stream)
+        offset = self._decode_offset(start).continue_on_stream(self._source_spec.stream)
         run = self._get_or_start_run()
-        offset = run.rebase(offset)
-        run.join(offset)
-        if (end := run.plan(offset, limit)) is None:
+        offset = run.rebase_offset(offset)
+        run.join_group(offset)
+        if (end := run.plan_batch(offset, limit)) is None:
             return start
         if not self._recent_offsets or self._recent_offsets[-1][1] is not end:
-            self._recent_offsets.append((encode(end), end))
+            self._recent_offsets.append((encode_offset(end), end))
         return self._recent_offsets[-1][0]
 
-    @plain_errors()
+    @raise_plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of a batch, which was planned just now or, after a restart, by an earlier run.
 
         After a restart, Spark before 4.2 first passes the end of the last batch as both arguments. Such a batch has no
         tasks.
         """
-        offset = self._decode_offset(end).for_stream(self._source_spec.stream)
+        offset = self._decode_offset(end).check_stream(self._source_spec.stream)
         self._last_planned = end
         if start == end:
             return []
         run = self._get_or_start_run()
-        return list(run.partitions(run.rebase(offset)))
+        return list(run.make_partitions(run.rebase_offset(offset)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the rows of one task, on an executor. Spark may call this any number of times."""
         if not isinstance(partition, Rows):
             raise TypeError(f"{type(partition).__name__} is no partition of this source")
-        return read(partition)
+        return read_task_rows(partition)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
         """Return the lag of each shard for `sources[].latestOffset` of the query's progress, or None before reading."""
-        return None if self._run is None else self._run.report()
+        return None if self._run is None else self._run.report_lags()
 
-    @plain_errors()
+    @raise_plain_errors()
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the batch that ends at `end`. Spark calls this once the whole batch is in the sink."""
-        offset = self._decode_offset(end).for_stream(self._source_spec.stream)
+        offset = self._decode_offset(end).check_stream(self._source_spec.stream)
         run = self._get_or_start_run()
-        run.commit(run.rebase(offset))
+        run.commit(run.rebase_offset(offset))
 
     def stop(self) -> None:
         """Release the leases and close everything."""
@@ -257,7 +259,9 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _decode_offset(self, stored: dict[str, Any]) -> Offset:
         # Decoding the ranges of many shards is slow, and Spark passes a planned offset several times until it commits.
-        return next((offset for encoded, offset in self._recent_offsets if encoded == stored), None) or decode(stored)
+        return next((offset for encoded, offset in self._recent_offsets if encoded == stored), None) or decode_offset(
+            stored
+        )
 
     def _get_or_start_run(self) -> "QueryRun":
         if self._run is None:
@@ -279,7 +283,7 @@ class SlicedQuery(LeasedReader):
         )
         super().__init__(sliced_spec, options, open_sliced_table)
 
-    @plain_errors()
+    @raise_plain_errors()
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
@@ -295,12 +299,12 @@ class SlicedQuery(LeasedReader):
 
 
 def _check_schema(schema: StructType, spec: SourceSpec) -> None:
-    def names_and_types(fields: StructType) -> list[tuple[str, str]]:
+    def describe_columns(fields: StructType) -> list[tuple[str, str]]:
         return [(column.name, column.dataType.simpleString()) for column in fields]
 
-    expected = from_arrow_schema(spec.columns.schema)
-    if names_and_types(schema) != names_and_types(expected):
+    expected_columns = from_arrow_schema(spec.columns.schema)
+    if describe_columns(schema) != describe_columns(expected_columns):
         raise ValueError(
-            f"schema: the columns are {', '.join(column.name for column in expected)}, and cannot be chosen: leave out "
-            ".schema(...), and parse records with from_json or similar functions"
+            f"schema: the columns are {', '.join(column.name for column in expected_columns)}, and cannot be chosen: "
+            "leave out .schema(...), and parse records with from_json or similar functions"
         )

@@ -40,21 +40,21 @@ class Range:
     epoch: int
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the range contains no records."""
         # Compare identity first, because an offset may have thousands of quiet shards, and comparing positions is slow.
         return self.begins is self.ends or self.begins == self.ends
 
     @cached_property
-    def cells(self) -> tuple[str, ...]:
+    def packed_cells(self) -> tuple[str, ...]:
         """The range in the packed form. It is cached because a quiet shard has the same range in every batch."""
-        return packed_cells(self.begins, self.ends, self.epoch)
+        return pack_range(self.begins, self.ends, self.epoch)
 
 
 Ranges = tuple[tuple[str, Range], ...]
 
 
-def _sorted_by_key(pairs: Iterable[tuple[str, Range]]) -> Ranges:
+def _sort_by_key(pairs: Iterable[tuple[str, Range]]) -> Ranges:
     return tuple(sorted(pairs, key=itemgetter(0)))
 
 
@@ -73,22 +73,22 @@ class Offset:
     """
 
     number: int = 0
-    ranges: Ranges = field(default=(), converter=_sorted_by_key)
+    ranges: Ranges = field(default=(), converter=_sort_by_key)
     stream: str = ""
     tasks: int = 0
     incarnation: str = ""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the batch has no rows, as in a query's first offset or in a flush."""
-        return all(part.empty for _, part in self.ranges)
+        return all(part.is_empty for _, part in self.ranges)
 
     @property
     def keys(self) -> frozenset[str]:
         """The keys of its leases."""
         return frozenset(key for key, _ in self.ranges)
 
-    def for_stream(self, stream: str) -> "Offset":
+    def check_stream(self, stream: str) -> "Offset":
         """Return the offset with the name of its stream. Raises ValueError if it was written for another stream."""
         if self.stream and stream and self.stream != stream:
             raise ValueError(
@@ -96,17 +96,17 @@ class Offset:
             )
         return evolve(self, stream=stream or self.stream)
 
-    def continued_on(self, stream: str) -> "Offset":
+    def continue_on_stream(self, stream: str) -> "Offset":
         """Return the offset from which a query of this stream continues.
 
         An offset without a stream name may belong to another stream, so the result leaves out shards that ended in it.
         Otherwise shards of this stream with the same names would be treated as ended, although they were never read.
         """
-        named_offset = self.for_stream(stream)
+        named_offset = self.check_stream(stream)
         open_ranges = tuple(pair for pair in self.ranges if not pair[1].ends.ended)
         return named_offset if named_offset.stream == self.stream else evolve(named_offset, ranges=open_ranges)
 
-    def range_of(self, key: str) -> Range | None:
+    def find_range(self, key: str) -> Range | None:
         """Return the range of this lease, or None if the batch does not contain its shard."""
         return self._ranges_by_key.get(key)
 
@@ -128,7 +128,7 @@ class RangeStart:
     begins: Position
 
 
-def advance(
+def advance_offset(
     start: Offset,
     held: Mapping[str, RangeStart],
     ends: Mapping[str, Position],
@@ -165,11 +165,11 @@ def advance(
             ranges[key] = Range(begins, begins, holding.epoch)
     if unheld := ends.keys() - ranges.keys():
         raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
-    carried_over = (pair for pair in uncheckpointed if pair[0] not in ranges)
-    return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over), tasks=0)
+    carried_over_ranges = (pair for pair in uncheckpointed if pair[0] not in ranges)
+    return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over_ranges), tasks=0)
 
 
-def resume_position(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
+def find_resume_position(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
     """Return where to begin reading the shard of a lease that was acquired again.
 
     The sink has all records before the checkpoint and before the previous range. If that range was `delivered`, the
@@ -188,27 +188,27 @@ def resume_position(checkpoint: Position, previous: Range | None, *, delivered: 
     return max(previous.ends if delivered else previous.begins, checkpoint, key=lambda position: position.order)
 
 
-def uncommitted(start: Offset, committed: int) -> bool:
+def is_uncommitted(start: Offset, committed: int) -> bool:
     """Return whether the batch that ends at `start` has rows and is not committed yet."""
-    return start.number > committed and not start.empty
+    return start.number > committed and not start.is_empty
 
 
-def fair_shares(buffered: Mapping[str, int], limit: int) -> dict[str, int]:
+def divide_fairly(buffered_amounts: Mapping[str, int], limit: int) -> dict[str, int]:
     """Divide `limit` rows or bytes fairly among shards, given the amounts that are buffered for each."""
     shares: dict[str, int] = {}
-    remaining = limit
-    for position, (key, count) in enumerate(sorted(buffered.items(), key=lambda pair: (pair[1], pair[0]))):
+    remaining_amount = limit
+    for position, (key, count) in enumerate(sorted(buffered_amounts.items(), key=lambda pair: (pair[1], pair[0]))):
         # Begin with the shard that has the least buffered, so that the rest of its share is divided among the other
         # shards.
-        shares[key] = min(count, remaining // (len(buffered) - position))
-        remaining -= shares[key]
+        shares[key] = min(count, remaining_amount // (len(buffered_amounts) - position))
+        remaining_amount -= shares[key]
     return shares
 
 
 # JSON
 
 
-def encode(offset: Offset) -> dict[str, Any]:
+def encode_offset(offset: Offset) -> dict[str, Any]:
     """Return the offset as a JSON value, which Spark stores."""
     optional: dict[str, Any] = {"s": offset.stream} if offset.stream else {}
     optional |= {"i": offset.incarnation} if offset.incarnation else {}
@@ -219,17 +219,17 @@ def encode(offset: Offset) -> dict[str, Any]:
             "v": READABLE_VERSION,
             "n": offset.number,
             **optional,
-            "r": {key: _range_fields(part) for key, part in offset.ranges},
+            "r": {key: _convert_to_fields(part) for key, part in offset.ranges},
         }
     return {
         "v": PACKED_VERSION,
         "n": offset.number,
         **optional,
-        "p": pack([(key, *part.cells) for key, part in offset.ranges]),
+        "p": pack_rows([(key, *part.packed_cells) for key, part in offset.ranges]),
     }
 
 
-def decode(stored: object) -> Offset:
+def decode_offset(stored: object) -> Offset:
     """Return the offset from its JSON value. Raises ValueError if another source or a later version wrote it."""
     # Check the version first, because in a later version these fields may have another meaning.
     version = stored.get("v") if isinstance(stored, Mapping) else None
@@ -243,7 +243,7 @@ def decode(stored: object) -> Offset:
         )
     try:
         if version == PACKED_VERSION:
-            ranges = tuple((key, Range(begins, ends, epoch)) for key, begins, ends, epoch in unpack(stored["p"]))
+            ranges = tuple((key, Range(begins, ends, epoch)) for key, begins, ends, epoch in unpack_rows(stored["p"]))
         else:
             ranges = tuple(
                 (key, Range(_parse_position(begins), _parse_position(ends), int(epoch)))
@@ -255,16 +255,16 @@ def decode(stored: object) -> Offset:
         raise ValueError(f"offset: it cannot be read ({said(error)}); the checkpointLocation may be damaged") from error
 
 
-def range_text(part: Range) -> str:
+def format_range(part: Range) -> str:
     """Return a range as a string, the same for equal ranges."""
-    return json.dumps(_range_fields(part), separators=(",", ":"))
+    return json.dumps(_convert_to_fields(part), separators=(",", ":"))
 
 
-def _range_fields(part: Range) -> list[str | int]:
-    return [_position_text(part.begins), _position_text(part.ends), part.epoch]
+def _convert_to_fields(part: Range) -> list[str | int]:
+    return [_format_position(part.begins), _format_position(part.ends), part.epoch]
 
 
-def _position_text(position: Position) -> str:
+def _format_position(position: Position) -> str:
     """Return `sequence`, `sequence:sub` or `sequence:sub:token`, leaving out trailing parts that are empty."""
     if position.token:
         return f"{position.sequence}:{position.sub}:{position.token}"
@@ -297,46 +297,46 @@ PackedRange = tuple[str, Position, Position, int]
 """A lease key, the beginning and the end of its range, and the epoch."""
 
 
-def pack(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
+def pack_rows(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
     """Pack rows into a list that contains the number of rows, the width of each column, and one compressed string.
 
-    There must be at least one row. Each row consists of a key and its `packed_cells`.
+    There must be at least one row. Each row consists of a key and its `pack_range`.
     """
     columns = tuple(zip(*rows, strict=True))
     widths = [max(map(len, column)) if any(column) else 0 for column in columns]
-    transposed = list[str]()
+    transposed_texts = list[str]()
     for column, width in zip(columns, widths, strict=True):
-        text = "".join([cell.rjust(width, PAD) for cell in column])
-        transposed += [text[index::width] for index in range(width)]
-    return [len(rows), *widths, b64encode(zlib.compress("".join(transposed).encode(), LEVEL)).decode()]
+        column_text = "".join([cell.rjust(width, PAD) for cell in column])
+        transposed_texts += [column_text[index::width] for index in range(width)]
+    return [len(rows), *widths, b64encode(zlib.compress("".join(transposed_texts).encode(), LEVEL)).decode()]
 
 
-def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
-    """Return the rows that were packed. Raises ValueError for a value that `pack` did not make."""
+def unpack_rows(stored: Sequence[str | int]) -> Iterator[PackedRange]:
+    """Return the rows that were packed. Raises ValueError for a value that `pack_rows` did not make."""
     count, *widths = map(int, stored[:-1])
     try:
         # Limit the length, because a damaged string may decompress to any length.
-        text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), MAX_TEXT).decode()
+        packed_text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), MAX_TEXT).decode()
     except zlib.error as fault:
         raise ValueError(str(fault)) from fault
     # Check the column widths, because wrong widths would produce positions that look valid but were never written.
-    if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
+    if len(widths) != COLUMNS or not 0 < count <= len(packed_text) == count * sum(widths):
         raise ValueError("the length of its packed ranges does not match their widths")
     columns, start = [], 0
     for width in widths:
-        column = text[start : start + count * width]
-        columns.append([column[row::count].lstrip(PAD) for row in range(count)])
+        column_text = packed_text[start : start + count * width]
+        columns.append([column_text[row::count].lstrip(PAD) for row in range(count)])
         start += count * width
-    return map(_unpacked_row, zip(*columns, strict=True))
+    return map(_unpack_row, zip(*columns, strict=True))
 
 
-def packed_cells(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
+def pack_range(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
     """Return the cells of the packed row for a range. If the range is empty, the cells for its end are ""."""
     is_empty = ends is begins or (ends == begins and ends.token == begins.token)
-    return *_position_cells(begins), *(("", "", "") if is_empty else _position_cells(ends)), str(epoch)
+    return *_pack_position(begins), *(("", "", "") if is_empty else _pack_position(ends)), str(epoch)
 
 
-def _position_cells(position: Position) -> tuple[str, str, str]:
+def _pack_position(position: Position) -> tuple[str, str, str]:
     sequence = position.sequence
     # Store a sentinel or a number with leading zeros unchanged, because it would not survive the conversion to base 16
     # and back.
@@ -344,12 +344,12 @@ def _position_cells(position: Position) -> tuple[str, str, str]:
     return f"{int(sequence):x}" if is_decimal else VERBATIM + sequence, str(position.sub or ""), position.token
 
 
-def _unpacked_row(cells: tuple[str, ...]) -> PackedRange:
+def _unpack_row(cells: tuple[str, ...]) -> PackedRange:
     key, *begin_cells, end_sequence, end_sub, end_token, epoch = cells
-    begins = _unpacked_position(*begin_cells)
-    return key, begins, _unpacked_position(end_sequence, end_sub, end_token) if end_sequence else begins, int(epoch)
+    begins = _unpack_position(*begin_cells)
+    return key, begins, _unpack_position(end_sequence, end_sub, end_token) if end_sequence else begins, int(epoch)
 
 
-def _unpacked_position(sequence: str, sub: str, token: str) -> Position:
-    number = sequence[1:] if sequence.startswith(VERBATIM) else str(int(sequence, 16))
-    return Position(number, int(sub or 0), token)
+def _unpack_position(sequence: str, sub: str, token: str) -> Position:
+    sequence_number = sequence[1:] if sequence.startswith(VERBATIM) else str(int(sequence, 16))
+    return Position(sequence_number, int(sub or 0), token)

@@ -33,47 +33,47 @@ class OptionReader:
         self._unread = {name.lower(): value for name, value in options.items()}
         self._names: list[str] = []
 
-    def text(self, name: str, default: str = "") -> str:
+    def read_text(self, name: str, default: str = "") -> str:
         """Return the value of an option. Raises ValueError if it is present but empty."""
         self._names.append(name)
         # Spark ignores the case of option names, and passes some of them in lower case.
-        value = self._unread.pop(name.lower(), None)
+        option_value = self._unread.pop(name.lower(), None)
         # An empty value usually comes from an unset environment variable. Using the default would hide the mistake.
-        if value is not None and not value.strip():
+        if option_value is not None and not option_value.strip():
             raise ValueError(f"option {name}: it is empty; leave it out, or give a value")
-        return default if value is None else value.strip()
+        return default if option_value is None else option_value.strip()
 
-    def required(self, name: str, hint: str) -> str:
+    def read_required(self, name: str, hint: str) -> str:
         """Return the value of a required option."""
-        if not (value := self.text(name)):
+        if not (value := self.read_text(name)):
             raise ValueError(f"option {name}: is missing; {hint}")
         return value
 
-    def number(self, name: str, default: int | None, *, minimum: int = 1, maximum: int = 2**53) -> int | None:
+    def read_number(self, name: str, default: int | None, *, minimum: int = 1, maximum: int = 2**53) -> int | None:
         """Return a whole number within limits."""
-        text = self.text(name)
-        if not text:
+        option_text = self.read_text(name)
+        if not option_text:
             return default
-        value = decimal(text, maximum)
-        if value is None or value < minimum:
-            raise ValueError(f"option {name}: {text!r} is not a whole number from {minimum} to {maximum}")
-        return value
+        parsed_number = decimal(option_text, maximum)
+        if parsed_number is None or parsed_number < minimum:
+            raise ValueError(f"option {name}: {option_text!r} is not a whole number from {minimum} to {maximum}")
+        return parsed_number
 
-    def choice(self, name: str, *choices: str) -> str:
+    def read_choice(self, name: str, *choices: str) -> str:
         """Return the choice that the option names, ignoring case, or the first choice if the option is left out."""
-        text = self.text(name, choices[0])
+        option_text = self.read_text(name, choices[0])
         for choice in choices:
-            if choice.lower() == text.lower():
+            if choice.lower() == option_text.lower():
                 return choice
-        raise ValueError(f"option {name}: {text!r} is not one of {', '.join(choices)}")
+        raise ValueError(f"option {name}: {option_text!r} is not one of {', '.join(choices)}")
 
-    def flag(self, name: str, *, default: bool) -> bool:
-        return self.choice(name, *(("true", "false") if default else ("false", "true"))) == "true"
+    def read_flag(self, name: str, *, default: bool) -> bool:
+        return self.read_choice(name, *(("true", "false") if default else ("false", "true"))) == "true"
 
-    def ignore(self, names: Mapping[str, str]) -> None:
+    def ignore_options(self, names: Mapping[str, str]) -> None:
         """Read options of other connectors that have no effect here, and log a warning for each one that is set."""
         for name, reason in names.items():
-            if self.text(name):
+            if self.read_text(name):
                 log.warning("option %s has no effect: %s", name, reason)
 
     def reject_renamed(self, names: Mapping[str, str]) -> None:
@@ -82,7 +82,7 @@ class OptionReader:
             if other_name.lower() in self._unread:
                 raise ValueError(f"option {other_name}: unknown; did you mean {our_name}?")
 
-    def reject(self, names: Mapping[str, str]) -> None:
+    def reject_options(self, names: Mapping[str, str]) -> None:
         """Raise ValueError for an option of another connector that is not supported here, with the reason."""
         for name, reason in names.items():
             if name.lower() in self._unread:
@@ -153,11 +153,11 @@ class LeaseOptions:
         """A new id for each run of a query. Two runs with the same id would renew each other's leases."""
         return f"{self.worker}-{os.getpid()}x{uuid4().hex[:8]}"
 
-    def tasks(self, shards: int) -> int:
+    def count_tasks(self, shards: int) -> int:
         """Return the number of tasks for `shards` shards. A task costs as much as reading thousands of rows."""
         # By default make at most one task per core, because further tasks would have to wait for a free core.
-        per_task = self.shards_per_task or -(-shards // self.cores)
-        return -(-shards // per_task) if shards else 0
+        shards_per_task = self.shards_per_task or -(-shards // self.cores)
+        return -(-shards // shards_per_task) if shards else 0
 
 
 def parse_lease_options(
@@ -173,66 +173,66 @@ def parse_lease_options(
         rows: This source's name of the option for the maximum number of rows in a batch.
     """
     # `register` sets this option for the session, except for a client of Spark Connect, where the default is used.
-    cores = opts.number("lease.cores", os.cpu_count()) or 1
-    store_url = opts.text("lease.store", store)
+    core_count = opts.read_number("lease.cores", os.cpu_count()) or 1
+    store_url = opts.read_text("lease.store", store)
     if store_url.startswith("memory:"):
         raise ValueError(
             "option lease.store: memory:// exists within one process, but each query has a process of its own; use "
             "sqlite:// here"
         )
-    if opts.text("lease.to"):
+    if opts.read_text("lease.to"):
         raise ValueError(
             "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, copy their leases with "
             "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
         )
-    buffer_bytes = opts.number("lease.bufferBytes", 256 * MIB, minimum=MIB) or 0
+    buffer_bytes = opts.read_number("lease.bufferBytes", 256 * MIB, minimum=MIB) or 0
     # `register` sets the default of `lease.fetchHost` to the driver's address.
-    transport = opts.choice("lease.transport", "auto", "fetch", "embedded")
-    host, port = opts.text("lease.fetchHost"), opts.number("lease.fetchPort", 0, maximum=65_535) or 0
-    bind_address = opts.text("lease.fetchBindHost", host)
+    transport = opts.read_choice("lease.transport", "auto", "fetch", "embedded")
+    host, port = opts.read_text("lease.fetchHost"), opts.read_number("lease.fetchPort", 0, maximum=65_535) or 0
+    bind_address = opts.read_text("lease.fetchBindHost", host)
     # If the user chose `fetch`, do not fall back to embedding rows, which would take memory that was not planned for.
     if transport == "fetch" and not host:
         raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
     # Without a host, executors have no address to connect to, so rows are embedded in the tasks.
     fetch_address = None if transport == "embedded" or not host else Address(host, bind_address, port)
-    if_recreated = opts.text("lease.ifRecreated").upper() or None
+    if_recreated = opts.read_text("lease.ifRecreated").upper() or None
     if if_recreated not in {"TRIM_HORIZON", "LATEST", None}:
         raise ValueError(f"option lease.ifRecreated: {if_recreated!r} is neither TRIM_HORIZON nor LATEST")
     return LeaseOptions(
         store=store_url,
-        create=opts.flag("lease.createTable", default=True),
-        worker=opts.text("lease.workerId", socket.gethostname()),
-        config=_config(opts, position, seconds, cores),
-        flush=opts.flag("lease.flushOnIdle", default=True),
+        create=opts.read_flag("lease.createTable", default=True),
+        worker=opts.read_text("lease.workerId", socket.gethostname()),
+        config=_parse_config(opts, position, seconds, core_count),
+        flush=opts.read_flag("lease.flushOnIdle", default=True),
         fetch=fetch_address,
-        spool_folder=opts.text("lease.spoolFolder"),
-        buffer_rows=opts.number("lease.bufferRows", 500_000) or 0,
+        spool_folder=opts.read_text("lease.spoolFolder"),
+        buffer_rows=opts.read_number("lease.bufferRows", 500_000) or 0,
         buffer_bytes=buffer_bytes,
-        trigger_rows=opts.number(rows, None) or 2**53,
-        trigger_bytes=opts.number("maxBytesPerTrigger", None) or buffer_bytes,
-        cores=cores,
-        shards_per_task=opts.number("shardsPerTask", 0, minimum=0) or 0,
+        trigger_rows=opts.read_number(rows, None) or 2**53,
+        trigger_bytes=opts.read_number("maxBytesPerTrigger", None) or buffer_bytes,
+        cores=core_count,
+        shards_per_task=opts.read_number("shardsPerTask", 0, minimum=0) or 0,
         if_recreated=cast("Literal['TRIM_HORIZON', 'LATEST'] | None", if_recreated),
-        linger_seconds=(opts.number("lease.lingerMs", 1000, minimum=0, maximum=60_000) or 0) / 1000,
+        linger_seconds=(opts.read_number("lease.lingerMs", 1000, minimum=0, maximum=60_000) or 0) / 1000,
     )
 
 
-def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
-    milliseconds = opts.number("lease.durationMs", int(seconds * 1000), minimum=500) or 0
-    if warning := checked_duration(SETTING_LIMITS["lease_seconds"], milliseconds / 1000, "option lease.durationMs"):
+def _parse_config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
+    duration_ms = opts.read_number("lease.durationMs", int(seconds * 1000), minimum=500) or 0
+    if warning := checked_duration(SETTING_LIMITS["lease_seconds"], duration_ms / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
-    rules = opts.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
+    rules_name = opts.read_choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
     # Limit the leases by a number or by the session's cores, so that a large cluster takes more than a laptop (M7).
-    limit, per_core = opts.number("lease.maxLeases", None), opts.number("lease.maxLeasesPerCore", None)
+    limit, per_core = opts.read_number("lease.maxLeases", None), opts.read_number("lease.maxLeasesPerCore", None)
     if limit and per_core:
         raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
     limits = {
         "max_leases": per_core * cores if per_core else limit,
-        "max_steals": opts.number("lease.maxLeasesToSteal", None),
+        "max_steals": opts.read_number("lease.maxLeasesToSteal", None),
     }
     # Leave out options that are not set, because the configuration has defaults for them and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
+    fields |= {"rules": rules_name, "lease_seconds": duration_ms / 1000, **position}
     try:
         return config_of(JsonValue("input", fields))
     except BadJsonField as error:
@@ -259,13 +259,13 @@ def parse_start(
         time_form: How to write a time, for the error.
     """
     if timestamp:
-        milliseconds = decimal(timestamp, 2**53)
-        if milliseconds is None:
+        timestamp_ms = decimal(timestamp, 2**53)
+        if timestamp_ms is None:
             raise ValueError(f"option {name}: the time must be whole milliseconds since 1970, not {timestamp!r}")
-        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": checked_time(milliseconds, f"option {name}")}
+        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": checked_time(timestamp_ms, f"option {name}")}
     if text.upper() in oldest_words:
         return {"initial_position": "TRIM_HORIZON"}
     if text.upper() in newest_words:
         return {"initial_position": "LATEST"}
-    words = ", ".join([*oldest_words, *newest_words])
-    raise ValueError(f"option {name}: {text!r} is none of {words}; write a time as {time_form}")
+    accepted_words = ", ".join([*oldest_words, *newest_words])
+    raise ValueError(f"option {name}: {text!r} is none of {accepted_words}; write a time as {time_form}")

@@ -32,12 +32,12 @@ def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
             query = start()
             while query.isActive and query.status["message"].startswith("Initializing"):
                 time.sleep(LOOK_SECONDS)
-            timed_out = START_TIMEOUT in str(query.exception())
+            has_timed_out = START_TIMEOUT in str(query.exception())
         except Exception as fault:  # Spark's own, or Java's
             if not retries or START_TIMEOUT not in text_of(fault):
                 raise
-            timed_out = True
-        if not timed_out:
+            has_timed_out = True
+        if not has_timed_out:
             break
         log.warning("a Python process of Spark did not start in time, starting the query again")
     return query
@@ -57,7 +57,7 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
 """Settings of a session on this machine alone, without a web page and with only the loopback network."""
 
 
-def session(name: str) -> SparkSession:
+def open_session(name: str) -> SparkSession:
     """Return a session in which our sources are registered.
 
     If spark-submit has prepared a session, it is used. Otherwise a session is started on this machine alone. A session
@@ -80,7 +80,7 @@ def session(name: str) -> SparkSession:
     return spark
 
 
-def session_at(master: str, name: str) -> SparkSession:
+def build_session_at(master: str, name: str) -> SparkSession:
     """Return a session of the cluster at the address `master` (`local[*]` for this machine).
 
     Raises ServiceError if no Java was found.

@@ -1,10 +1,10 @@
 """Reads one held shard ahead of Spark into a bounded buffer, and writes its checkpoint once Spark has committed.
 
 `ShardPrefetcher` is the consumer of a `LeaseReader`. The runner calls the steps of that reader in its own threads, one
-step of a shard at a time. Spark's main thread inspects the buffer (`range_start`, `buffered`), takes rows out of it
-(`take`), and reports what Spark has committed (`commit`). One condition in `ReadAheadState` guards the state that both
-threads use. The source returns Arrow rows, which can be cut at any row without copying. `Columns` returns the position
-of any row.
+step of a shard at a time. Spark's main thread inspects the buffer (`range_start`, `buffered_rows_and_bytes`), takes
+rows out of it (`take_rows`), and reports what Spark has committed (`commit`). One condition in `ReadAheadState` guards
+the state that both threads use. The source returns Arrow rows, which can be cut at any row without copying.
+`SourceColumns` returns the position of any row.
 
 Rule 1: a step reads at most once, and only if the buffer has room, so memory stays bounded while a sink is blocked.
 Rule 2: the checkpoint moves only to a position that Spark has committed, however many rows were read ahead.
@@ -35,7 +35,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import ShardTip
 from leasehold.adapters.spark.offsets import RangeStart
 from leasehold.adapters.spark.row_buffer import RowBuffer
-from leasehold.adapters.spark.rows import Chunk, Columns, chunk_of
+from leasehold.adapters.spark.rows import RowChunk, SourceColumns, make_chunk
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
@@ -54,7 +54,7 @@ class ReadAheadPace:
         interval_seconds: The minimum time between the starts of two reads of a shard.
     """
 
-    columns: Columns
+    columns: SourceColumns
     rows: int
     bytes: int
     interval_seconds: float
@@ -80,8 +80,8 @@ class ReadAheadState:
         held_count: How many shards are held.
         measure: Called with each response, to count it in the metrics.
         answered_reads: How many reads the source has answered, including empty responses.
-        undecided: The number of rows that may be duplicates from a Spark sink, although we could not confirm it.
-        read: The keys of the shards that this run has read successfully.
+        undecided_count: The number of rows that may be duplicates from a Spark sink, although we could not confirm it.
+        read_keys: The keys of the shards that this run has read successfully.
         closed: Returns the shards that are known to be closed.
     """
 
@@ -94,8 +94,8 @@ class ReadAheadState:
     held_count: int = 0
     measure: MeasureCallback = lambda _holding, _batch: None
     answered_reads: int = 0
-    undecided: int = 0
-    read: set[str] = Factory(set)
+    undecided_count: int = 0
+    read_keys: set[str] = Factory(set)
     closed: Callable[[], Collection[str]] = tuple
 
 
@@ -130,53 +130,55 @@ class ShardPrefetcher(ConsumerPort):
     # For planning batches; call these with `shared.changed` held
 
     @property
-    def opened(self) -> bool:
+    def is_opened(self) -> bool:
         """Whether the position at which the query continues is known."""
         return self._state.begun
 
     @property
     def range_start(self) -> RangeStart | None:
         """Where the shard's next range begins, or None if no batch may contain rows of the shard now."""
-        if not self.opened or self.holding.lost.is_set() or self.holding.releasing or self.holding.expired:
+        if not self.is_opened or self.holding.lost.is_set() or self.holding.releasing or self.holding.expired:
             return None
         if self._range_start is None or self._range_start.begins is not self._cursor.delivered:
             self._range_start = RangeStart(self.holding.epoch, self._cursor.delivered)
         return self._range_start
 
     @property
-    def buffered(self) -> tuple[int, int]:
+    def buffered_rows_and_bytes(self) -> tuple[int, int]:
         """The number of rows and bytes read ahead."""
         # A position without rows counts as one row. If no batch contained it, it would never be committed, and the
         # dropped records before it would be read again after each start.
         return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
 
     @property
-    def behind(self) -> bool:
+    def is_behind(self) -> bool:
         """Whether there is more to read, and room for it."""
         return self._behind and not self._tip.reached and not self._is_full
 
     @property
-    def caught_up(self) -> bool:
+    def has_caught_up(self) -> bool:
         """Whether an AvailableNow query has read all records that existed when reading began."""
         return self._tip.reached
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether Spark has all records that existed when reading began, and all commits are written."""
-        return (self._tip.reached or self._cursor.is_fully_read) and not self._buffer and self._writable is None
+        return (
+            (self._tip.reached or self._cursor.is_fully_read) and not self._buffer and self._writable_position is None
+        )
 
     @property
-    def _writable(self) -> Position | None:
+    def _writable_position(self) -> Position | None:
         """The committed position that is still to be written to the lease and may be written now (rule 4), or None."""
         return (
             self._uncheckpointed
-            if self.opened and (self._cursor.is_fully_read or self.key in self._shared.read)
+            if self.is_opened and (self._cursor.is_fully_read or self.key in self._shared.read_keys)
             else None
         )
 
-    def take(self, rows: int, size: int) -> Chunk | None:
-        """Remove and return the next rows: at most `rows` of them, and at most `size` bytes."""
-        chunk = self._buffer.take(rows, size)
+    def take_rows(self, max_rows: int, max_bytes: int) -> RowChunk | None:
+        """Remove and return the next rows: at most `max_rows` rows, and at most `max_bytes`."""
+        chunk = self._buffer.take_rows(max_rows, max_bytes)
         if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
             # From now on a hand-off waits for a commit, otherwise the next owner would deliver these rows again.
@@ -192,12 +194,12 @@ class ShardPrefetcher(ConsumerPort):
     def poll(self, now: float) -> Ready:
         """Acknowledge the position that Spark has committed, and return whether the shard may be read."""
         holding, cursor = self.holding, self._cursor
-        if not holding.lost.is_set() and (committed := self._writable) is not None:
+        if not holding.lost.is_set() and (committed := self._writable_position) is not None:
             cursor.consumer_acknowledged(committed)
             self._forget_if_written()  # the lease may already contain it
         is_releasing = holding.releasing
         return Ready(
-            free=False,  # Spark takes rows itself (`take`)
+            free=False,  # Spark takes rows itself (`take_rows`)
             room=not (is_releasing or self._is_blocked(now)),
             # Do not wait for rows that an earlier run planned and did not commit, because this run may never plan them.
             working=self._rows_taken and cursor.has_unacknowledged and not self._shared.ending,
@@ -250,8 +252,10 @@ class ShardPrefetcher(ConsumerPort):
             self._tip.last_record_at = now
             # While another worker held the lease, Spark may have committed a later position. Remember it, to write it
             # once rule 4 allows.
-            committed = self._shared.committed(self.key)
-            self._uncheckpointed = None if committed is None or committed.order > start.order else committed
+            committed_position = self._shared.committed(self.key)
+            self._uncheckpointed = (
+                None if committed_position is None or committed_position.order > start.order else committed_position
+            )
             self._shared.changed.notify_all()
         if start.ended:  # the query has read the shard to its end, so only SHARD_END is left to write
             self.holding.progress.not_awaited()
@@ -271,20 +275,20 @@ class ShardPrefetcher(ConsumerPort):
         return None
 
     def keep(self, batch: Batch) -> None:
-        now, chunk = self._read_at, chunk_of(self._shared.pace.columns, self.holding.lease, batch)
+        now, chunk = self._read_at, make_chunk(self._shared.pace.columns, self.holding.lease, batch)
         # Update the position and the rows under one lock. A batch planned in between would skip or repeat rows.
         with self._shared.changed:
             if chunk is not None:
-                self._buffer.put(chunk)
+                self._buffer.append_chunk(chunk)
                 self._tip.last_record_at = now
                 # Do not notify for empty responses, because each notification makes the planner check all shards.
                 self._shared.changed.notify_all()
             self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
             self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
-            self._shared.undecided += batch.possible_duplicates
+            self._shared.undecided_count += batch.possible_duplicates
             if chunk is not None or batch.behind_seconds is not None:
                 self._shared.answered_reads += 1
-                self._shared.read.add(self.key)
+                self._shared.read_keys.add(self.key)
             self._update_tip(now, behind=batch.behind_seconds)
 
     def batch_read(self, batch: Batch, now: float) -> Next:
@@ -297,8 +301,10 @@ class ShardPrefetcher(ConsumerPort):
 
     def _update_tip(self, now: float, *, behind: float | None) -> None:
         """Record whether all records that existed at the start have been read."""
-        if self._tip.update(self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()):
-            self._shared.read.add(self.key)  # rule 4: the position is one of this stream
+        if self._tip.update_read_position(
+            self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()
+        ):
+            self._shared.read_keys.add(self.key)  # rule 4: the position is one of this stream
 
     @property
     def _is_full(self) -> bool:
@@ -323,6 +329,6 @@ class ShardPrefetcher(ConsumerPort):
             self._shared.changed.notify_all()
 
 
-def prefetching_reader(prefetcher: ShardPrefetcher) -> LeaseReader:
+def make_prefetching_reader(prefetcher: ShardPrefetcher) -> LeaseReader:
     """Return the reader whose rows this prefetcher buffers."""
     return LeaseReader(prefetcher.shard, prefetcher, EXCLUDED_SECONDS)

@@ -30,7 +30,7 @@ SIGNALS = 64
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def raise_plain_errors() -> Iterator[None]:
     """Make Spark report an error that users can understand as one sentence, without tracebacks.
 
     The setting does not affect later errors, because this error ends the process.
@@ -75,21 +75,21 @@ def end_on_signal(stop: Callable[[], None]) -> None:
             finally:
                 os._exit(0)
 
-    def failed(fault: BaseException) -> None:
+    def on_failure(fault: BaseException) -> None:
         log.error("signals are not handled any more, so this process ends now: %s", said(fault))
         os._exit(1)
 
-    spawn("leasehold-end", end_process, failed)
+    spawn("leasehold-end", end_process, on_failure)
 
 
-def recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
+def make_recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
     """Return a function that recreates an object in another process.
 
     If the other process's Python lacks a package, the function raises ImportError with its name and a remedy. It is
     nested because Spark pickles nested functions by value, so the other process need not import this module.
     """
-    packed = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
-    home = str(Path(__file__).parents[3])
+    pickled_state = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
+    package_root = str(Path(__file__).parents[3])
 
     def recreate() -> object:
         import os  # noqa: PLC0415  the function cannot use imports of this module
@@ -97,10 +97,10 @@ def recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
         import sys  # noqa: PLC0415  likewise
 
         # In the processes of a query's source and sink, Spark does not add files from --py-files to the path.
-        if os.path.isfile(home) and home not in sys.path:  # noqa: PTH113  a zip file of the driver, like Spark's
-            sys.path.append(home)
+        if os.path.isfile(package_root) and package_root not in sys.path:  # noqa: PTH113  a zip file of the driver, like Spark's
+            sys.path.append(package_root)
         try:
-            cls, state = pickle.loads(packed)  # noqa: S301  Spark unpickles everything its processes receive anyway
+            cls, state = pickle.loads(pickled_state)  # noqa: S301  Spark unpickles everything its processes receive anyway
         except ImportError as missing:
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
             raise ImportError(

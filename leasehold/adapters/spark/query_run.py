@@ -2,7 +2,7 @@
 
 Spark's reader (`leased_source`) calls a `QueryRun` in the source-runner process, one call at a time. The run joins the
 group when the first batch is planned. The package's docstring lists the events of a batch and explains why no record is
-skipped. The methods `join`, `plan`, `partitions` and `commit` follow that order.
+skipped. The methods `join_group`, `plan_batch`, `make_partitions` and `commit` follow that order.
 """
 
 import logging
@@ -16,15 +16,22 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Identified, Source
-from leasehold.adapters.spark.available_now import flush_due
+from leasehold.adapters.spark.available_now import should_flush
 from leasehold.adapters.spark.compat import HAS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows
-from leasehold.adapters.spark.fetching import Rows, Transport, spread_over_tasks
+from leasehold.adapters.spark.fetching import Rows, RowTransport, spread_over_tasks
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Watchdog
-from leasehold.adapters.spark.offsets import Offset, Range, RangeStart, advance, resume_position, uncommitted
+from leasehold.adapters.spark.offsets import (
+    Offset,
+    Range,
+    RangeStart,
+    advance_offset,
+    find_resume_position,
+    is_uncommitted,
+)
 from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
 from leasehold.adapters.spark.prefetcher import ReadAheadPace
 from leasehold.adapters.spark.processes import set_up_logging
-from leasehold.adapters.spark.replay import ReplayContext, delivered_keys, replay_batch
+from leasehold.adapters.spark.replay import ReplayContext, find_delivered_keys, replay_batch
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -55,7 +62,7 @@ requests a lease, the empty batch is planned immediately."""
 
 
 @frozen
-class Plan:
+class BatchPlan:
     """A planned batch: its start and end offsets, and the rows of each shard."""
 
     start: Offset
@@ -81,7 +88,7 @@ class QueryRun:
         self._replay_context = ReplayContext(
             self._store, self._replay_source, source_spec.columns, exclusive=not source_spec.rereadable
         )
-        self._transport = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
+        self._transport = RowTransport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
         pace = ReadAheadPace(
             source_spec.columns, options.buffer_rows, options.buffer_bytes, source_spec.interval_seconds
         )
@@ -96,14 +103,14 @@ class QueryRun:
         log.info("query joins as worker %s", worker.me)
         self._discovery = worker.discovery
         self._loop = LeaseLoop(
-            worker, pace, self._resume, sliced=source_spec.sliced, restarts_recreated=start_if_recreated is not None
+            worker, pace, self._find_start, sliced=source_spec.sliced, restarts_recreated=start_if_recreated is not None
         )
         self._watchdog = Watchdog(options.config.lease_seconds)
         self._joined = False
         self._incarnation: str | None = None  # cached, because a run reads one incarnation of its stream
         self._default_incarnation: str | None = None  # the incarnation of offsets that name none
         self._restarted = False
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, BatchPlan] = {}
         self._partitions: dict[int, Sequence[Rows]] = {}
         self._previous = Offset()
         self._delivered_keys: frozenset[str] = (
@@ -113,46 +120,53 @@ class QueryRun:
         self._planned_ends: dict[str, Position] = {}
         self._committed = -1
 
-    def rebase(self, offset: Offset) -> Offset:
+    def rebase_offset(self, offset: Offset) -> Offset:
         """Rebase the offset on the current stream. If the stream was recreated, drop its ranges.
 
         Raises SourceError if the offset is of another stream, or of a former incarnation without `lease.ifRecreated`.
         """
-        current, former = self._current_incarnation(), offset.incarnation
-        if current and not former:
+        current_incarnation, former_incarnation = self._determine_incarnation(), offset.incarnation
+        if current_incarnation and not former_incarnation:
             # An offset of the old form belongs to the incarnation that its leases have as an annotation, or to the
             # current one. Cache it: the annotations change when the leases start over, but the offsets do not.
             if self._default_incarnation is None and offset.keys:
-                annotations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
+                incarnations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
                 self._default_incarnation = next(
-                    (incarnation for incarnation in annotations if incarnation and created_later(current, incarnation)),
+                    (
+                        incarnation
+                        for incarnation in incarnations
+                        if incarnation and created_later(current_incarnation, incarnation)
+                    ),
                     "",
                 )
-            former = self._default_incarnation or current
-        if current in {"", former}:
+            former_incarnation = self._default_incarnation or current_incarnation
+        if current_incarnation in {"", former_incarnation}:
             # Return the same offset if possible, because creating one sorts its ranges, perhaps thousands of them.
-            return offset if offset.incarnation == former else evolve(offset, incarnation=former)
-        if not created_later(current, former):
+            return (
+                offset if offset.incarnation == former_incarnation else evolve(offset, incarnation=former_incarnation)
+            )
+        if not created_later(current_incarnation, former_incarnation):
             raise SourceError(
-                f"offset: the checkpointLocation is of {former}, but the query reads {current}; give it another one"
+                f"offset: the checkpointLocation is of {former_incarnation}, "
+                f"but the query reads {current_incarnation}; give it another one"
             )
         if (restart_position := self._options.if_recreated) is None:
             raise SourceError(
-                f"stream {former} was deleted and made anew, and is {current} now: nothing is read; option "
-                "lease.ifRecreated TRIM_HORIZON or LATEST has all its leases begin there, or give the query a "
-                "checkpointLocation and a lease table of its own"
+                f"stream {former_incarnation} was deleted and made anew, and is {current_incarnation} now: "
+                "nothing is read; option lease.ifRecreated TRIM_HORIZON or LATEST has all its leases begin there, or "
+                "give the query a checkpointLocation and a lease table of its own"
             )
         if not self._restarted:
             self._restarted = True
             log.warning(
                 "stream %s was made anew, and is %s now: its leases restart at %s (lease.ifRecreated)",
-                former,
-                current,
+                former_incarnation,
+                current_incarnation,
                 restart_position,
             )
-        return evolve(offset, ranges=(), incarnation=current)
+        return evolve(offset, ranges=(), incarnation=current_incarnation)
 
-    def _current_incarnation(self) -> str:
+    def _determine_incarnation(self) -> str:
         """Return the stream's incarnation, or "" if the source has none. Waits until the source is available."""
         backoff = Backoff(LOOK_SECONDS, MAX_RETRY_SECONDS)
         while self._incarnation is None:
@@ -165,13 +179,15 @@ class QueryRun:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
                 # An AvailableNow query must not wait forever. Any other query may, so pass the watchdog a value that
                 # always changes, which counts as progress.
-                self._watchdog.check({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
+                self._watchdog.check_progress(
+                    {"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns()
+                )
                 time.sleep(backoff.next())
             else:
                 self._discovery.bind(self._incarnation)
         return self._incarnation
 
-    def join(self, start: Offset, repeated_keys: Collection[str] | None = None) -> None:
+    def join_group(self, start: Offset, repeated_keys: Collection[str] | None = None) -> None:
         """Join the group as a worker, unless the run has joined already.
 
         Args:
@@ -186,21 +202,21 @@ class QueryRun:
             log.info("no earlier batch is known: each shard continues at its lease's checkpoint")
         # Spark assumes that the whole batch was delivered. That is not true of ranges that a replay could not read, or
         # of an exclusive source's ranges whose lease has changed owner.
-        self._delivered_keys = delivered_keys(start, self._replay_context) & (
+        self._delivered_keys = find_delivered_keys(start, self._replay_context) & (
             start.keys if repeated_keys is None else set(repeated_keys)
         )
         # Pass the ends to the loop before it joins. If a lease's row was recreated, its checkpoint must be written
         # before another worker starts from it.
         delivered_ends = {
-            key: self._completed_end(key, start, part) if repeated_keys is None else part.begins
+            key: self._find_completed_end(key, start, part) if repeated_keys is None else part.begins
             for key, part in start.ranges
         }
         self._loop.commit(delivered_ends)
         self._loop.start(only_now=self._only_now)
 
-    def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
+    def plan_batch(self, start: Offset, limit: ReadLimit) -> Offset | None:
         """Return the end of the batch after `start`, or None if there is no batch. Repeated calls return the same."""
-        self._loop.check()
+        self._loop.raise_fault()
         # Return an earlier plan again. Spark may call twice after an error of its own, and the plan's rows are no
         # longer in the buffers.
         earlier_plan = self._plans.get(start.number + 1)
@@ -211,39 +227,45 @@ class QueryRun:
         self._plans[plan.end.number] = plan
         return plan.end
 
-    def partitions(self, end: Offset) -> Sequence[Rows]:
+    def make_partitions(self, end: Offset) -> Sequence[Rows]:
         """Return the tasks of the batch that ends at `end`."""
         if end.number not in self._partitions:
             plan = self._plans.get(end.number)
             # Compare the offsets, not their numbers, because another run may have planned a different batch under this
             # number.
             plan = plan if plan is not None and plan.end == end else None
-            rows = self._replay(end) if plan is None else plan.rows
+            rows_by_key = self._replay_batch(end) if plan is None else plan.rows
             # A repeated batch keeps its number of tasks, because a sink may identify a row by its index in a task.
-            tasks = end.tasks or self._options.tasks(len(rows))
-            self._partitions[end.number] = self._transport.partitions(end.number, spread_over_tasks(rows, tasks))
-            if plan is not None:  # drop the rows only now, because `partitions` may have failed and be called again
+            task_count = end.tasks or self._options.count_tasks(len(rows_by_key))
+            self._partitions[end.number] = self._transport.make_partitions(
+                end.number, spread_over_tasks(rows_by_key, task_count)
+            )
+            if (
+                plan is not None
+            ):  # drop the rows only now, because `make_partitions` may have failed and be called again
                 self._plans[end.number] = evolve(plan, rows={})
         return self._partitions[end.number]
 
     def commit(self, end: Offset) -> None:
         """Commit the batch that ends at `end`. Spark calls this once the rows of the batch are in the sink."""
-        delivered_ends = {key: part.ends for key, part in end.ranges if not part.empty and self._is_delivered(key, end)}
+        delivered_ends = {
+            key: part.ends for key, part in end.ranges if not part.is_empty and self._is_delivered(key, end)
+        }
         self._loop.commit(delivered_ends)
         self._committed = end.number
         # Drop the rows of committed batches. Spark may run a task again until it has committed the batch, but not after
         # that.
         for number in [number for number in (*self._plans, *self._partitions) if number <= end.number]:
-            self._transport.discard(number)
+            self._transport.discard_batch(number)
             self._plans.pop(number, None)
             self._partitions.pop(number, None)
 
-    def report(self) -> dict[str, Any]:
+    def report_lags(self) -> dict[str, Any]:
         """Return the lag of reading: the largest lag, and the lags of the shards furthest behind."""
-        lags_ms = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
-        largest_lags = sorted(((key, lag) for key, lag in lags_ms.items() if lag), key=lambda pair: (-pair[1], pair[0]))
-        reported_lags = dict(sorted(largest_lags[:REPORTED_SHARDS]))
-        worst_lag, undecided = max(lags_ms.values(), default=0), self._loop.undecided
+        lags_ms = {key: round(seconds * 1000) for key, seconds in self._loop.lags_in_seconds.items()}
+        keys_by_lag = sorted(((key, lag) for key, lag in lags_ms.items() if lag), key=lambda pair: (-pair[1], pair[0]))
+        reported_lags = dict(sorted(keys_by_lag[:REPORTED_SHARDS]))
+        worst_lag, undecided = max(lags_ms.values(), default=0), self._loop.undecided_count
         return {
             "shards": len(lags_ms),
             "behindMs": worst_lag,
@@ -265,43 +287,51 @@ class QueryRun:
             ):
                 closing.callback(close)
 
-    def _plan_next(self, start: Offset, limit: ReadLimit) -> Plan | None:
-        rows, size = self._options.trigger_rows, self._trigger_bytes
+    def _plan_next(self, start: Offset, limit: ReadLimit) -> BatchPlan | None:
+        max_rows, max_bytes = self._options.trigger_rows, self._trigger_bytes
         match limit:
             case ReadMaxRows(max_rows=maximum):
-                rows = min(rows, maximum)
+                max_rows = min(max_rows, maximum)
             case ReadMaxBytes(max_bytes=maximum):
-                size = min(size, maximum)
+                max_bytes = min(max_bytes, maximum)
         while True:
-            self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
-            is_full = self._loop.linger(self._options.linger_seconds, rows, min(size, LINGER_BYTES))
-            self._loop.check()
+            self._loop.wait_for_rows(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
+            is_full = self._loop.wait_for_more_rows(
+                self._options.linger_seconds, max_rows, min(max_bytes, LINGER_BYTES)
+            )
+            self._loop.raise_fault()
             if not (is_full or self._planned_ends) and self._is_catching_up():
                 self._loop.wait_until(lambda: False, IDLE_SECONDS)
                 continue
-            held, chunks = self._loop.take(rows, self._source_spec.shard_rows, size)
+            held_ranges, chunks = self._loop.take_rows(max_rows, self._source_spec.shard_rows, max_bytes)
             if chunks:
-                ends = {key: chunk.ends for key, chunk in chunks.items()}
-                end = advance(start, held, ends, self._uncheckpointed(start, held))
+                ends_by_key = {key: chunk.ends for key, chunk in chunks.items()}
+                end = advance_offset(
+                    start, held_ranges, ends_by_key, self._make_uncheckpointed_ranges(start, held_ranges)
+                )
                 # If this run acquires one of these shards again, reading begins after these rows, because this run
                 # either delivers them or fails.
-                self._planned_ends.update(ends)
+                self._planned_ends.update(ends_by_key)
                 self._planned_at = time.monotonic()
                 rows_by_key = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
-                end = evolve(end, tasks=self._options.tasks(len(rows_by_key)) if rows_by_key else 0)
-                return Plan(start, end, rows_by_key)
-            awaited = self._loop.awaited if self._only_now else {}
-            if self._flush_due(start, awaited):
+                end = evolve(end, tasks=self._options.count_tasks(len(rows_by_key)) if rows_by_key else 0)
+                return BatchPlan(start, end, rows_by_key)
+            awaited_shards = self._loop.awaited_shards if self._only_now else {}
+            if self._should_flush(start, awaited_shards):
                 # Plan a flush, because Spark commits a batch only when it plans the next one, which may be empty.
-                return Plan(start, advance(start, held, {}, self._uncheckpointed(start, held)), {})
-            if awaited:
-                self._watchdog.check(awaited, self._loop.answered_reads)
+                return BatchPlan(
+                    start,
+                    advance_offset(start, held_ranges, {}, self._make_uncheckpointed_ranges(start, held_ranges)),
+                    {},
+                )
+            if awaited_shards:
+                self._watchdog.check_progress(awaited_shards, self._loop.answered_reads)
                 continue
             if self._loop.may_end:
                 if not self._is_catching_up():
                     return None
                 continue
-            self._watchdog.check(
+            self._watchdog.check_progress(
                 {"(others)": "other workers still read the slice"}, time.monotonic_ns()
             )  # never counts as stuck
 
@@ -312,59 +342,67 @@ class QueryRun:
         """
         if HAS_AVAILABLE_NOW or time.monotonic() - self._planned_at > CATCH_UP_SECONDS:
             return False
-        return bool(self._loop.not_caught_up)
+        return bool(self._loop.shards_not_caught_up)
 
-    def _flush_due(self, start: Offset, awaited: Mapping[str, str]) -> bool:
-        is_uncommitted, on_idle = uncommitted(start, self._committed), self._options.flush
+    def _should_flush(self, start: Offset, awaited_shards: Mapping[str, str]) -> bool:
+        has_uncommitted_rows, on_idle = is_uncommitted(start, self._committed), self._options.flush
         # Plan a flush if a shard has ended. Its children wait until its end is committed, and no later rows of the
         # shard will make Spark commit it.
-        ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.handing_off
+        ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.is_handing_off
         if self._only_now:
-            return flush_due(
-                uncommitted=is_uncommitted, awaited=bool(awaited), ended=ended, handing_off=handing_off, on_idle=on_idle
+            return should_flush(
+                uncommitted=has_uncommitted_rows,
+                awaited=bool(awaited_shards),
+                ended=ended,
+                handing_off=handing_off,
+                on_idle=on_idle,
             )
         has_waited = handing_off or time.monotonic() - self._planned_at > FLUSH_SECONDS
-        return is_uncommitted and has_waited and (on_idle or ended)
+        return has_uncommitted_rows and has_waited and (on_idle or ended)
 
-    def _uncheckpointed(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
+    def _make_uncheckpointed_ranges(
+        self, start: Offset, held_ranges: Mapping[str, RangeStart]
+    ) -> list[tuple[str, Range]]:
         """Return empty ranges at the uncheckpointed ends of the previous batch, for shards absent from this one."""
-        absent_parts = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
+        absent_ranges = [
+            (key, part) for key, part in start.ranges if key not in held_ranges or held_ranges[key].begins.ended
+        ]
         end_positions = [
-            (key, self._planned_ends.get(key) or self._completed_end(key, start, part), part.epoch)
-            for key, part in absent_parts
+            (key, self._planned_ends.get(key) or self._find_completed_end(key, start, part), part.epoch)
+            for key, part in absent_ranges
         ]
         return [
-            (key, Range(end, end, epoch))
-            for key, end, epoch in end_positions
-            if not self._loop.is_checkpointed(key, end)
+            (key, Range(end_position, end_position, epoch))
+            for key, end_position, epoch in end_positions
+            if not self._loop.is_checkpointed(key, end_position)
         ]
 
-    def _completed_end(self, key: str, offset: Offset, part: Range) -> Position:
+    def _find_completed_end(self, key: str, offset: Offset, part: Range) -> Position:
         """Return the position up to which the sink has all records of this shard."""
         return part.ends if self._is_delivered(key, offset) else part.begins
 
-    def _replay(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
+    def _replay_batch(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
         """Read a batch of an earlier run again."""
-        if end.empty:
+        if end.is_empty:
             return {}
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         watchdog = Watchdog(self._options.config.lease_seconds, activity=f"batch {end.number}, which is repeated")
         # Replay before joining. If a shard allows one reader at a time, the prefetcher's reader would disconnect the
         # replay's reader.
-        rows = replay_batch(end, self._replay_context, watchdog)
-        self._loop.mark_read(rows)  # the ranges could be read, so the checkpointLocation belongs to this stream
-        self.join(end, repeated_keys=rows)
-        return rows
+        rows_by_key = replay_batch(end, self._replay_context, watchdog)
+        self._loop.mark_read(rows_by_key)  # the ranges could be read, so the checkpointLocation belongs to this stream
+        self.join_group(end, repeated_keys=rows_by_key)
+        return rows_by_key
 
-    def _resume(self, holding: Holding, checkpoint: Position) -> Position:
+    def _find_start(self, holding: Holding, checkpoint: Position) -> Position:
         if (planned_end := self._planned_ends.get(holding.key)) is not None:
             return max(planned_end, checkpoint, key=lambda position: position.order)
-        delivered, previous = self._is_delivered(holding.key, self._previous), self._previous.range_of(holding.key)
+        delivered, previous = self._is_delivered(holding.key, self._previous), self._previous.find_range(holding.key)
         start_position = self._source_spec.start_positions.get(holding.lease.shard)
         has_checkpoint = checkpoint.numbered or checkpoint.ended
         if start_position is not None and previous is None and not (has_checkpoint or self._restarted):
             return start_position
-        return resume_position(checkpoint, previous, delivered=delivered)
+        return find_resume_position(checkpoint, previous, delivered=delivered)
 
     def _is_delivered(self, key: str, end: Offset) -> bool:
         """Return whether the sink has all records of a shard up to this offset."""

@@ -7,22 +7,24 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.consumer.cursor import ShardPull
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.spark.rows import Chunk, Columns, chunk_of
+from leasehold.adapters.spark.rows import RowChunk, SourceColumns, make_chunk
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import SourceUnavailable
 
 
-def rows_up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
+def cut_rows_after(columns: SourceColumns, chunk: RowChunk, end: Position) -> pa.RecordBatch:
     """Return the rows of a chunk up to and including the position `end`."""
     if chunk.ends.order <= end.order:
         return chunk.rows
-    orders = range(chunk.count)
-    return chunk.rows.slice(0, bisect_right(orders, end.order, key=lambda row: columns.position(chunk.rows, row).order))
+    row_numbers = range(chunk.count)
+    return chunk.rows.slice(
+        0, bisect_right(row_numbers, end.order, key=lambda row: columns.position(chunk.rows, row).order)
+    )
 
 
-def read_through(
+def read_range(
     pull: ShardPull,
-    columns: Columns,
+    columns: SourceColumns,
     lease: Lease,
     *,
     within: Callable[[Batch], Batch] = lambda batch: batch,
@@ -40,10 +42,10 @@ def read_through(
     Yields:
         Each response with its rows. If the source did not respond, its error without rows.
     """
-    cursor, fetched_chunks = pull.cursor, list[Chunk]()
+    cursor, fetched_chunks = pull.cursor, list[RowChunk]()
 
-    def keep(batch: Batch) -> None:
-        if (chunk := chunk_of(columns, lease, within(batch))) is not None:
+    def keep_rows(batch: Batch) -> None:
+        if (chunk := make_chunk(columns, lease, within(batch))) is not None:
             fetched_chunks.append(chunk)
             cursor.batch_read(chunk.ends)
 
@@ -51,10 +53,10 @@ def read_through(
         while not (ended() or cursor.is_fully_read):
             response: Batch | SourceUnavailable
             try:
-                response = pull.read(keep)
+                response = pull.read(keep_rows)
             except SourceUnavailable as fault:
                 response = fault
-            yield response, [rows_up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
+            yield response, [cut_rows_after(columns, chunk, cursor.until) for chunk in fetched_chunks]
             fetched_chunks.clear()
     finally:
         pull.close()

@@ -32,8 +32,8 @@ def register(spark: "SparkSession") -> None:
     from leasehold.adapters.spark.leased_source import LeasedSource  # noqa: PLC0415
 
     # The cores of all executors that have registered so far. A client of Spark Connect has no access to this number.
-    cores = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
-    session_options = cores | driver_address(spark)
+    core_options = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
+    session_options = core_options | read_driver_address(spark)
     for format_class in (KinesisLeased, DynamoLeased, EventHubsLeased):
         # Create a subclass, which unlike an imported class is pickled by value. So its `session_options` reach the
         # processes that run queries.
@@ -42,23 +42,23 @@ def register(spark: "SparkSession") -> None:
         spark.dataSource.register(for_session)
 
 
-def driver_address(spark: "SparkSession") -> dict[str, str]:
+def read_driver_address(spark: "SparkSession") -> dict[str, str]:
     """Return the options for the address at which tasks connect to the driver, which is loopback in local mode.
 
     Return no options if Spark encrypts its traffic, or if the address is unknown.
     """
 
-    def setting(name: str) -> str:
+    def read_setting(name: str) -> str:
         return (spark.conf.get(name, "") or "").strip()
 
-    if setting("spark.master").startswith("local"):
+    if read_setting("spark.master").startswith("local"):
         return {"lease.fetchHost": LOOPBACK}
-    if any(setting(name).lower() == "true" for name in ENCRYPTION_SETTINGS) or not (
-        host := setting("spark.driver.host")
+    if any(read_setting(name).lower() == "true" for name in ENCRYPTION_SETTINGS) or not (
+        host := read_setting("spark.driver.host")
     ):
         return {}
     # Spark writes IPv6 addresses in brackets.
     return {
         "lease.fetchHost": host.strip("[]"),
-        "lease.fetchBindHost": (setting("spark.driver.bindAddress") or host).strip("[]"),
+        "lease.fetchBindHost": (read_setting("spark.driver.bindAddress") or host).strip("[]"),
     }

@@ -27,10 +27,10 @@ from attrs import evolve, frozen
 from leasehold.adapters.consumer.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
-from leasehold.adapters.spark.lease_loop import Watchdog, with_reasons
-from leasehold.adapters.spark.offsets import Offset, Range, range_text
-from leasehold.adapters.spark.range_reader import read_through
-from leasehold.adapters.spark.rows import Columns
+from leasehold.adapters.spark.lease_loop import Watchdog, format_with_reasons
+from leasehold.adapters.spark.offsets import Offset, Range, format_range
+from leasehold.adapters.spark.range_reader import read_range
+from leasehold.adapters.spark.rows import SourceColumns
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.printable import escaped
@@ -65,7 +65,7 @@ class ReplayContext:
 
     store: Store
     source: Source
-    columns: Columns
+    columns: SourceColumns
     exclusive: bool
 
     def was_delivered(self, lease: Lease, part: Range) -> bool:
@@ -85,22 +85,22 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
 
     Raises the errors of `watchdog`, SourceError if trying again cannot help, and StoreError.
     """
-    ranges = {key: part for key, part in offset.ranges if not part.empty}
-    leases, cancelled = _leases_of(ranges, context), Event()
+    ranges_by_key = {key: part for key, part in offset.ranges if not part.is_empty}
+    leases, cancelled = _find_leases(ranges_by_key, context), Event()
     # Leave out ranges that an earlier run has given up (rule 2).
-    remaining_ranges = {key: part for key, part in ranges.items() if not _is_given_up(leases[key], part)}
+    remaining_ranges = {key: part for key, part in ranges_by_key.items() if not _is_given_up(leases[key], part)}
     replays = {key: RangeReplay(leases[key], part, context, cancelled) for key, part in remaining_ranges.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
-            futures = {key: pool.submit(replay.rows) for key, replay in replays.items()}
-            polls = 0
-            while awaited := {key: replays[key].problem for key, future in futures.items() if not future.done()}:
-                watchdog.check(awaited, sum(replay.answered_reads for replay in replays.values()))
+            futures = {key: pool.submit(replay.read_rows) for key, replay in replays.items()}
+            poll_count = 0
+            while awaited_ranges := {key: replays[key].problem for key, future in futures.items() if not future.done()}:
+                watchdog.check_progress(awaited_ranges, sum(replay.answered_reads for replay in replays.values()))
                 # Log the reason for the wait repeatedly, otherwise a query that waits for its stream would appear to
                 # hang.
-                polls += 1
-                if not polls % LOG_EVERY:
-                    log.warning("the repeated batch waits for %s", with_reasons(awaited))
+                poll_count += 1
+                if not poll_count % LOG_EVERY:
+                    log.warning("the repeated batch waits for %s", format_with_reasons(awaited_ranges))
                 finished_futures, _ = wait(futures.values(), POLL_SECONDS, FIRST_EXCEPTION)
                 # If reading one range fails, stop waiting for the others and let the query fail. The next run repeats
                 # the batch.
@@ -112,7 +112,7 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
     return {key: rows for key, rows in rows_by_key.items() if rows is not None}
 
 
-def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
+def find_delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
     """Return the keys of the shards whose ranges in this offset were delivered. Spark must have committed the batch.
 
     Raises StoreError.
@@ -125,10 +125,10 @@ def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
 
 
 def _is_given_up(lease: Lease, part: Range) -> bool:
-    return lease.annotation(UNREAD) == range_text(part)
+    return lease.annotation(UNREAD) == format_range(part)
 
 
-def _leases_of(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
+def _find_leases(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
     """Return the leases of these ranges. If the table lacks a lease, make one from the listing of shards."""
     try:
         leases_by_key = {lease.key: lease for lease in context.store.get(ranges)}
@@ -162,20 +162,20 @@ class RangeReplay:
         self._faults = Backoff(PAUSE_SECONDS, MAX_FAULT_SECONDS)
         self._tip_silence = self._reader_silence = self._checked_at = 0.0
 
-    def rows(self) -> pa.RecordBatch | None:
+    def read_rows(self) -> pa.RecordBatch | None:
         """Read the whole range. Return None if the range is gone, or if another worker reads the shard."""
         try:
-            return pa.concat_batches(list(self._batches()))
+            return pa.concat_batches(list(self._read_batches()))
         except Trimmed as error:
             # Leave the range out of the batch, because waiting for it would block the query forever.
             log.warning("shard %s: its range is left out of the repeated batch: %s", self._lease.key, error)
-        self._record_unread()
+        self._annotate_as_unread()
         return None
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def _read_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows. Raises Trimmed if the source no longer has the end of the range."""
         with closing(
-            read_through(self._pull, self._context.columns, self._lease, ended=self._cancelled.is_set)
+            read_range(self._pull, self._context.columns, self._lease, ended=self._cancelled.is_set)
         ) as responses:
             for response, rows in responses:
                 if isinstance(response, SourceUnavailable):
@@ -189,9 +189,9 @@ class RangeReplay:
                     self.problem = response.fault
                 yield from rows
                 if not self._cursor.is_fully_read:
-                    self._cancelled.wait(self._next_pause(response, has_rows=bool(rows)))
+                    self._cancelled.wait(self._find_next_pause(response, has_rows=bool(rows)))
 
-    def _next_pause(self, response: Batch | SourceUnavailable, *, has_rows: bool) -> float:
+    def _find_next_pause(self, response: Batch | SourceUnavailable, *, has_rows: bool) -> float:
         """Update how long the source has returned no records. Return the seconds until the next read.
 
         Raises Trimmed if the source has returned no records for too long.
@@ -200,38 +200,38 @@ class RangeReplay:
             # Do not count the time during which the source is unavailable as silence.
             return self._faults.next()
         self._faults.reset()
-        pause = max(PAUSE_SECONDS, response.wait_seconds)
+        pause_seconds = max(PAUSE_SECONDS, response.wait_seconds)
         if has_rows:
             self.answered_reads += 1
             self._tip_silence = self._reader_silence = self._checked_at = 0.0
         elif self._context.exclusive:
             # An empty response does not prove that there are no records. A reader that was disconnected by another
             # reader gets empty responses too.
-            self._reader_silence += pause
+            self._reader_silence += pause_seconds
             self._check_silent_reader(self._reader_silence)
         elif response.behind_seconds is not None:
             self.answered_reads += 1
-            self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause
+            self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause_seconds
             # Count only empty responses at the tip. A response behind the tip shows that more records will follow.
             if self._tip_silence > SILENT_SECONDS:
                 raise Trimmed(f"no record comes up to {self._part.ends.sequence}, and the shard is read to its tip")
-        return pause
+        return pause_seconds
 
-    def _check_silent_reader(self, silence: float) -> None:
+    def _check_silent_reader(self, silent_seconds: float) -> None:
         """Find out why an exclusive reader gets no records. Raises Trimmed if the range will not arrive."""
-        if silence - self._checked_at > SILENT_SECONDS_OWNED:
-            self._checked_at, previous = silence, self._lease
+        if silent_seconds - self._checked_at > SILENT_SECONDS_OWNED:
+            self._checked_at, previous_lease = silent_seconds, self._lease
             try:
-                self._lease = next(iter(self._context.store.get([previous.key])), previous)
+                self._lease = next(iter(self._context.store.get([previous_lease.key])), previous_lease)
             except StoreError as fault:
-                log.warning("lease %s cannot be read: %s", previous.key, fault)
+                log.warning("lease %s cannot be read: %s", previous_lease.key, fault)
             # A new owner proves nothing yet, because it may have claimed the lease from a dead worker and not begun to
             # read. Once the owner has renewed the lease, its reader has disconnected ours, so no more records will
             # arrive.
-            unchanged_owner = previous.owner is not None and previous.owner == self._lease.owner
-            if unchanged_owner and previous.version != self._lease.version:
+            has_same_owner = previous_lease.owner is not None and previous_lease.owner == self._lease.owner
+            if has_same_owner and previous_lease.version != self._lease.version:
                 raise Trimmed("another worker holds its lease and reads it")
-        if silence <= SILENT_SECONDS:
+        if silent_seconds <= SILENT_SECONDS:
             return
         try:
             # Send a separate request, to distinguish a shard without records from a service that is down.
@@ -242,14 +242,14 @@ class RangeReplay:
         else:
             raise Trimmed(f"no record comes up to {self._part.ends.sequence}, although the source responds")
 
-    def _record_unread(self) -> None:
+    def _annotate_as_unread(self) -> None:
         """Annotate the lease with this range, so that the next run does not assume that the sink has it."""
         for _ in range(ATTEMPTS):
             for lease in self._context.store.get([self._lease.key]):
                 if self._context.may_have_another_owner(lease, self._part):
                     continue  # the epoch already shows that the range may not be done, so do not disturb the owner
                 if not isinstance(
-                    self._context.store.write(AnnotateLease(lease, UNREAD, range_text(self._part))), Done
+                    self._context.store.write(AnnotateLease(lease, UNREAD, format_range(self._part))), Done
                 ):
                     # The row has changed since it was read, so read it again.
                     break

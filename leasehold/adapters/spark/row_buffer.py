@@ -8,7 +8,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
-from leasehold.adapters.spark.rows import Chunk, Columns
+from leasehold.adapters.spark.rows import RowChunk, SourceColumns
 
 ROW_BYTES = 100
 """The approximate size of a row without its data, that is, of its keys, numbers and times."""
@@ -28,62 +28,65 @@ class RowBuffer:
         bytes: The size of the buffered rows.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: SourceColumns) -> None:
         self.count = self.bytes = 0
         self._columns = columns
-        self._chunks: deque[tuple[Chunk, int]] = deque()  # each with its size, which is slow to compute
+        self._chunks: deque[tuple[RowChunk, int]] = deque()  # each with its size, which is slow to compute
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
 
-    def put(self, chunk: Chunk) -> None:
+    def append_chunk(self, chunk: RowChunk) -> None:
         """Append the chunk that was read next."""
-        size = self._size(chunk)  # compute the size first: if this raises, the chunk must not be added
-        self._chunks.append((chunk, size))
+        chunk_bytes = self._measure_chunk(chunk)  # compute the size first: if this raises, the chunk must not be added
+        self._chunks.append((chunk, chunk_bytes))
         self.count += chunk.count
-        self.bytes += size
+        self.bytes += chunk_bytes
 
-    def take(self, count: int, max_bytes: int) -> Chunk | None:
+    def take_rows(self, max_count: int, max_bytes: int) -> RowChunk | None:
         """Remove and return the first rows within both limits, or None if not even one fits.
 
         Positions without rows that directly follow the last returned row are removed too.
         """
-        batches, ends = list[pa.RecordBatch](), None
+        batches, end_position = list[pa.RecordBatch](), None
         while self._chunks:
             first_chunk, size = self._chunks[0]
-            if first_chunk.count <= count and size <= max_bytes:
-                count, max_bytes = count - first_chunk.count, max_bytes - size
+            if first_chunk.count <= max_count and size <= max_bytes:
+                max_count, max_bytes = max_count - first_chunk.count, max_bytes - size
                 # The whole chunk fits, so do not slice it.
                 batches.append(first_chunk.rows)
-                ends = first_chunk.ends
-                self._pop()
+                end_position = first_chunk.ends
+                self._remove_first_chunk()
                 continue
             # Measure single rows only in the chunk that exceeds a limit, because measuring rows is slow.
             row_sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_BYTES
-            fitting_rows = min(count, int(np.searchsorted(np.cumsum(row_sizes), max_bytes, side="right")))
-            if fitting_rows:
-                self._pop()
-                batches.append(first_chunk.rows.slice(0, fitting_rows))
-                ends, trail = self._columns.position(first_chunk.rows, fitting_rows - 1), first_chunk.trail
+            fitting_row_count = min(max_count, int(np.searchsorted(np.cumsum(row_sizes), max_bytes, side="right")))
+            if fitting_row_count:
+                self._remove_first_chunk()
+                batches.append(first_chunk.rows.slice(0, fitting_row_count))
+                end_position, trail = self._columns.position(first_chunk.rows, fitting_row_count - 1), first_chunk.trail
                 if trail is not None:
-                    ends, trail = evolve(ends, token=trail.token(fitting_rows - 1)), trail.from_row(fitting_rows)
-                remaining = evolve(first_chunk, rows=first_chunk.rows.slice(fitting_rows), trail=trail)
-                self._chunks.appendleft((remaining, size := self._size(remaining)))
-                self.count += remaining.count
+                    end_position, trail = (
+                        evolve(end_position, token=trail.token(fitting_row_count - 1)),
+                        trail.from_row(fitting_row_count),
+                    )
+                remaining_chunk = evolve(first_chunk, rows=first_chunk.rows.slice(fitting_row_count), trail=trail)
+                self._chunks.appendleft((remaining_chunk, size := self._measure_chunk(remaining_chunk)))
+                self.count += remaining_chunk.count
                 self.bytes += size
             break
-        return None if ends is None else Chunk(concatenate(batches), ends)
+        return None if end_position is None else RowChunk(concatenate_batches(batches), end_position)
 
-    def _pop(self) -> None:
+    def _remove_first_chunk(self) -> None:
         chunk, size = self._chunks.popleft()
         self.count -= chunk.count
         self.bytes -= size
 
-    def _size(self, chunk: Chunk) -> int:
+    def _measure_chunk(self, chunk: RowChunk) -> int:
         return int(pc.sum(pc.binary_length(chunk.rows[self._columns.data])).as_py() or 0) + ROW_BYTES * chunk.count
 
 
-def concatenate(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def concatenate_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenate batches, keeping large ones as separate chunks."""
     if len(batches) == 1:
         return batches[0]

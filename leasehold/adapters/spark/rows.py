@@ -11,7 +11,7 @@ from leasehold.balancer.model import Lease, Position
 
 
 @frozen
-class Columns:
+class SourceColumns:
     """The columns of one kind of source.
 
     Attributes:
@@ -45,7 +45,7 @@ class SourceSpec:
     """
 
     open: Callable[[], Source]
-    columns: Columns
+    columns: SourceColumns
     interval_seconds: float
     shard_rows: int
     rereadable: bool
@@ -77,36 +77,38 @@ class ArrowBatch(Batch):
     @property
     def arrivals(self) -> Sequence[float | None]:
         """When each row arrived."""
-        return super().arrivals if self.rows is None else _seconds(self.rows[self.arrived])
+        return super().arrivals if self.rows is None else _convert_to_seconds(self.rows[self.arrived])
 
     @property
     def first_arrived(self) -> float | None:
         """When the first row arrived."""
-        return super().first_arrived if self.rows is None else self._arrival_time_of(slice(0, 1))
+        return super().first_arrived if self.rows is None else self._find_arrival_time(slice(0, 1))
 
     @property
     def last_arrived(self) -> float | None:
         """When the last row arrived."""
-        return super().last_arrived if self.rows is None else self._arrival_time_of(slice(-1, None))
+        return super().last_arrived if self.rows is None else self._find_arrival_time(slice(-1, None))
 
-    def _arrival_time_of(self, part: slice) -> float | None:
-        return next(iter(_seconds(self.rows[self.arrived][part])), None) if self.rows and self.arrived else None
+    def _find_arrival_time(self, part: slice) -> float | None:
+        return (
+            next(iter(_convert_to_seconds(self.rows[self.arrived][part])), None) if self.rows and self.arrived else None
+        )
 
     def between(self, since: float, until: float) -> Batch:
         """Return this read with only the rows that arrived between these times."""
         if self.rows is None:
             return super().between(since, until)
-        mask = [time is None or since <= time < until for time in self.arrivals]
-        trail = None if self.trail is None else self.trail.select(mask)
-        return evolve(self, rows=self.rows.filter(pa.array(mask)), read_to=self.end, trail=trail)
+        arrived_between = [time is None or since <= time < until for time in self.arrivals]
+        trail = None if self.trail is None else self.trail.select(arrived_between)
+        return evolve(self, rows=self.rows.filter(pa.array(arrived_between)), read_to=self.end, trail=trail)
 
 
-def _seconds(times: pa.Array) -> list[float | None]:
+def _convert_to_seconds(times: pa.Array) -> list[float | None]:
     return [None if micros is None else micros / 1e6 for micros in times.cast(pa.int64()).to_pylist()]
 
 
 @frozen
-class Chunk:
+class RowChunk:
     """A sequence of rows, and the position up to which the shard is read with them, dropped rows included.
 
     Attributes:
@@ -125,12 +127,12 @@ class Chunk:
         return int(self.rows.num_rows)
 
 
-def chunk_of(columns: Columns, lease: Lease, batch: Batch) -> Chunk | None:
+def make_chunk(columns: SourceColumns, lease: Lease, batch: Batch) -> RowChunk | None:
     """Return the rows and the position of a batch, or None if it has neither. The end of a shard is a position too."""
-    ends = batch.reached
-    if ends is None:
+    end_position = batch.reached
+    if end_position is None:
         return None
     if not isinstance(batch, ArrowBatch) or batch.rows is None:
         tokens = [record.token for record in batch.records]
-        return Chunk(columns.rows(lease, batch.records), ends, Tokens(tokens) if any(tokens) else None)
-    return Chunk(batch.rows, ends, batch.trail)
+        return RowChunk(columns.rows(lease, batch.records), end_position, Tokens(tokens) if any(tokens) else None)
+    return RowChunk(batch.rows, end_position, batch.trail)

@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.compat import DataSourceStreamArrowWriter
 from leasehold.adapters.spark.options import MIB, OptionReader
-from leasehold.adapters.spark.processes import plain_errors, recreator, set_up_logging
+from leasehold.adapters.spark.processes import make_recreator, raise_plain_errors, set_up_logging
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -67,25 +67,25 @@ class SinkColumns:
     order: tuple[str, ...]
     required: frozenset[str]
 
-    def check(self, schema: StructType) -> None:
+    def check_schema(self, schema: StructType) -> None:
         """Raise ValueError for a column that is missing, unknown to the sink, or of the wrong type."""
-        fields = {field.name.lower(): field for field in schema}
+        fields_by_name = {field.name.lower(): field for field in schema}
         column_names = {name.lower() for name in self.types}
         for name in sorted(self.required):
-            if name.lower() not in fields:
+            if name.lower() not in fields_by_name:
                 raise ValueError(f"column {name}: is missing; select it, as col(...).alias({name!r})")
         # Do not ignore an unknown column, because the user would assume that its data is written.
-        for name, field in fields.items():
+        for name, field in fields_by_name.items():
             if name not in column_names:
                 raise ValueError(f"column {field.name}: unknown; the sink takes {', '.join(self.types)}: drop the rest")
         for name, kind in self.types.items():
-            spark_type = fields[name.lower()].dataType.simpleString() if name.lower() in fields else ""
+            spark_type = fields_by_name[name.lower()].dataType.simpleString() if name.lower() in fields_by_name else ""
             if spark_type and spark_type not in _ACCEPTED_TYPES[str(kind)]:
                 raise ValueError(
                     f"column {name}: is {spark_type}, and the sink takes {' or '.join(_ACCEPTED_TYPES[str(kind)])}"
                 )
 
-    def select(self, batch: pa.RecordBatch) -> pa.Table:
+    def select_columns(self, batch: pa.RecordBatch) -> pa.Table:
         """Return the rows with these columns in this order. Raises ValueError for a null in a required column."""
         columns_by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         columns = {
@@ -111,7 +111,7 @@ _ACCEPTED_TYPES = {
 ROWS_AT_ONCE = 10_000
 
 
-def row_values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+def read_row_values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield the values of each row, in the order of the columns."""
     # Convert the rows in parts, because Python objects take several times as much memory as Arrow rows.
     for batch in rows.to_batches(ROWS_AT_ONCE):
@@ -141,7 +141,7 @@ class SinkTarget(Protocol):
         """The columns that become records."""
         ...
 
-    def writer(self) -> RowWriter:
+    def open_writer(self) -> RowWriter:
         """Return a writer, which later tasks of this process use too. Raises SourceError, ValueError."""
         ...
 
@@ -167,54 +167,56 @@ class WriteIdentity:
     @classmethod
     def from_options(cls, opts: OptionReader) -> "WriteIdentity":
         """Return the names from the options. Raises ValueError if only one of the two is given."""
-        query, batch = opts.text("writer.name"), opts.number("writer.batch", None, minimum=0)
+        query, batch = opts.read_text("writer.name"), opts.read_number("writer.batch", None, minimum=0)
         # If only the name or only the batch were given, two runs could have the same tags, and readers would drop the
         # rows of the second run as duplicates.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it together with writer.batch, or give neither of them")
-        location = opts.text("checkpointLocation").rstrip("/")
-        return cls(query or uuid4().hex, batch or 0, uuid4().int % RUNS, bool(query), location)
+        checkpoint_location = opts.read_text("checkpointLocation").rstrip("/")
+        return cls(query or uuid4().hex, batch or 0, uuid4().int % RUNS, bool(query), checkpoint_location)
 
-    def first_tag(self) -> Tag:
+    def make_first_tag(self) -> Tag:
         """Return the tag of the first row of this task."""
-        context = TaskContext.get()
-        names = (QUERY_ID, BATCH_ID, RUN_ID)
-        query_id, batch_id, run_id = (context.getLocalProperty(name) if context else None for name in names)
+        task_context = TaskContext.get()
+        property_names = (QUERY_ID, BATCH_ID, RUN_ID)
+        query_id, batch_id, run_id = (
+            task_context.getLocalProperty(name) if task_context else None for name in property_names
+        )
         query, batch, run = f"{self.batch} {self.query}", self.batch, self.run
         if not self.named and query_id and batch_id:
             query, batch = f"{query_id} {self.location}", int(batch_id)
             run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUNS if run_id else run
         # Every record contains the tag, so hash the name to a few bytes.
         hashed_query = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
-        return Tag(hashed_query, run, batch, str(context.partitionId() if context else 0), "", 0)
+        return Tag(hashed_query, run, batch, str(task_context.partitionId() if task_context else 0), "", 0)
 
 
-def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def split_into_sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield the rows in sections of about `SECTION_BYTES`, each ordered by key.
 
     Sections do not depend on how Spark divides the rows into batches.
     """
-    gathered, size = list[pa.Table](), 0
+    gathered_parts, gathered_bytes = list[pa.Table](), 0
     for batch in batches:
-        rows = columns.select(batch)
+        rows = columns.select_columns(batch)
         while rows.num_rows:
             row_sizes = np.full(rows.num_rows, ROW_BYTES, np.int64)
             for name, kind in columns.types.items():
                 if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
                     row_sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
-            cumulative_sizes = np.cumsum(row_sizes) + size
+            cumulative_sizes = np.cumsum(row_sizes) + gathered_bytes
             # A section ends with the row that brings it to `SECTION_BYTES`.
-            count = min(rows.num_rows, int(np.searchsorted(cumulative_sizes, SECTION_BYTES)) + 1)
-            gathered.append(rows.slice(0, count))
-            size, rows = int(cumulative_sizes[count - 1]), rows.slice(count)
-            if size >= SECTION_BYTES:
-                yield _ordered_section(columns, gathered)
-                gathered, size = [], 0
-    if gathered:
-        yield _ordered_section(columns, gathered)
+            section_row_count = min(rows.num_rows, int(np.searchsorted(cumulative_sizes, SECTION_BYTES)) + 1)
+            gathered_parts.append(rows.slice(0, section_row_count))
+            gathered_bytes, rows = int(cumulative_sizes[section_row_count - 1]), rows.slice(section_row_count)
+            if gathered_bytes >= SECTION_BYTES:
+                yield _make_ordered_section(columns, gathered_parts)
+                gathered_parts, gathered_bytes = [], 0
+    if gathered_parts:
+        yield _make_ordered_section(columns, gathered_parts)
 
 
-def _ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
+def _make_ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
     # Sort by the row's index last, so that rows with equal keys keep their order.
     indexed_rows = rows.append_column("", pa.array(np.arange(rows.num_rows)))
@@ -223,63 +225,63 @@ def _ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     ).combine_chunks()
 
 
-def edition_of(rows: pa.Table) -> str:
+def compute_edition(rows: pa.Table) -> str:
     """Return a digest of these rows, in their order."""
-    digest = blake2b(digest_size=6)
+    row_digest = blake2b(digest_size=6)
     for column in rows.columns:
         if pa.types.is_map(column.type):
             # The entries of a map are unordered, and a repeated task may get them in another order.
-            digest.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
+            row_digest.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
             continue
         # Hash the lengths of the values too. Otherwise different rows whose values concatenate to the same bytes would
         # have the same hash.
-        digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
+        row_digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
         for chunk in column.chunks:
             _, ends, values = chunk.buffers()
             first, last = np.frombuffer(ends, np.int64)[[chunk.offset, chunk.offset + len(chunk)]]
-            digest.update(memoryview(values)[first:last] if values is not None else b"")
-    return urlsafe_b64encode(digest.digest()).decode()
+            row_digest.update(memoryview(values)[first:last] if values is not None else b"")
+    return urlsafe_b64encode(row_digest.digest()).decode()
 
 
 @frozen
-class TaskWritten(WriterCommitMessage):
+class TaskWriteResult(WriterCommitMessage):
     """The number of rows and bytes that a task has written."""
 
     rows: int
     bytes: int
 
 
-def write_task(target: SinkTarget, identity: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
+def write_task(target: SinkTarget, identity: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> TaskWriteResult:
     """Write the rows of one task. Raises the errors of the writer."""
-    first, rows, size = identity.first_tag(), 0, 0
+    first, rows, size = identity.make_first_tag(), 0, 0
     writer: RowWriter | None = None
-    for number, section in enumerate(sections(target.columns, batches)):
-        writer = writer or target.writer()  # a task without rows makes no request to the stream
-        writer.write(section, first._replace(part=f"{first.part}-{number}", edition=edition_of(section)))
+    for number, section in enumerate(split_into_sections(target.columns, batches)):
+        writer = writer or target.open_writer()  # a task without rows makes no request to the stream
+        writer.write(section, first._replace(part=f"{first.part}-{number}", edition=compute_edition(section)))
         rows, size = rows + section.num_rows, size + section.nbytes
-    return TaskWritten(rows, size)
+    return TaskWriteResult(rows, size)
 
 
-class _Writer:
+class _TaskWriter:
     """Implements `write` for the writers of a job and of a query."""
 
     def __init__(self, target: SinkTarget, names: WriteIdentity) -> None:
         self._target, self._names = target, names
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return recreator(type(self), self.__dict__), ()
+        return make_recreator(type(self), self.__dict__), ()
 
-    @plain_errors()
+    @raise_plain_errors()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task, on an executor."""
         return write_task(self._target, self._names, iterator)
 
 
-class SinkWriter(_Writer, DataSourceArrowWriter):
+class SinkWriter(_TaskWriter, DataSourceArrowWriter):
     """The writer of one job, by Spark's interface."""
 
 
-class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
+class StreamSinkWriter(_TaskWriter, DataSourceStreamArrowWriter):
     """The writer of one query, by Spark's interface."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
@@ -288,10 +290,10 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
         Some rows may be in the stream already. If the batch is repeated, our readers drop the duplicates.
         """
         set_up_logging()
-        finished_tasks = sum(message is not None for message in messages)
+        finished_task_count = sum(message is not None for message in messages)
         log.warning(
             "batch %d was aborted after %d of %d tasks had written; if it is repeated, our readers drop their rows",
             batchId,
-            finished_tasks,
+            finished_task_count,
             len(messages),
         )

@@ -49,7 +49,7 @@ CAUSES = {
 """Patterns of error messages, each with its cause. A query that ends with any other error is not started again."""
 
 
-def restart_reason(fault: BaseException) -> str | None:
+def find_restart_reason(fault: BaseException) -> str | None:
     """Return why a query may be started again after this error, or None if it would end the same way again."""
     # Search the message, because Spark provides nothing else after an error in Python or a lost executor. Search the
     # stack trace too: a Java exception may have no message, such as an EOFException after a Python process was killed.
@@ -115,13 +115,13 @@ def supervise(
         cause: str | None = None
         try:
             query = factory()
-            stall, first_batch = StallDetector(stall_seconds, clock), _last_batch(query)
+            stall, first_batch = StallDetector(stall_seconds, clock), _find_last_batch(query)
             while not _await_termination(query):
                 if should_stop():
                     return
                 # A finished batch shows that the cause of earlier failures is gone, so reset the wait before the next
                 # restart.
-                if _last_batch(query) != first_batch:
+                if _find_last_batch(query) != first_batch:
                     backoff.reset()
                 # Detect a hanging task here, because Spark would wait forever for its Python process.
                 if stall.is_stuck(query):
@@ -138,14 +138,16 @@ def supervise(
             raise interrupt from None
         except Exception as fault:  # Spark's own, or Java's
             # Do not restart after an error in the query itself: it would happen again, and restarts would hide it.
-            if (cause := restart_reason(fault)) is None:
+            if (cause := find_restart_reason(fault)) is None:
                 raise
         finally:
             if query is not None and query.isActive:
                 query.stop()
-        wait = backoff.next()
-        log.warning("the query ended, starting it again in %.0f s (%d in a row): %s", wait, backoff.faults, cause)
-        sleep(wait)
+        wait_seconds = backoff.next()
+        log.warning(
+            "the query ended, starting it again in %.0f s (%d in a row): %s", wait_seconds, backoff.faults, cause
+        )
+        sleep(wait_seconds)
 
 
 def _await_termination(query: StreamingQuery) -> bool:
@@ -162,6 +164,6 @@ def _await_termination(query: StreamingQuery) -> bool:
         signal.signal(signal.SIGINT, handler)
 
 
-def _last_batch(query: StreamingQuery) -> int | None:
+def _find_last_batch(query: StreamingQuery) -> int | None:
     progress = query.lastProgress
     return progress["batchId"] if progress else None

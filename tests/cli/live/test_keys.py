@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leasehold.adapters.cli.live import keys_in, terminal_keys
+from leasehold.adapters.cli.live import open_terminal_keys, parse_keys
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from leasehold.adapters.cli.live import keys_in, terminal_keys
     ],
 )
 def test_every_terminal_sequence_is_read_as_its_key(sent: str, keys: tuple[str, ...]) -> None:
-    assert keys_in(sent) == keys
+    assert parse_keys(sent) == keys
 
 
 @pytest.fixture
@@ -37,19 +37,19 @@ def terminal() -> Iterator[tuple[int, int]]:
 def test_keys_are_read_one_by_one(terminal: tuple[int, int]) -> None:
     """No key waits for Enter, and no long sequence is split."""
     person, program = terminal
-    with terminal_keys(program) as keys:
+    with open_terminal_keys(program) as keys:
         os.write(person, b"s")
-        assert keys.pressed(30.0) == ("s",)
+        assert keys.read_pressed_keys(30.0) == ("s",)
         first, rest = "é".encode()[:1], "é".encode()[1:]
         os.write(person, first)
-        assert keys.pressed(0.01) == ()
+        assert keys.read_pressed_keys(0.01) == ()
         os.write(person, rest)
-        assert keys.pressed(30.0) == ("é",)
+        assert keys.read_pressed_keys(30.0) == ("é",)
 
 
 def failing(program: int) -> None:
     """Run a program that fails while keys are read. Ctrl-C is still a signal, and nothing is echoed."""
-    with terminal_keys(program):
+    with open_terminal_keys(program):
         now = termios.tcgetattr(program)[3]
         raise RuntimeError([bool(now & flag) for flag in (termios.ECHO, termios.ICANON, termios.ISIG)])
 

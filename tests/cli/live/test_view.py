@@ -5,10 +5,10 @@ from functools import reduce
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.cli.common.columns import Cells, Column
-from leasehold.adapters.cli.live import HELP, LiveView, arrange_rows, selected_row, view_after
+from leasehold.adapters.cli.common.columns import Column, TextTable
+from leasehold.adapters.cli.live import HELP, LiveView, apply_key, arrange_rows, find_selected_row
 
-CELLS = Cells(
+CELLS = TextTable(
     (Column("lease"), Column("owner"), Column("lag s", right=True)),
     (("s-0", "ann", "2.5"), ("s-1", "", ""), ("s-2", "bob", "10.0"), ("s-3", "Ann", "0.0")),
     styles=(((1, 1), "red"),),
@@ -17,7 +17,7 @@ CELLS = Cells(
 
 def pressed(*keys: str, view: LiveView | None = None) -> LiveView:
     """Return the view after these keys, pressed one after the other."""
-    return reduce(lambda now, key: view_after(now, key, arrange_rows(CELLS, now)), keys, view or LiveView())
+    return reduce(lambda now, key: apply_key(now, key, arrange_rows(CELLS, now)), keys, view or LiveView())
 
 
 def rows(view: LiveView) -> list[str]:
@@ -62,7 +62,7 @@ def test_the_chosen_row_stays_within_the_rows_shown() -> None:
     assert pressed("up").selected == "s-0"
     assert pressed("s", "s", "down").selected == "s-0"
     hidden = evolve(pressed("end"), filter_text="bob")
-    assert selected_row(arrange_rows(CELLS, hidden), hidden) == 0
+    assert find_selected_row(arrange_rows(CELLS, hidden), hidden) == 0
     assert pressed("down", view=LiveView(filter_text="none")).selected == ""
 
 

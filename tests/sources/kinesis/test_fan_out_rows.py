@@ -9,8 +9,8 @@ from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
-from leasehold.adapters.spark.kinesis.rows import columns
-from leasehold.adapters.spark.rows import chunk_of
+from leasehold.adapters.spark.kinesis.rows import make_columns
+from leasehold.adapters.spark.rows import make_chunk
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
 
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
@@ -30,7 +30,7 @@ def test_events_become_rows() -> None:
 
             until(came, "a row")
         client.close()
-    chunk = chunk_of(columns("orders"), Lease("s-0"), batches[-1])
+    chunk = make_chunk(make_columns("orders"), Lease("s-0"), batches[-1])
     assert chunk is not None
     assert chunk.rows.select(["data", "partitionKey", "sequenceNumber"]).to_pylist() == [
         {"data": b"data", "partitionKey": "k", "sequenceNumber": "3"}

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.cli.main import COMMANDS
-from leasehold.adapters.cli.produce import _key_function
+from leasehold.adapters.cli.produce import _make_key_function
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 
 E_ACUTE = b'{"c": "\xc3\xa9"}'
@@ -96,7 +96,7 @@ def test_line_without_a_key_is_named_after_earlier_lines_are_sent(
 )
 def test_line_without_its_key_names_the_requested_key(key: str, line: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        _key_function(key, ",")(line)
+        _make_key_function(key, ",")(line)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_line_without_its_key_names_the_requested_key(key: str, line: bytes, mes
 )
 def test_key_that_is_no_string_is_spelled_as_in_json(value: str, key: str) -> None:
     """The key does not depend on the language that wrote the line."""
-    assert _key_function("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
+    assert _make_key_function("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
 
 
 def test_rejected_record_is_named_and_all_others_are_written(

@@ -14,9 +14,9 @@ from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.producer.core import Entry, ShardQueue, TokenBucket
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
-from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.row_buffer import RowBuffer
-from leasehold.adapters.spark.rows import chunk_of
+from leasehold.adapters.spark.rows import make_chunk
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position
 
 TAGS = st.builds(
@@ -146,13 +146,13 @@ def test_columns_drop_the_same_records_and_end_at_the_same_positions(
     """Spark gets the same rows as a worker, and a repeated batch has the same rows again."""
     records = [sealed(rows)[0] for rows in aggregates]
     plain = [record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
-    buffer, cut = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int]]]()
+    buffer, cut = RowBuffer(make_columns("s")), list[tuple[bytes, tuple[int, int]]]()
     for batch in ShardReads(ArrowPoller, records, TRIM_HORIZON).batches(size):
-        chunk = chunk_of(columns("s"), Lease("shard-0"), batch)
+        chunk = make_chunk(make_columns("s"), Lease("shard-0"), batch)
         assert chunk is not None
-        buffer.put(chunk)
+        buffer.append_chunk(chunk)
     tokens = list[str]()
-    while (part := buffer.take(limit, 1 << 40)) is not None:
+    while (part := buffer.take_rows(limit, 1 << 40)) is not None:
         cut += zip(
             part.rows["data"].to_pylist(),
             zip(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.times import make_seconds_parser
 from leasehold.adapters.inputs import configuration_for, settings
 from leasehold.adapters.ops.watching import WatchedTable, watch_for
 from leasehold.adapters.options import Options
@@ -19,27 +19,29 @@ dead."""
 StoreUrl = Annotated[str, typer.Argument(help="Read the leases here, a URL.", show_default=False)]
 For = Annotated[
     float | None,
-    typer.Option("--for", help="Watch this long first; 0 to read once. [1.2 x lease_seconds]", parser=seconds()),
+    typer.Option(
+        "--for", help="Watch this long first; 0 to read once. [1.2 x lease_seconds]", parser=make_seconds_parser()
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would change.")]
 StillSeconds = Annotated[
-    float, typer.Option(help="Count an owner as dead after this time without a renewal.", parser=seconds())
+    float, typer.Option(help="Count an owner as dead after this time without a renewal.", parser=make_seconds_parser())
 ]
 EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Write even if the owner is alive.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def fleet_config(options: Options, source: str = "") -> Config:
+def make_fleet_config(options: Options, source: str = "") -> Config:
     """Return the configuration that `rules`, `lease_seconds` and `set` define. Raises ValueError, naming a setting."""
     base_settings = {"rules": options["rules"], "lease_seconds": options["lease_seconds"]}
     return configuration_for(source, settings(base_settings, options["set"] or ()))
 
 
-def watch_table(store: Store, config: Config, span: float | None) -> WatchedTable:
-    """Watch a table for `span` seconds and return its state. On a terminal, print the reason for the wait."""
-    span = WATCH_SHARE * config.lease_seconds if span is None else span
+def watch_table(store: Store, config: Config, watch_seconds: float | None) -> WatchedTable:
+    """Watch a table for `watch_seconds` and return its state. On a terminal, print the reason for the wait."""
+    watch_seconds = WATCH_SHARE * config.lease_seconds if watch_seconds is None else watch_seconds
     console = Console(stderr=True)
-    if not span or not console.is_terminal:
-        return watch_for(store, span, config.lease_seconds)
-    with console.status(f"watching for {span:g} s who renews (--for 0: one look only)"):
-        return watch_for(store, span, config.lease_seconds)
+    if not watch_seconds or not console.is_terminal:
+        return watch_for(store, watch_seconds, config.lease_seconds)
+    with console.status(f"watching for {watch_seconds:g} s who renews (--for 0: one look only)"):
+        return watch_for(store, watch_seconds, config.lease_seconds)

@@ -43,7 +43,7 @@ class Column:
 
 
 @frozen
-class Cells:
+class TextTable:
     """A table of strings.
 
     Attributes:
@@ -59,7 +59,7 @@ class Cells:
     styles: tuple[tuple[tuple[int, int], str], ...] = ()
 
 
-def plain_text(cells: Cells) -> str:
+def format_as_plain_text(cells: TextTable) -> str:
     """Return the table as lines of fields, separated by two spaces.
 
     An empty cell is replaced by `-`. Only the last field may contain spaces, and only if its column sets `words`.
@@ -68,14 +68,14 @@ def plain_text(cells: Cells) -> str:
     for row in cells.rows:
         printed_cells = [(printable(cell), column.words) for cell, column in zip(row, cells.columns, strict=True)]
         rows.append([(cell if words else cell.replace(" ", "\\x20")) or NOTHING for cell, words in printed_cells])
-    padded = []
+    padded_columns = []
     for index, column in enumerate(cells.columns):
         width = max(len(row[index]) for row in rows)
-        padded.append([row[index].rjust(width) if column.right else row[index].ljust(width) for row in rows])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
+        padded_columns.append([row[index].rjust(width) if column.right else row[index].ljust(width) for row in rows])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded_columns, strict=True))
 
 
-def draw_table(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
+def draw_table(cells: TextTable, width: int) -> tuple[Table, tuple[str, ...]]:
     """Return the table for a screen of this width, and the names of the columns that don't fit."""
     visible_columns = dict(enumerate(cells.columns))
     widths = {
@@ -102,19 +102,19 @@ def should_draw(*, wide: bool) -> bool:
     return not wide and sys.stdout.isatty()
 
 
-def print_table(cells: Cells, *, wide: bool = False) -> None:
+def print_table(cells: TextTable, *, wide: bool = False) -> None:
     """Print the table, drawn if standard output is a terminal. Otherwise, or with `wide`, print it as plain text."""
     if not should_draw(wide=wide):
-        print(plain_text(cells))
+        print(format_as_plain_text(cells))
         return
     console = Console()
     table, left_out = draw_table(cells, console.width)
     console.print(table)
     if left_out:
-        console.print(hidden_columns_hint(left_out))
+        console.print(format_hidden_columns_hint(left_out))
 
 
-def hidden_columns_hint(left_out: Sequence[str]) -> Text:
+def format_hidden_columns_hint(left_out: Sequence[str]) -> Text:
     """Return a message with the names of the columns that don't fit on the screen."""
     return Text(f"no room here for: {', '.join(left_out)}; --wide shows every column", style="dim")
 
@@ -142,17 +142,17 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
     moves = tuple(moves)
     refused_count = sum(move.do == "refuse" for move in moves)
     if as_json:
-        leases = [
+        documents = [
             {
                 "key": move.lease.key,
                 "do": move.do,
                 **({"why": move.why} if move.why else {}),
-                **({"was": _position_json(move.stored.checkpoint)} if move.stored else {}),
-                "wanted": _position_json(move.lease.checkpoint),
+                **({"was": _convert_to_json(move.stored.checkpoint)} if move.stored else {}),
+                "wanted": _convert_to_json(move.lease.checkpoint),
             }
             for move in moves
         ]
-        print(json.dumps({"dry_run": dry_run, "refused": refused_count, "leases": leases}))
+        print(json.dumps({"dry_run": dry_run, "refused": refused_count, "leases": documents}))
     elif moves:
         words, outcome = (_WOULD, "would") if dry_run else (_DONE, "outcome")
         rows = tuple(
@@ -165,7 +165,7 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
             for move in moves
         )
         columns = (Column("lease"), Column("is"), Column("wanted"), Column(outcome, words=True))
-        print_table(Cells(columns, rows, title="Dry run" if dry_run else ""))
+        print_table(TextTable(columns, rows, title="Dry run" if dry_run else ""))
     else:
         print("There is no lease to move.")
     return typer.Exit(1 if refused_count else 0)
@@ -178,6 +178,6 @@ def format_position(position: Position) -> str:
     return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
 
 
-def _position_json(position: Position) -> dict[str, Any]:
-    optional = {"sub": position.sub, "token": position.token}
-    return {"checkpoint": position.sequence} | {name: value for name, value in optional.items() if value}
+def _convert_to_json(position: Position) -> dict[str, Any]:
+    optional_fields = {"sub": position.sub, "token": position.token}
+    return {"checkpoint": position.sequence} | {name: value for name, value in optional_fields.items() if value}

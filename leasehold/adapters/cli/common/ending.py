@@ -13,14 +13,14 @@ from typing import NoReturn
 
 import typer
 
-from leasehold.adapters.cli.common.standard_streams import output_fault
+from leasehold.adapters.cli.common.standard_streams import find_output_fault
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.threads import SIGNAL_SECONDS
 from leasehold.stores.printable import printable_lines
 
 
 @contextmanager
-def ending(
+def exit_on_failure(
     command: str, *failures: type[Exception], misuse: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
     """Catch an error of the command, print it, and exit.
@@ -30,8 +30,8 @@ def ending(
     try:
         yield
     except (*misuse, *failures) as error:
-        if isinstance(error, OSError) and output_fault() is not None:
-            raise  # standard output could not be written, which `run_to_output` reports
+        if isinstance(error, OSError) and find_output_fault() is not None:
+            raise  # standard output could not be written, which `run_and_check_output` reports
         print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
         is_misuse = isinstance(error, misuse) or isinstance(error.__cause__, ModuleNotFoundError)
         raise typer.Exit(2 if is_misuse else 1) from None
@@ -40,7 +40,7 @@ def ending(
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-class Ended(BaseException):
+class EndSignal(BaseException):
     """A signal to end has arrived."""
 
     def __init__(self, number: int) -> None:
@@ -49,7 +49,7 @@ class Ended(BaseException):
 
 
 @contextmanager
-def raising_on_signal() -> Iterator[None]:
+def raise_on_signal() -> Iterator[None]:
     """Raise Ended in the main thread on the first signal, and ignore later signals until the context is left.
 
     A signal that the process already ignores, such as SIGHUP under nohup, stays ignored.
@@ -60,15 +60,15 @@ def raising_on_signal() -> Iterator[None]:
         if (handler := signal.getsignal(signal_number)) != signal.SIG_IGN
     }
 
-    def raise_ended(number: int, _frame: object) -> None:
+    def raise_end_signal(number: int, _frame: object) -> None:
         for signal_number in old_handlers:
             signal.signal(signal_number, signal.SIG_IGN)
-        raise Ended(number)
+        raise EndSignal(number)
 
     try:
         try:
             for signal_number in old_handlers:
-                replace_handler(signal_number, raise_ended)
+                replace_handler(signal_number, raise_end_signal)
             yield
         finally:
             # Ignore signals first, otherwise a signal could interrupt the loop that restores the handlers.

@@ -15,7 +15,7 @@ OTHER_COLUMNS = 2
 """The number of columns for the type and the help."""
 
 
-class _NamesInOneColumn(Table):
+class _OptionTable(Table):
     def add_row(self, *cells: Any, **more: Any) -> None:  # noqa: ANN401  as in the base
         """Stack the names of an option in one cell. Rows of other tables are not changed."""
         first_name_index = len(cells) - NAME_COLUMNS - OTHER_COLUMNS
@@ -30,6 +30,6 @@ class _NamesInOneColumn(Table):
         super().add_row(*cells, **more)
 
 
-def stack_names() -> None:
+def stack_option_names() -> None:
     """Make Typer draw the names of an option in one column."""
-    rich_utils.Table = _NamesInOneColumn  # type: ignore[attr-defined]
+    rich_utils.Table = _OptionTable  # type: ignore[attr-defined]

@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 
-class _EmptyClass(type):
+class _PlaceholderClass(type):
     def __getattr__(cls, name: str) -> Any:  # noqa: ANN401  stands for anything
         if name.startswith("__"):
             raise AttributeError(name)
-        return _EmptyClass(name, (Exception,), {})
+        return _PlaceholderClass(name, (Exception,), {})
 
     def __call__(cls, *_values: object, **_named: object) -> Any:  # noqa: ANN401  stands for anything
         return cls
@@ -36,7 +36,7 @@ class _Placeholder(ModuleType):
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  stands for anything
         if name.startswith("__"):
             raise AttributeError(name)
-        return _EmptyClass(name, (Exception,), {})
+        return _PlaceholderClass(name, (Exception,), {})
 
 
 class _PlaceholderFinder(MetaPathFinder, Loader):
@@ -56,7 +56,7 @@ class _PlaceholderFinder(MetaPathFinder, Loader):
 
 
 @contextmanager
-def placeholders(libraries: Collection[str]) -> Iterator[None]:
+def install_placeholders(libraries: Collection[str]) -> Iterator[None]:
     """Within the context, import a placeholder for each of these libraries that is not installed."""
     finder = _PlaceholderFinder(libraries)
     sys.meta_path.append(finder)

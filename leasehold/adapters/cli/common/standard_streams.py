@@ -29,21 +29,23 @@ REPLACED, ESCAPED = "leasehold-replaced", "leasehold-escaped"
 """The names under which our handlers of encoding errors are registered with Python."""
 
 
-def _ascii_error_handler(fallback: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
-    def replace(error: UnicodeError) -> tuple[str, int]:
+def _make_ascii_error_handler(fallback: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
+    def replace_characters(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
             raise error
         characters = error.object[error.start : error.end]
         return "".join(IN_ASCII.get(character) or fallback(character) for character in characters), error.end
 
-    return replace
+    return replace_characters
 
 
-codecs.register_error(REPLACED, _ascii_error_handler(lambda _sign: "?"))
-codecs.register_error(ESCAPED, _ascii_error_handler(lambda sign: sign.encode("ascii", "backslashreplace").decode()))
+codecs.register_error(REPLACED, _make_ascii_error_handler(lambda _sign: "?"))
+codecs.register_error(
+    ESCAPED, _make_ascii_error_handler(lambda sign: sign.encode("ascii", "backslashreplace").decode())
+)
 
 
-class _Output(io.FileIO):
+class _FaultRecordingOutput(io.FileIO):
     """A stream on standard output that remembers the error with which a write failed.
 
     Args:
@@ -59,15 +61,15 @@ class _Output(io.FileIO):
             if not self.began:
                 # End the command in the same way as if the reader of a pipe had gone.
                 raise BrokenPipeError(errno.EPIPE, "standard output is closed")
-            written = super().write(data)
+            written_count = super().write(data)
             self.fault = None
         except OSError as fault:
             self.fault = fault
             raise
-        return written
+        return written_count
 
 
-class _NoInput(io.RawIOBase):
+class _ClosedInput(io.RawIOBase):
     """Standard input of a process that was started without standard input."""
 
     def readable(self) -> bool:
@@ -77,7 +79,7 @@ class _NoInput(io.RawIOBase):
         raise OSError("standard input is closed")
 
 
-def prepare_streams() -> None:
+def prepare_standard_streams() -> None:
     """Replace closed streams, and make output in an ASCII locale replace characters that it cannot encode."""
     for number in range(3):
         try:
@@ -88,35 +90,35 @@ def prepare_streams() -> None:
                 os.dup2(file, number)
                 os.close(file)
             os.set_inheritable(number, True)
-    sys.stdin = sys.stdin or TextIOWrapper(io.BufferedReader(_NoInput()))
+    sys.stdin = sys.stdin or TextIOWrapper(io.BufferedReader(_ClosedInput()))
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    original, raw = sys.stdout, _Output(began=sys.stdout is not None)
-    unbuffered = isinstance(getattr(original, "buffer", None), io.RawIOBase)  # PYTHONUNBUFFERED
+    original, raw = sys.stdout, _FaultRecordingOutput(began=sys.stdout is not None)
+    is_unbuffered = isinstance(getattr(original, "buffer", None), io.RawIOBase)  # PYTHONUNBUFFERED
     sys.stdout = TextIOWrapper(
-        cast("io.BufferedWriter", raw) if unbuffered else io.BufferedWriter(raw),
+        cast("io.BufferedWriter", raw) if is_unbuffered else io.BufferedWriter(raw),
         encoding=getattr(original, "encoding", None),
         line_buffering=original is not None and original.isatty(),
-        write_through=unbuffered,
+        write_through=is_unbuffered,
     )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # help texts are not ASCII
             stream.reconfigure(errors=ESCAPED if stream is sys.stderr else REPLACED)
 
 
-def drop_output() -> None:
+def discard_if_output_closed() -> None:
     """If standard output is closed, discard what the user's code prints, as Python does."""
-    output = _our_output()
+    output = _find_own_output()
     if output is not None:
         output.began = True  # its descriptor is that of the null device
 
 
-def output_fault() -> OSError | None:
+def find_output_fault() -> OSError | None:
     """Return the error of the last write to standard output, or None if it succeeded."""
-    output = _our_output()
+    output = _find_own_output()
     return None if output is None else output.fault
 
 
-def run_to_output(command: Callable[[], object]) -> NoReturn:
+def run_and_check_output(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status, or with status 1 and a message if its output could not be written.
 
     If the reader of the pipe has exited, no message is printed and the status is 141, as after SIGPIPE. If the command
@@ -125,17 +127,17 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
     exit_request = SystemExit(0)
     try:
         command()
-    except SystemExit as end:
-        exit_request = end
+    except SystemExit as command_exit:
+        exit_request = command_exit
     except OSError:
-        if output_fault() is None:
+        if find_output_fault() is None:
             raise
     with suppress(OSError):
         sys.stdout.flush()
-    output = _our_output()
+    output = _find_own_output()
     if output is not None and output.fault is not None:
-        had_output = output.began
-        if not had_output:
+        was_open_at_start = output.began
+        if not was_open_at_start:
             print("leasehold: standard output is closed", file=sys.stderr)
         elif not isinstance(output.fault, BrokenPipeError):
             print(f"leasehold: standard output cannot be written: {output.fault.strerror}", file=sys.stderr)
@@ -145,15 +147,15 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
         os.dup2(null_device, 1)
         os.close(null_device)
         output.began = True
-        is_broken_pipe = isinstance(output.fault, BrokenPipeError) and had_output
+        is_broken_pipe = isinstance(output.fault, BrokenPipeError) and was_open_at_start
         # Click itself ends with 1 on a broken pipe.
         exit_request = SystemExit(PIPE_STATUS) if is_broken_pipe and exit_request.code in {None, 0, 1} else exit_request
         exit_request = exit_request if exit_request.code else SystemExit(1)
     raise exit_request
 
 
-def _our_output() -> _Output | None:
+def _find_own_output() -> _FaultRecordingOutput | None:
     """Return our file below standard output, or None if a test or a caller has replaced standard output."""
     file = getattr(sys.stdout, "buffer", None)
     file = getattr(file, "raw", file)
-    return file if isinstance(file, _Output) else None
+    return file if isinstance(file, _FaultRecordingOutput) else None

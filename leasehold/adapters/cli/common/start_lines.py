@@ -13,7 +13,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.stores.printable import printable
 
 
-class _TakenLeases(logging.Handler):
+class _TakenLeasesHandler(logging.Handler):
     """A log handler that prints a line for each lease that the worker takes."""
 
     def __init__(self, worker: Worker) -> None:
@@ -27,7 +27,7 @@ class _TakenLeases(logging.Handler):
 
 
 @contextmanager
-def start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
+def print_start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
     """Print the lines to standard error while the worker runs, if standard error is a terminal.
 
     Args:
@@ -38,12 +38,13 @@ def start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
     if not (sys.stderr and sys.stderr.isatty()):
         yield
         return
-    rules = worker.config.rules.name
+    rules_name = worker.config.rules.name
     _print_line(
-        f"{worker.me} joined: reads {source} with leases in {store}; rules {rules}, leasehold {version('leasehold')}"
+        f"{worker.me} joined: reads {source} with leases in {store}; rules {rules_name}, "
+        f"leasehold {version('leasehold')}"
     )
     _print_line(f"to see who reads what: leasehold leases '{store}'")
-    log, handler = logging.getLogger("leasehold.worker"), _TakenLeases(worker)
+    log, handler = logging.getLogger("leasehold.worker"), _TakenLeasesHandler(worker)
     level, shown_level, other_handlers = log.level, log.getEffectiveLevel(), logging.getLogger().handlers
 
     def was_shown_before(record: logging.LogRecord) -> bool:

@@ -61,7 +61,7 @@ class _SupervisedProcess:
 
 
 @define
-class _SupervisedEnded:
+class _SupervisedProcessEnded:
     """Event: a process has ended, and all its output was passed on."""
 
     child: _SupervisedProcess
@@ -102,21 +102,23 @@ class Supervisor:
         try:
             exit_status = self._keep_running(children)
             # Ask all processes to end, and wait for them.
-            running = [child for child in children if child.process is not None]
-            for child in running:
+            running_children = [child for child in children if child.process is not None]
+            for child in running_children:
                 _request_drain(child)
             deadline = time.monotonic() + self.drain_seconds + SLACK_SECONDS
-            while running:
+            while running_children:
                 match self._events.get(deadline):
-                    case _SupervisedEnded(child, status):
-                        running.remove(child)
-                        exit_status = exit_status or _shell_status(status)
+                    case _SupervisedProcessEnded(child, status):
+                        running_children.remove(child)
+                        exit_status = exit_status or _convert_to_shell_status(status)
                     case int(number):
-                        self._log("a second signal: %d processes are killed, and their leases expire", len(running))
+                        self._log_line(
+                            "a second signal: %d processes are killed, and their leases expire", len(running_children)
+                        )
                         return 128 + number
                     case None:
-                        names = ", ".join(child.name for child in running)
-                        self._log("not ended within %g s, killed: %s", self.drain_seconds, names)
+                        process_names = ", ".join(child.name for child in running_children)
+                        self._log_line("not ended within %g s, killed: %s", self.drain_seconds, process_names)
                         return exit_status or 1
             return exit_status
         finally:
@@ -139,18 +141,20 @@ class Supervisor:
                 if child.process is None and child.due <= now:
                     self.start_or_postpone(child)
             match self._events.get(min((child.due for child in children if child.process is None), default=math.inf)):
-                case _SupervisedEnded(child, status):
+                case _SupervisedProcessEnded(child, status):
                     # Close the pipe to the ended process, which uses a file descriptor of this process.
                     _request_drain(child)
                     child.process = None
                     if status in self.final:
-                        self._log("%s ended with status %d, so all processes end", child.name, status)
+                        self._log_line("%s ended with status %d, so all processes end", child.name, status)
                         return status
                     now = time.monotonic()
                     if now - child.started >= STEADY_SECONDS:
                         child.pause = LEAST_PAUSE_SECONDS
-                    shell_status = _shell_status(status)
-                    self._log("%s ended with status %d: it starts again in %g s", child.name, shell_status, child.pause)
+                    shell_status = _convert_to_shell_status(status)
+                    self._log_line(
+                        "%s ended with status %d: it starts again in %g s", child.name, shell_status, child.pause
+                    )
                     child.due = now + child.pause
                     child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
                 case int():
@@ -161,13 +165,13 @@ class Supervisor:
     def start_or_postpone(self, child: _SupervisedProcess) -> None:
         """Start a process. If the system lacks resources, try again later while the other processes continue."""
         try:
-            self._start(child)
+            self._start_child(child)
         except (OSError, RuntimeError, MemoryError) as fault:
-            self._log("%s cannot be started: %s; tried again in %g s", child.name, said(fault), child.pause)
+            self._log_line("%s cannot be started: %s; tried again in %g s", child.name, said(fault), child.pause)
             child.process, child.due = None, time.monotonic() + child.pause
             child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
 
-    def _start(self, child: _SupervisedProcess) -> None:
+    def _start_child(self, child: _SupervisedProcess) -> None:
         child.started = time.monotonic()
         process = child.process = Popen(  # noqa: S603  the command is our own
             child.command,
@@ -184,27 +188,27 @@ class Supervisor:
 
         def on_relay_failure(fault: BaseException) -> None:
             """Log that output is no longer passed on. The process will end, because its output pipe is closed."""
-            self._log("the output of %s cannot be passed on: %s", child.name, said(fault))
+            self._log_line("the output of %s cannot be passed on: %s", child.name, said(fault))
 
-        def watch() -> None:
+        def wait_for_exit() -> None:
             status = process.wait()
             for relay in relays:
                 relay.join(SLACK_SECONDS)  # no longer, because a process that it started may keep the pipes open
-            self._events.put(_SupervisedEnded(child, status))
+            self._events.put(_SupervisedProcessEnded(child, status))
 
         def on_watch_failure(fault: BaseException) -> None:
             """Kill the process and have it restarted, because no thread waits for it to end any more."""
-            self._log("%s is killed: its end could not be waited for: %s", child.name, said(fault))
+            self._log_line("%s is killed: its end could not be waited for: %s", child.name, said(fault))
             process.kill()
-            self._events.put(_SupervisedEnded(child, process.wait()))
+            self._events.put(_SupervisedProcessEnded(child, process.wait()))
 
         try:
             for source, sink in pipes:
                 assert source is not None  # noqa: S101  it is a pipe
                 relays.append(
-                    spawn(f"relay-{child.name}", partial(self._relay, process, source, sink), on_relay_failure)
+                    spawn(f"relay-{child.name}", partial(self._relay_output, process, source, sink), on_relay_failure)
                 )
-            spawn(f"watch-{child.name}", watch, on_watch_failure)
+            spawn(f"watch-{child.name}", wait_for_exit, on_watch_failure)
         except RuntimeError:  # no thread could be started to pass on its output or to detect its end
             process.kill()
             process.wait()
@@ -213,7 +217,7 @@ class Supervisor:
                     pipe.close()
             raise
 
-    def _relay(self, process: "Popen[bytes]", source: IO[bytes], sink: WholeLines) -> None:
+    def _relay_output(self, process: "Popen[bytes]", source: IO[bytes], sink: WholeLines) -> None:
         """Pass on whole lines until the process closes its output, or the reader of our output has gone.
 
         If the reader has gone, the process's output is closed. While the sink cannot be written to, for example because
@@ -224,11 +228,11 @@ class Supervisor:
         with source, suppress(BrokenPipeError):
             while chunk := source.read(CHUNK_BYTES):
                 lines, end, partial_line = (partial_line + chunk).rpartition(b"\n")
-                self._write(sink, lines + end)
+                self._write_with_retries(sink, lines + end)
             if partial_line and process.wait() >= 0:
-                self._write(sink, partial_line + b"\n")
+                self._write_with_retries(sink, partial_line + b"\n")
 
-    def _write(self, sink: WholeLines, data: bytes) -> None:
+    def _write_with_retries(self, sink: WholeLines, data: bytes) -> None:
         backoff = Backoff(*REFUSED_SECONDS)
         while True:
             with self._out:
@@ -238,11 +242,11 @@ class Supervisor:
             if getattr(partial_write.error, "errno", None) not in TEMPORARY_ERRORS:
                 raise partial_write.error
             if not backoff.faults:
-                self._log("output cannot be written now, and is tried again: %s", said(partial_write.error))
+                self._log_line("output cannot be written now, and is tried again: %s", said(partial_write.error))
             data = partial_write.unwritten
             time.sleep(backoff.next())
 
-    def _log(self, text: str, *values: object) -> None:
+    def _log_line(self, text: str, *values: object) -> None:
         with self._out:
             log.warning(text, *values)
 
@@ -252,18 +256,18 @@ def _request_drain(child: _SupervisedProcess) -> None:
         child.process.stdin.close()
 
 
-def _shell_status(status: int) -> int:
+def _convert_to_shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
 def call_at_end_of_supervisor(stop: Callable[[], None]) -> None:
     """Call `stop` once the supervisor asks this process to drain, or dies. Do nothing if there is no supervisor."""
 
-    def wait() -> None:
+    def wait_for_closed_input() -> None:
         while os.read(0, CHUNK_BYTES):
             pass
         stop()
 
     if os.environ.pop(SUPERVISED, None) is not None:
         # Stop if reading fails too, otherwise this process would not notice the death of its supervisor.
-        spawn("leasehold-supervised", wait, lambda _fault: stop())
+        spawn("leasehold-supervised", wait_for_closed_input, lambda _fault: stop())

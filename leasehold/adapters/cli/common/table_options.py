@@ -6,14 +6,14 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.times import make_seconds_parser
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Option, options_of
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
-def table_options(*names: str) -> Callable[[Function], Function]:
+def add_table_options(*names: str) -> Callable[[Function], Function]:
     """Replace `**options: Unpack[TABLE]` of a command by one parameter per option, as Typer requires.
 
     The new parameters come before the command's keyword-only parameters. The command receives their values in
@@ -25,19 +25,21 @@ def table_options(*names: str) -> Callable[[Function], Function]:
 
     def decorate(command: Function) -> Function:
         parameters = [*inspect.signature(command).parameters.values()]
-        var_keyword = next(parameter for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD)
-        table = get_args(get_type_hints(command)[var_keyword.name])[0]
+        options_parameter = next(parameter for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD)
+        options_type = get_args(get_type_hints(command)[options_parameter.name])[0]
         option_parameters = [
-            _parameter(option)
-            for name, option in options_of(table).items()
+            _make_parameter(option)
+            for name, option in options_of(options_type).items()
             if (name in names if names else option.in_command)
         ]
-        other_parameters = [parameter for parameter in parameters if parameter is not var_keyword]
-        positional = [parameter for parameter in other_parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-        keyword_only = [parameter for parameter in other_parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        other_parameters = [parameter for parameter in parameters if parameter is not options_parameter]
+        positional_parameters = [
+            parameter for parameter in other_parameters if parameter.kind is not parameter.KEYWORD_ONLY
+        ]
+        keyword_parameters = [parameter for parameter in other_parameters if parameter.kind is parameter.KEYWORD_ONLY]
         new_parameters = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in (*positional, *option_parameters, *keyword_only)
+            for parameter in (*positional_parameters, *option_parameters, *keyword_parameters)
         ]
         command.__signature__ = inspect.Signature(new_parameters)  # type: ignore[attr-defined]  # Typer reads both
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in new_parameters} | {
@@ -48,17 +50,17 @@ def table_options(*names: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def _parameter(option: Option) -> inspect.Parameter:
-    kind: Any = str if str in option.types else option.types[0]
+def _make_parameter(option: Option) -> inspect.Parameter:
+    option_type: Any = str if str in option.types else option.types[0]
     typer_arguments: dict[str, Any] = {}
     if option.limits is not None:
-        kind, typer_arguments = float, {"parser": seconds(), "metavar": "DURATION"}
+        option_type, typer_arguments = float, {"parser": make_seconds_parser(), "metavar": "DURATION"}
     elif option.choices:
-        kind, typer_arguments = str, {"metavar": "NAME"}  # the help has the names, and the table checks them
+        option_type, typer_arguments = str, {"metavar": "NAME"}  # the help has the names, and the table checks them
     elif option.name == "set":
-        kind = list[str]
-    text = option.help + (f" [{option.unset}]" if option.unset else "")
-    flags = option.flags or ((flag_name(option.name),) if kind is not bool else ())
-    annotation = Annotated[kind | None, typer.Option(*flags, help=text, **typer_arguments)]
-    default = option.default
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        option_type = list[str]
+    help_text = option.help + (f" [{option.unset}]" if option.unset else "")
+    flags = option.flags or ((flag_name(option.name),) if option_type is not bool else ())
+    annotation = Annotated[option_type | None, typer.Option(*flags, help=help_text, **typer_arguments)]
+    default_value = option.default
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default_value, annotation=annotation)

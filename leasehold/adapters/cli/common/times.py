@@ -7,16 +7,16 @@ import typer
 from leasehold.adapters.inputs import duration
 
 
-def seconds(minimum: float = 0.0) -> Callable[[str | float], float]:
+def make_seconds_parser(minimum: float = 0.0) -> Callable[[str | float], float]:
     """Return a parser for an option whose value is a duration of at least `minimum` seconds."""
 
-    def parse(text: str | float) -> float:
+    def parse_seconds(text: str | float) -> float:
         try:
-            value = duration(text) if isinstance(text, str) else float(text)
+            parsed_seconds = duration(text) if isinstance(text, str) else float(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        if value < minimum:
+        if parsed_seconds < minimum:
             raise typer.BadParameter(f"{text!r} is less than {minimum:g} s")
-        return value
+        return parsed_seconds
 
-    return parse
+    return parse_seconds

@@ -5,9 +5,9 @@ from typing import Annotated, Unpack
 
 import typer
 
-from leasehold.adapters.cli.common.asking import AsJson, fleet_config
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.table_options import table_options
+from leasehold.adapters.cli.common.asking import AsJson, make_fleet_config
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.ops.doctor.attempts import none_wrong
 from leasehold.adapters.ops.doctor.examination import ExaminedFleet, examine
 from leasehold.adapters.options import Options, options_of
@@ -34,7 +34,7 @@ Exit status: 0 if nothing is wrong, 1 if something is, 2 on bad usage.
 
 
 @app.command(help="Check rights, conditional writes and clocks, and estimate costs.", epilog=MORE)
-@table_options("rules", "lease_seconds", "set", "checkpoint_seconds")
+@add_table_options("rules", "lease_seconds", "set", "checkpoint_seconds")
 def command(  # noqa: PLR0917  one for each option
     source: Annotated[str, typer.Argument(help="Read this stream, a URL.", show_default=False)],
     store: Annotated[str, typer.Option(help="Keep the leases here, a URL.", show_default=False)],
@@ -52,23 +52,23 @@ def command(  # noqa: PLR0917  one for each option
     **options: Unpack[Options],
 ) -> None:
     """Examine the source and the store, and print the findings."""
-    with ending("doctor"):
+    with exit_on_failure("doctor"):
         checkpoint_seconds = options_of(Options)["checkpoint_seconds"].checked(
             options["checkpoint_seconds"], "--checkpoint-seconds"
         )
         fleet = ExaminedFleet(
-            fleet_config(options, source), workers, checkpoint_seconds, write_price, read_price, read_only
+            make_fleet_config(options, source), workers, checkpoint_seconds, write_price, read_price, read_only
         )
         examination = examine(source, store, fleet)
     if as_json:
         print(json.dumps(examination.as_json()))
         raise typer.Exit(0 if none_wrong(examination.findings) else 1)
-    width = max(len(finding.what) for finding in examination.findings)
+    what_width = max(len(finding.what) for finding in examination.findings)
     for finding in examination.findings:
-        state = "WRONG" if finding.state == "wrong" else finding.state
-        print(f"{state:7}  {finding.what:{width}}  {printable(finding.says)}")
+        shown_state = "WRONG" if finding.state == "wrong" else finding.state
+        print(f"{shown_state:7}  {finding.what:{what_width}}  {printable(finding.says)}")
         if finding.todo:
-            print(f"{'':7}  {'':{width}}  -> {printable(finding.todo)}")
+            print(f"{'':7}  {'':{what_width}}  -> {printable(finding.todo)}")
     wrong, unknown = (sum(finding.state == state for finding in examination.findings) for state in ("wrong", "unknown"))
     print(f"{len(examination.findings)} findings: {wrong} wrong, {unknown} unknown")
     raise typer.Exit(0 if none_wrong(examination.findings) else 1)

@@ -11,11 +11,11 @@ from leasehold.adapters.cli.common.asking import (
     AsJson,
     For,
     StoreUrl,
-    fleet_config,
+    make_fleet_config,
     watch_table,
 )
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.table_options import table_options
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.ops.explaining import plans, rules_of, story
 from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.ops.watching import leases_by_owner
@@ -45,7 +45,7 @@ Nothing is written. Exit status: 0, 1 if the store failed, 2 on bad usage.
 
 
 @app.command(help="Explain what each worker would do now, and why a lease has its owner.", epilog=MORE)
-@table_options("to", "rules", "lease_seconds", "set")
+@add_table_options("to", "rules", "lease_seconds", "set")
 def command(
     store: StoreUrl,
     only: Annotated[
@@ -57,18 +57,18 @@ def command(
     **options: Unpack[Options],
 ) -> None:
     """Watch the table, and print the plans of the workers or the explanation of a lease."""
-    with ending("explain", StoreError):
+    with exit_on_failure("explain", StoreError):
         if only is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")
-        config = fleet_config(options)
+        config = make_fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
             table = watch_table(table_store, config, span)
         worker_plans = plans(table, config, () if only is None else (only,))
         selected_plans = tuple(worker_plan for worker_plan in worker_plans if only in {None, worker_plan.worker})
-        row = next((row for row in table.leases if row.key == lease), None)
-        if lease is not None and row is None:
+        explained_lease = next((row for row in table.leases if row.key == lease), None)
+        if lease is not None and explained_lease is None:
             raise ValueError(f"--lease: there is no lease {lease!r}")
-    lease_story = None if row is None else story(table, config, row, worker_plans)
+    lease_story = None if explained_lease is None else story(table, config, explained_lease, worker_plans)
     problems = (*reported(table.leases), *table.swapping)
     if as_json:
         document = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
@@ -87,8 +87,13 @@ def command(
         lines += [f"should have it: {lease_story.should}", f"would move: {lease_story.moves}"]
     else:
         free_count = len(leases_by_owner(table.leases).get(None, ()))
-        summary = f"{len(table.unended)} unfinished leases, {free_count} without an owner; rules {config.rules.name}"
-        lines = [f"{summary}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *problems]
+        summary_text = (
+            f"{len(table.unended)} unfinished leases, {free_count} without an owner; rules {config.rules.name}"
+        )
+        lines = [
+            f"{summary_text}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s",
+            *problems,
+        ]
         if not selected_plans:
             lines.append("no worker holds a lease; --worker NAME says what one would do")
         for worker_plan in selected_plans:

@@ -11,15 +11,15 @@ from typing import Annotated, Unpack, cast
 import typer
 from attrs import evolve
 
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.standard_streams import drop_output
-from leasehold.adapters.cli.common.table_options import table_options
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.standard_streams import discard_if_output_closed
+from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import consumption, dead_letter_of
 from leasehold.adapters.inputs import flag_name
-from leasehold.adapters.multilang.children import Children
+from leasehold.adapters.multilang.children import ChildProcesses
 from leasehold.adapters.multilang.daemon import ChildHandler
-from leasehold.adapters.multilang.properties import read_properties, settings_of
+from leasehold.adapters.multilang.properties import interpret_properties, read_properties
 from leasehold.adapters.options import Options, options_of
 from leasehold.adapters.signals import replace_handler
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command(help="Run KCL record processors in any language, without Java.")
-@table_options("attempts", "dead_letter", "to")
+@add_table_options("attempts", "dead_letter", "to")
 def command(
     file: Annotated[Path | None, typer.Argument(help="Read this .properties file.", show_default=False)] = None,
     properties_file: Annotated[
@@ -51,17 +51,19 @@ def command(
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     logging.getLogger("leasehold.child").setLevel(logging.DEBUG)
-    with ending("multilang", StoreError, SourceError, WorkerError, DeadLetterError):
+    with exit_on_failure("multilang", StoreError, SourceError, WorkerError, DeadLetterError):
         if (file is None) == (properties_file is None):
             raise ValueError("name one file: FILE, or --properties-file FILE")
-        path = cast("Path", file or properties_file)
-        properties = read_properties(path, set_ or (), os.environ if environment else None)
-        drop_output()
-        settings = settings_of(properties)
-        print(settings.table(), file=sys.stderr)
+        properties_path = cast("Path", file or properties_file)
+        properties = read_properties(properties_path, set_ or (), os.environ if environment else None)
+        discard_if_output_closed()
+        settings = interpret_properties(properties)
+        print(settings.support_table(), file=sys.stderr)
         if log_configuration is not None:
             print(f"--log-configuration: {log_configuration} is for Java, and is ignored", file=sys.stderr)
-        children = Children(settings.argv, max_records=settings.max_records, timeout_seconds=settings.timeout_seconds)
+        children = ChildProcesses(
+            settings.argv, max_records=settings.max_records, timeout_seconds=settings.timeout_seconds
+        )
         dead_letter = options["dead_letter"]
         if isinstance(dead_letter, str):
             dead_letter = dead_letter_of(dead_letter, settings.source, settings.store, flag_name)
@@ -74,30 +76,30 @@ def command(
         )
         table_session = settings.table_credentials.session()
         # The credentials in the file are for AWS. Credentials for another cloud come from the environment.
-        goal_session = (
+        target_session = (
             table_session if (to := options["to"]) is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
         )
-        setup = evolve(setup, sessions=(settings.credentials.session(), table_session, goal_session))
-        signals = list[int]()
+        setup = evolve(setup, sessions=(settings.credentials.session(), table_session, target_session))
+        received_signals = list[int]()
 
-        def begun(runner: Runner) -> None:
+        def on_begun(runner: Runner) -> None:
             handler.set_runner(runner)
-            _record_signals(signals)
+            _record_signals(received_signals)
 
         with handler, setup.opened() as worker:
-            setup.run(worker, begun=begun)
+            setup.run(worker, begun=on_begun)
     if strict:
-        raise typer.Exit(1 if handler.fault is not None or not signals else 128 + signals[0])
+        raise typer.Exit(1 if handler.fault is not None or not received_signals else 128 + received_signals[0])
 
 
-def _record_signals(signals: list[int]) -> None:
+def _record_signals(received_signals: list[int]) -> None:
     """Record the signals that end the worker before its own handlers run."""
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         previous_handler = signal.getsignal(signal_number)
 
         def record_signal(number: int, frame: FrameType | None) -> None:
             # Record the signal before the worker's own handler runs, because the exit status depends on the signal.
-            signals.append(number)
+            received_signals.append(number)
             if callable(previous_handler):  # noqa: B023  the worker's own handler is the same for each signal
                 previous_handler(number, frame)  # noqa: B023
 

@@ -11,11 +11,11 @@ from typing import Annotated, Unpack
 import typer
 import uvicorn
 
-from leasehold.adapters.cli.common.asking import fleet_config
-from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
-from leasehold.adapters.cli.common.table_options import table_options
-from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.cli.leases import stream_of
+from leasehold.adapters.cli.common.asking import make_fleet_config
+from leasehold.adapters.cli.common.ending import EndSignal, exit_on_failure, raise_on_signal
+from leasehold.adapters.cli.common.table_options import add_table_options
+from leasehold.adapters.cli.common.times import make_seconds_parser
+from leasehold.adapters.cli.leases import open_lag_source
 from leasehold.adapters.ops.serving.app import BoundedConnection, saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.ops.swapping import open_for_reading
@@ -52,7 +52,7 @@ Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be
 
 
 @app.command(help="Serve a live, read-only web page of lease tables.", epilog=MORE)
-@table_options("rules", "lease_seconds", "set")
+@add_table_options("rules", "lease_seconds", "set")
 def command(  # noqa: PLR0917  one for each option
     stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Read the leases here, URLs.")],
     source: Annotated[
@@ -66,36 +66,38 @@ def command(  # noqa: PLR0917  one for each option
     port: Annotated[int, typer.Option(help="Listen on this port; 0 for a free one.", min=0, max=65535)] = 8095,
     allow_host: Annotated[list[str] | None, typer.Option(help="Accept requests for this host name, too.")] = None,
     once: Annotated[Path | None, typer.Option(help="Write the page to this file and exit; it needs no server.")] = None,
-    every: Annotated[float, typer.Option(help="Wait this long between two reads.", parser=seconds(0.1))] = 2.0,
+    every: Annotated[
+        float, typer.Option(help="Wait this long between two reads.", parser=make_seconds_parser(0.1))
+    ] = 2.0,
     history: Annotated[str | None, typer.Option(help="Keep moves and lag in this SQLite file. [memory]")] = None,
     **options: Unpack[Options],
 ) -> None:
     """Watch the tables and serve the page, or write it to a file."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with ending("serve", StoreError, SourceError, OSError), suppress(Ended):  # the way to end it
-        config = fleet_config(options)
+    with exit_on_failure("serve", StoreError, SourceError, OSError), suppress(EndSignal):  # the way to end it
+        config = make_fleet_config(options)
         if source and len(source) != len(stores):
             raise ValueError("--source: give one for each STORE, or none")
         if goals and len(goals) != len(stores):
             raise ValueError("--to: give one for each STORE, `-` for one that does not move, or none")
-        with raising_on_signal(), ExitStack() as stack:
-            record = stack.enter_context(closing(FleetRecord(history)))
+        with raise_on_signal(), ExitStack() as stack:
+            fleet_record = stack.enter_context(closing(FleetRecord(history)))
             watchers = []
             for index, url in enumerate(stores):
-                goal = goals[index] if goals and goals[index] != "-" else None
-                store = stack.enter_context(closing(open_for_reading(url, goal)))
-                lag_source = stack.enter_context(closing(stream_of(source[index]))) if source else None
-                watcher = TableWatcher(name_of(url), store, config, record, every=every, source=lag_source)
+                target_url = goals[index] if goals and goals[index] != "-" else None
+                store = stack.enter_context(closing(open_for_reading(url, target_url)))
+                lag_source = stack.enter_context(closing(open_lag_source(source[index]))) if source else None
+                watcher = TableWatcher(name_of(url), store, config, fleet_record, every=every, source=lag_source)
                 watchers.append(stack.enter_context(closing(watcher)))
             if once is not None:
-                _write(watchers, once, every)
+                _write_pages_periodically(watchers, once, every)
                 return
             for watcher in watchers:
                 watcher.start()
-            _serve(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
+            _serve_pages(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
 
 
-def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
+def _write_pages_periodically(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
     """Read the tables until the status of every lease is known, or for two minutes, and then write the page.
 
     Raises StoreError if a table cannot be read.
@@ -114,21 +116,21 @@ def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
     file.write_text(saved_page(watchers), encoding="utf-8")
 
 
-def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequence[str]) -> None:
-    page = server(watchers, hosts)
+def _serve_pages(watchers: Sequence[TableWatcher], host: str, port: int, allowed_hosts: Sequence[str]) -> None:
+    page_app = server(watchers, allowed_hosts)
     uvicorn_options = {"log_level": "warning", "access_log": False, "http": BoundedConnection}
-    config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **uvicorn_options)  # type: ignore[arg-type]
+    config = uvicorn.Config(page_app, host=host, port=port, timeout_graceful_shutdown=1, **uvicorn_options)  # type: ignore[arg-type]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` accepts IPv4 clients, too
+    is_dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` accepts IPv4 clients, too
     try:  # listen before printing the address, so that a reader of the line can connect at once
-        listener = socket.create_server((host, port), family=family, dualstack_ipv6=dual_stack)
+        listener = socket.create_server((host, port), family=family, dualstack_ipv6=is_dual_stack)
     except OSError as problem:
         raise ValueError(
             f"--host {host} --port {port}: {problem.strerror or problem}; "
             "give an address of this machine, and a port on which nothing listens (0 takes a free one)"
         ) from problem
     bound_port = listener.getsockname()[1]
-    tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
+    tables_text = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     uvicorn_server = uvicorn.Server(config)
     # Run uvicorn in another thread, in which it doesn't handle signals. In the main thread, a signal that arrives while
     # uvicorn starts makes it fail or is ignored.
@@ -136,7 +138,7 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     thread = None
     try:
         thread = spawn("leasehold-page", lambda: uvicorn_server.run([listener]), faults.append)
-        print(f"http://{host}:{bound_port}/ ({tables}); Ctrl-C ends it.", flush=True)
+        print(f"http://{host}:{bound_port}/ ({tables_text}); Ctrl-C ends it.", flush=True)
         while thread.is_alive():
             thread.join(SIGNAL_SECONDS)  # the main thread handles signals, whichever thread receives them
     finally:

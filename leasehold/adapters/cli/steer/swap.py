@@ -9,8 +9,8 @@ import typer
 from attrs import asdict
 
 from leasehold.adapters.cli.common.asking import AsJson
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.common.ending import exit_on_failure
+from leasehold.adapters.cli.common.times import make_seconds_parser
 from leasehold.adapters.inputs import format_time
 from leasehold.adapters.ops.swapping import (
     SwapProgress,
@@ -63,53 +63,54 @@ def command(  # noqa: PLR0917  one for each option
     status: Annotated[bool, typer.Option("--status", help="Show the progress, and change nothing.")] = False,
     back: Annotated[bool, typer.Option("--back", help="Move the leases back to FROM.")] = False,
     wait: Annotated[
-        float, typer.Option(help="Wait this long for workers to announce that they know TO.", parser=seconds())
+        float,
+        typer.Option(help="Wait this long for workers to announce that they know TO.", parser=make_seconds_parser()),
     ] = 60.0,
     create: Annotated[bool, typer.Option(help="Create TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Start or reverse a swap, and follow it until every lease has arrived."""
-    with ending("swap", StoreError), ExitStack() as opened:
+    with exit_on_failure("swap", StoreError), ExitStack() as opened:
         check_tables_differ(from_, to, "TO")
         if status and back:
             raise ValueError("choose one of --status and --back")
-        names = (name_of(from_), name_of(to))
+        table_names = (name_of(from_), name_of(to))
         source = open_store(from_, create=False)
         opened.callback(source.close)
         target = open_store(to, create=create and not (status or back))
         opened.callback(target.close)
         tables = (source, target)
-        if swap_is_over(tables, names):
+        if swap_is_over(tables, table_names):
             if back:
                 raise StoreError("the swap is over; to go back, swap from TO to a new, empty table")
             ended_seconds = ended_at(tables)
             if as_json:
-                document = {"way": "over", "from": names[0], "to": names[1], "ended_at": ended_seconds}
+                document = {"way": "over", "from": table_names[0], "to": table_names[1], "ended_at": ended_seconds}
                 print(json.dumps({name: value for name, value in document.items() if value is not None}))
             else:
                 ended_text = "" if ended_seconds is None else f" (ended {format_time(ended_seconds * 1000)})"
-                print(f"from {names[0]} to {names[1]}{ended_text}: {_FINAL_MESSAGES[False]}")
+                print(f"from {table_names[0]} to {table_names[1]}{ended_text}: {_FINAL_MESSAGES[False]}")
             return
         if status or back:
-            store = open_joined(tables, names)
+            store = open_joined(tables, table_names)
         else:
-            store = SwapStore(tables, names[TO])
-            control_row(tables, names)
+            store = SwapStore(tables, table_names[TO])
+            control_row(tables, table_names)
         if status:
-            _print_progress(progress(tables, store, names[TO]), as_json=as_json)
+            _print_progress(progress(tables, store, table_names[TO]), as_json=as_json)
             return
         if not back:
-            wait_until_known(tables, store, names[TO], wait)
+            wait_until_known(tables, store, table_names[TO], wait)
         set_direction(tables, "from" if back else "to")
         last_progress = None
-        for swap in move_until_arrived(tables, store, names[TO]):
+        for swap in move_until_arrived(tables, store, table_names[TO]):
             if swap != last_progress:
                 _print_progress(swap, as_json=as_json)
             last_progress = swap
         if back:
             set_direction(tables, "")
         else:
-            end_swap(tables, store, names[TO])
+            end_swap(tables, store, table_names[TO])
         if not as_json:
             print(_FINAL_MESSAGES[back])
 

@@ -6,12 +6,12 @@ from attrs import frozen
 
 from leasehold.adapters.sources.event_hubs.arrow_rows import SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Source
-from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamLocation
-from leasehold.adapters.spark.event_hubs.options import EventHubsOptions, event_hubs_options, executor_secret
-from leasehold.adapters.spark.event_hubs.sink import hub_sink
+from leasehold.adapters.spark.batch import BoundedSource, ReadBounds, StreamLocation
+from leasehold.adapters.spark.event_hubs.options import EventHubsOptions, find_executor_secret, parse_event_hubs_options
+from leasehold.adapters.spark.event_hubs.sink import parse_hub_sink
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader
-from leasehold.adapters.spark.rows import Columns, SourceSpec
+from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
 from leasehold.adapters.spark.sink import SinkTarget
 from leasehold.balancer.model import Position
 
@@ -31,22 +31,24 @@ class EventHubsLeased(LeasedSource):
 
     FORMAT, DDL = "eventhubs-leased", DDL
 
-    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
-        parsed = event_hubs_options(options)
-        spec = SourceSpec(
+    def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
+        parsed_options = parse_event_hubs_options(options)
+        source_spec = SourceSpec(
             # Read exclusively, so that a process that lost the lease is disconnected when the next owner connects.
-            open=lambda: _source(HubLocation.of(parsed), parsed.secret, parsed.prefetch, exclusive=True),
-            columns=columns(),
+            open=lambda: _open_source(
+                HubLocation.from_options(parsed_options), parsed_options.secret, parsed_options.prefetch, exclusive=True
+            ),
+            columns=make_columns(),
             interval_seconds=INTERVAL_SECONDS,
             shard_rows=ALL_ROWS,
             rereadable=False,
             # Event Hubs ignores the case of names, so use lower case. Otherwise one hub could look like two.
-            stream=f"eventhubs://{parsed.namespace}/{parsed.hub}".lower(),
+            stream=f"eventhubs://{parsed_options.namespace}/{parsed_options.hub}".lower(),
         )
-        return spec, parsed.lease, HubLocation.of(parsed), parsed.bounds
+        return source_spec, parsed_options.lease, HubLocation.from_options(parsed_options), parsed_options.bounds
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:
-        return hub_sink(opts)
+        return parse_hub_sink(opts)
 
 
 @frozen
@@ -70,7 +72,7 @@ class HubLocation:
     has_secret: bool
 
     @classmethod
-    def of(cls, options: EventHubsOptions) -> "HubLocation":
+    def from_options(cls, options: EventHubsOptions) -> "HubLocation":
         """Return the address of the hub that these options name."""
         return cls(
             options.namespace,
@@ -82,9 +84,9 @@ class HubLocation:
         )
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> SourceColumns:
         """The columns that its events become."""
-        return columns()
+        return make_columns()
 
     @property
     def pause_seconds(self) -> float:
@@ -93,31 +95,31 @@ class HubLocation:
 
     def open(self) -> Source:
         """Open the hub for reading without exclusive access. The service allows five readers per partition."""
-        return _source(self, self._secret(), self.prefetch, exclusive=False)
+        return _open_source(self, self._read_secret(), self.prefetch, exclusive=False)
 
-    def probe(self) -> BoundedSource:
+    def open_for_lookup(self) -> BoundedSource:
         """Open the hub for looking up single events, with a prefetch of one."""
-        return _source(self, self._secret(), 1, exclusive=False)
+        return _open_source(self, self._read_secret(), 1, exclusive=False)
 
-    def _secret(self) -> str:
-        return executor_secret(self.file, has_secret=self.has_secret)
+    def _read_secret(self) -> str:
+        return find_executor_secret(self.file, has_secret=self.has_secret)
 
 
-def _source(location: HubLocation, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
+def _open_source(location: HubLocation, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
     # Import here, because the process that only registers the format needs no client.
     from leasehold.adapters.sources.event_hubs.access import by_connection_string, by_identity  # noqa: PLC0415
     from leasehold.adapters.sources.event_hubs.poller import EventHubsSource  # noqa: PLC0415
 
     if secret:
-        access = by_connection_string(secret, location.namespace, location.hub, location.group)
+        hub_access = by_connection_string(secret, location.namespace, location.hub, location.group)
     else:
-        access = by_identity(location.namespace, location.hub, location.group)
-    return EventHubsSource(access, prefetch, exclusive=exclusive)
+        hub_access = by_identity(location.namespace, location.hub, location.group)
+    return EventHubsSource(hub_access, prefetch, exclusive=exclusive)
 
 
-def columns() -> Columns:
+def make_columns() -> SourceColumns:
     """Return the columns of a hub's events."""
-    return Columns(
+    return SourceColumns(
         SCHEMA,
         "body",
         lambda lease, records: rows_of(lease.shard, records),

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from leasehold.adapters.spark.batch import Bounds, parse_bounds
+from leasehold.adapters.spark.batch import ReadBounds, parse_bounds
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
@@ -45,26 +45,26 @@ class EventHubsOptions:
     file: str
     prefetch: int
     lease: LeaseOptions
-    bounds: Bounds
+    bounds: ReadBounds
 
 
-def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
+def parse_event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     """Parse the options. Raises ValueError, naming the option and never repeating a secret."""
     opts = OptionReader(options)
     namespace, hub, secret, file = parse_hub(opts)
-    group = opts.text("eventhubs.consumerGroup", "$Default")
-    prefetch = opts.number("eventhubs.prefetchCount", 1000, maximum=10_000) or 0
-    opts.ignore(WITHOUT_EFFECT)
-    if opts.text("eventhubs.startingPositions"):
+    consumer_group = opts.read_text("eventhubs.consumerGroup", "$Default")
+    prefetch_count = opts.read_number("eventhubs.prefetchCount", 1000, maximum=10_000) or 0
+    opts.ignore_options(WITHOUT_EFFECT)
+    if opts.read_text("eventhubs.startingPositions"):
         raise ValueError(
             "option eventhubs.startingPositions: a partition starts at its lease's checkpoint; see the docs"
         )
-    since = _parse_position(opts, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
-    bounds = parse_bounds(opts, "eventhubs", since, _parse_position(opts, "eventhubs.endingPosition", ()))
+    start_fields = _parse_position(opts, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
+    bounds = parse_bounds(opts, "eventhubs", start_fields, _parse_position(opts, "eventhubs.endingPosition", ()))
     # The default is that of the Azure SDKs, whose workers expire leases after two minutes.
-    lease = parse_lease_options(opts, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
+    lease_options = parse_lease_options(opts, "", bounds.find_initial_position(), 120.0, "maxEventsPerTrigger")
     opts.reject_unknown()
-    return EventHubsOptions(namespace, hub, group, secret, file, prefetch, lease, bounds)
+    return EventHubsOptions(namespace, hub, consumer_group, secret, file, prefetch_count, lease_options, bounds)
 
 
 def parse_hub(opts: OptionReader) -> tuple[str, str, str, str]:
@@ -73,14 +73,14 @@ def parse_hub(opts: OptionReader) -> tuple[str, str, str, str]:
     Raises ValueError, naming the option.
     """
     reject_secrets(opts)
-    secret, origin = read_secret(file := opts.text(FILE_OPTION))
-    pairs = (part.partition("=") for part in secret.split(";") if part)
-    connection_fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    secret, origin = read_secret(file := opts.read_text(FILE_OPTION))
+    connection_pairs = (part.partition("=") for part in secret.split(";") if part)
+    connection_fields = {name.strip().lower(): value.strip() for name, _, value in connection_pairs}
     if secret and "endpoint" not in connection_fields:
         raise ValueError(f"{origin}: this is not an Event Hubs connection string")
     endpoint = connection_fields.get("endpoint", "").partition("://")[2].strip("/")
-    namespace = opts.text("eventhubs.namespace", endpoint)
-    hub = opts.text("eventhubs.name", connection_fields.get("entitypath", ""))
+    namespace = opts.read_text("eventhubs.namespace", endpoint)
+    hub = opts.read_text("eventhubs.name", connection_fields.get("entitypath", ""))
     if not namespace:
         raise ValueError(f"option eventhubs.namespace: is missing, and neither is {CONNECTION_STRING} set")
     if not hub:
@@ -90,7 +90,7 @@ def parse_hub(opts: OptionReader) -> tuple[str, str, str, str]:
 
 def reject_secrets(opts: OptionReader) -> None:
     """Raise ValueError if a secret is given as an option, because Spark shows options in plans and on its pages."""
-    if opts.text("eventhubs.connectionString"):
+    if opts.read_text("eventhubs.connectionString"):
         raise ValueError(
             "option eventhubs.connectionString: Spark would show it in plans and on its pages; set "
             f"{CONNECTION_STRING} in the driver's environment, or name a file on the driver with {FILE_OPTION}"
@@ -109,11 +109,11 @@ def read_secret(path: str) -> tuple[str, str]:
         return Path(path).read_text().strip(), f"option {FILE_OPTION}"
     except (OSError, UnicodeDecodeError) as fault:
         # Name the machine, because the file may be missing on a single executor.
-        location = f"on {socket.gethostname()} ({type(fault).__name__})"
-        raise ValueError(f"option {FILE_OPTION}: {path!r} cannot be read {location}") from None
+        failure_place = f"on {socket.gethostname()} ({type(fault).__name__})"
+        raise ValueError(f"option {FILE_OPTION}: {path!r} cannot be read {failure_place}") from None
 
 
-def executor_secret(path: str, *, has_secret: bool) -> str:
+def find_executor_secret(path: str, *, has_secret: bool) -> str:
     """Return the connection string of this process. Raises ValueError if only the driver has one (`has_secret`)."""
     secret, _ = read_secret(path)
     # Raise an error here. Otherwise the executor would use its own identity, and its access would be denied with a
@@ -128,14 +128,14 @@ def executor_secret(path: str, *, has_secret: bool) -> str:
 
 def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the Azure connector's JSON with an offset ("-1", "@latest") or an enqueuedTime."""
-    if not (text := opts.text(name)):
+    if not (text := opts.read_text(name)):
         return None
-    offset, timestamp = text, ""
+    offset, timestamp_text = text, ""
     if text.startswith("{"):
         try:
-            position = json.loads(text)
-            offset, iso_time = str(position.get("offset") or ""), position.get("enqueuedTime")
-            timestamp = str(int(datetime.fromisoformat(iso_time).timestamp() * 1000)) if iso_time else ""
+            position_document = json.loads(text)
+            offset, iso_time = str(position_document.get("offset") or ""), position_document.get("enqueuedTime")
+            timestamp_text = str(int(datetime.fromisoformat(iso_time).timestamp() * 1000)) if iso_time else ""
         # Other JSON, such as a list or a number, raises different exceptions. Report all of them in the same way.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
@@ -144,6 +144,6 @@ def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]
         offset,
         oldest_words,
         ("@LATEST", "LATEST", "END"),
-        timestamp,
+        timestamp_text,
         time_form='{"enqueuedTime": "2026-11-22T06:00:00Z"}',
     )

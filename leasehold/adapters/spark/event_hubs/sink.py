@@ -14,9 +14,9 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 
 from leasehold.adapters.sources.deduplication import Tag
-from leasehold.adapters.spark.event_hubs.options import executor_secret, parse_hub
+from leasehold.adapters.spark.event_hubs.options import find_executor_secret, parse_hub
 from leasehold.adapters.spark.options import OptionReader
-from leasehold.adapters.spark.sink import RowWriter, SinkColumns, row_values
+from leasehold.adapters.spark.sink import RowWriter, SinkColumns, read_row_values
 from leasehold.errors import SourceError
 from leasehold.stores.printable import escaped, said
 
@@ -61,13 +61,13 @@ class HubSinkTarget:
         """The columns that become events."""
         return COLUMNS
 
-    def writer(self) -> RowWriter:
+    def open_writer(self) -> RowWriter:
         """Return the writer of this process. Raises ValueError."""
         if self not in _writers:
             _writers[self] = HubRowWriter(self._client(), self.hub)
         return _writers[self]
 
-    def forget(self) -> None:
+    def forget_writer(self) -> None:
         """Drop the writer, so that the next task opens a new one."""
         _writers.pop(self, None)
 
@@ -76,7 +76,7 @@ class HubSinkTarget:
 
         # Use the client's own retries, because a batch is then sent again before any later batch.
         options: dict[str, Any] = {"retry_total": RETRIES, "retry_backoff_factor": RETRY_SECONDS}
-        if secret := executor_secret(self.file, has_secret=self.has_secret):
+        if secret := find_executor_secret(self.file, has_secret=self.has_secret):
             return EventHubProducerClient.from_connection_string(secret, eventhub_name=self.hub, **options)
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
 
@@ -100,26 +100,26 @@ class HubRowWriter:
         """
         batch, route = None, None
         try:
-            self._check(rows, tag)
-            for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
-                event = _event(body, properties, tag, number)
+            self._check_sizes(rows, tag)
+            for number, (body, partition, key, properties) in enumerate(read_row_values(rows), tag.row):
+                event = _make_event(body, properties, tag, number)
                 # All rows of a batch have the same partition or key, so a row with another partition or key begins the
                 # next batch.
                 if batch is None or route != (partition, key):
-                    batch = self._next(batch, partition, key)
+                    batch = self._start_next_batch(batch, partition, key)
                     route = partition, key
                 try:
                     batch.add(event)
                 except ValueError:  # it is full
-                    batch = self._next(batch, partition, key)
+                    batch = self._start_next_batch(batch, partition, key)
                     batch.add(event)
-            self._send(batch)
+            self._send_batch(batch)
         except ValueError:
             raise
         except BaseException as fault:
             # Do not use a failed connection again. The next attempt opens a new one.
             for target in [target for target, writer in _writers.items() if writer is self]:
-                target.forget()
+                target.forget_writer()
             try:
                 self._client.close()
             except Exception as close_error:  # noqa: BLE001  the error that ended the write is raised below
@@ -128,48 +128,48 @@ class HubRowWriter:
                 raise
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
 
-    def _check(self, rows: pa.Table, tag: Tag) -> None:
+    def _check_sizes(self, rows: pa.Table, tag: Tag) -> None:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
         # Check all rows before sending any. Rows that were sent cannot be removed. Once the user has fixed or removed
         # the invalid row, the section's tags differ, so readers would not recognize the repeated rows as duplicates.
-        max_size = None
-        for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
+        max_bytes = None
+        for number, (body, partition, key, properties) in enumerate(read_row_values(rows), tag.row):
             if partition and key:
                 raise ValueError(
                     "columns partitionId and partitionKey: a row has both; one of them chooses the partition"
                 )
-            size = (
+            event_bytes = (
                 len(body)
                 + BYTES_OF_CHARACTER * len(key or "")
                 + sum(PROPERTY_BYTES + BYTES_OF_CHARACTER * len(name + (text or "")) for name, text in properties or ())
             )
-            if max_size is None:
-                max_size = self._batch(partition, key).max_size_in_bytes
-            if size + EVENT_BYTES <= max_size:
+            if max_bytes is None:
+                max_bytes = self._create_batch(partition, key).max_size_in_bytes
+            if event_bytes + EVENT_BYTES <= max_bytes:
                 continue
             # The event may be too large. Only the client can determine the encoded size.
             try:
-                self._batch(partition, key).add(_event(body, properties, tag, number))
+                self._create_batch(partition, key).add(_make_event(body, properties, tag, number))
             except ValueError:
                 raise ValueError(f"column body: {len(body)} bytes; the hub takes fewer in an event") from None
 
-    def _next(self, batch: Any, partition: str | None, key: str | None) -> Any:  # noqa: ANN401  an extra has the type
-        self._send(batch)
-        return self._batch(partition, key)
+    def _start_next_batch(self, batch: Any, partition: str | None, key: str | None) -> Any:  # noqa: ANN401  an extra has the type
+        self._send_batch(batch)
+        return self._create_batch(partition, key)
 
-    def _batch(self, partition: str | None, key: str | None) -> Any:  # noqa: ANN401  likewise
+    def _create_batch(self, partition: str | None, key: str | None) -> Any:  # noqa: ANN401  likewise
         return (
             self._client.create_batch(partition_id=partition)
             if partition
             else self._client.create_batch(partition_key=key or "-")
         )
 
-    def _send(self, batch: Any) -> None:  # noqa: ANN401  likewise
+    def _send_batch(self, batch: Any) -> None:  # noqa: ANN401  likewise
         if batch is not None and len(batch):
             self._client.send_batch(batch)
 
 
-def _event(body: bytes, properties: Iterable[tuple[str, str | None]] | None, tag: Tag, number: int) -> "EventData":
+def _make_event(body: bytes, properties: Iterable[tuple[str, str | None]] | None, tag: Tag, number: int) -> "EventData":
     from azure.eventhub import EventData  # noqa: PLC0415  an extra
 
     from leasehold.adapters.sources.event_hubs.records import TAG  # noqa: PLC0415  likewise
@@ -179,7 +179,7 @@ def _event(body: bytes, properties: Iterable[tuple[str, str | None]] | None, tag
     return event
 
 
-def hub_sink(opts: OptionReader) -> HubSinkTarget:
+def parse_hub_sink(opts: OptionReader) -> HubSinkTarget:
     """Parse the options of a sink. Raises ValueError, naming the option and never repeating a secret."""
     namespace, hub, secret, file = parse_hub(opts)
     return HubSinkTarget(namespace, hub, file, has_secret=bool(secret))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from leasehold.adapters.sources.protocol import Source
-from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamLocation
+from leasehold.adapters.spark.batch import BoundedSource, ReadBounds, StreamLocation
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
-from leasehold.adapters.spark.kinesis.options import kinesis_options
-from leasehold.adapters.spark.kinesis.sink import kinesis_sink
+from leasehold.adapters.spark.kinesis.options import parse_kinesis_options
+from leasehold.adapters.spark.kinesis.sink import parse_kinesis_sink
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader
-from leasehold.adapters.spark.rows import Columns, SourceSpec
+from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
 from leasehold.adapters.spark.sink import SinkTarget
 
 if TYPE_CHECKING:  # an extra
@@ -25,29 +25,33 @@ class KinesisLeased(LeasedSource):
 
     FORMAT, DDL = "kinesis-leased", kinesis_rows.DDL
 
-    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
-        parsed = kinesis_options(options)
+    def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
+        parsed_options = parse_kinesis_options(options)
         # A query with an ending position reads stored records, which are polled even if a consumer is configured.
-        live_consumer = parsed.consumer if parsed.bounds.until is None else ""
-        spec = SourceSpec(
-            open=partial(_source, parsed.stream, {**parsed.url_options, "consumer": live_consumer}),
-            open_for_replay=partial(_source, parsed.stream, parsed.url_options),
-            columns=kinesis_rows.columns(parsed.name),
-            interval_seconds=0.0 if live_consumer else parsed.interval_seconds,
-            shard_rows=parsed.shard_rows,
+        live_consumer = parsed_options.consumer if parsed_options.bounds.until is None else ""
+        source_spec = SourceSpec(
+            open=partial(
+                _open_source, parsed_options.stream, {**parsed_options.url_options, "consumer": live_consumer}
+            ),
+            open_for_replay=partial(_open_source, parsed_options.stream, parsed_options.url_options),
+            columns=kinesis_rows.make_columns(parsed_options.name),
+            interval_seconds=0.0 if live_consumer else parsed_options.interval_seconds,
+            shard_rows=parsed_options.shard_rows,
             rereadable=True,
-            stream=f"kinesis://{parsed.stream}",
-            start_positions=parsed.start_positions,
+            stream=f"kinesis://{parsed_options.stream}",
+            start_positions=parsed_options.start_positions,
         )
         return (
-            spec,
-            parsed.lease,
-            KinesisLocation(parsed.stream, parsed.name, parsed.url_options, parsed.interval_seconds),
-            parsed.bounds,
+            source_spec,
+            parsed_options.lease,
+            KinesisLocation(
+                parsed_options.stream, parsed_options.name, parsed_options.url_options, parsed_options.interval_seconds
+            ),
+            parsed_options.bounds,
         )
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:
-        return kinesis_sink(opts)
+        return parse_kinesis_sink(opts)
 
 
 @frozen
@@ -67,22 +71,22 @@ class KinesisLocation:
     pause_seconds: float
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> SourceColumns:
         """The columns that its records become."""
-        return kinesis_rows.columns(self.name)
+        return kinesis_rows.make_columns(self.name)
 
     def open(self) -> Source:
         """Open the stream for reading. Records that were trimmed after the batch was planned are skipped."""
-        return _source(self.stream, {**self.options, "if_trimmed": "TRIM_HORIZON"})
+        return _open_source(self.stream, {**self.options, "if_trimmed": "TRIM_HORIZON"})
 
-    def probe(self) -> BoundedSource:
+    def open_for_lookup(self) -> BoundedSource:
         """Open the stream for reading one record at a time."""
         from leasehold.adapters.spark.kinesis.poller import Probe  # noqa: PLC0415  it needs a client
 
-        return _source(self.stream, self.options, Probe)
+        return _open_source(self.stream, self.options, Probe)
 
 
-def _source(stream: str, options: Mapping[str, str], reader: "type[Poller] | None" = None) -> BoundedSource:
+def _open_source(stream: str, options: Mapping[str, str], reader: "type[Poller] | None" = None) -> BoundedSource:
     # Import here, because a process that only registers the format needs no client.
     from leasehold.adapters.sources.kinesis.source import open_url  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.poller import ArrowFanOut, ArrowPoller  # noqa: PLC0415

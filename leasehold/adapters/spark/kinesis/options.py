@@ -10,7 +10,7 @@ from attrs import frozen
 
 from leasehold.adapters.inputs import checked_time
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
-from leasehold.adapters.spark.batch import Bounds, parse_bounds
+from leasehold.adapters.spark.batch import ReadBounds, parse_bounds
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.stores.printable import printable
@@ -73,7 +73,7 @@ class KinesisOptions:
     interval_seconds: float
     shard_rows: int
     lease: LeaseOptions
-    bounds: Bounds
+    bounds: ReadBounds
     start_positions: Mapping[str, Position]
     consumer: str
     credentials: Mapping[str, str]
@@ -85,51 +85,54 @@ class KinesisOptions:
         return {**url_options, **self.credentials}
 
 
-def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
+def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Parse the options. Raises ValueError, naming the option."""
     opts = OptionReader(options)
     # Check for other connectors' names first, so that the error suggests our name for the option.
     opts.reject_renamed(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
-    stream = opts.required("kinesis.streamName", "name the stream to read")
-    region, endpoint = opts.text("kinesis.region"), opts.text("kinesis.endpointUrl")
-    name = stream_address(stream, region or None, "option kinesis.streamName").name
-    kind, consumer = "kinesis.consumerType", opts.text("kinesis.consumerName")
-    subscribes = opts.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
+    stream = opts.read_required("kinesis.streamName", "name the stream to read")
+    region, endpoint = opts.read_text("kinesis.region"), opts.read_text("kinesis.endpointUrl")
+    stream_name = stream_address(stream, region or None, "option kinesis.streamName").name
+    kind, consumer = "kinesis.consumerType", opts.read_text("kinesis.consumerName")
+    subscribes = opts.read_choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {
+        "SubscribeToShard",
+        "efo",
+    }
     if subscribes and not consumer:
         raise ValueError(f"option {kind}: name the consumer with kinesis.consumerName; only this group may use it")
     if consumer and not subscribes:
         raise ValueError(
             f"option kinesis.consumerName: it has no effect; set {kind} to SubscribeToShard, or leave it out"
         )
-    credentials = credentials_of(opts, "kinesis")
-    wire = opts.choice("kinesis.wire", "cbor", "json", "boto3")
-    misplaced = opts.choice("kinesis.misplaced", "keep", "drop")
-    opts.ignore(WITHOUT_EFFECT)
-    interval_ms = opts.number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
-    max_rows = opts.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+    credentials = parse_credentials(opts, "kinesis")
+    wire_format = opts.read_choice("kinesis.wire", "cbor", "json", "boto3")
+    misplaced = opts.read_choice("kinesis.misplaced", "keep", "drop")
+    opts.ignore_options(WITHOUT_EFFECT)
+    interval_ms = opts.read_number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
+    max_shard_rows = opts.read_number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
     start_positions, default_start = _split_by_shard(opts)
-    since = _parse_position(default_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
-    bounds = parse_bounds(opts, "kinesis", since, _parse_position(opts, "kinesis.endingPosition", ()))
+    start_fields = _parse_position(default_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
+    bounds = parse_bounds(opts, "kinesis", start_fields, _parse_position(opts, "kinesis.endingPosition", ()))
     # The KCL names its lease table after the application.
-    table_name = opts.text("kinesis.dynamodb.tableName", opts.text("lease.applicationName"))
-    table_credentials = credentials_of(opts, "lease")
+    table_name = opts.read_text("kinesis.dynamodb.tableName", opts.read_text("lease.applicationName"))
+    table_credentials = parse_credentials(opts, "lease")
     if table_credentials and not table_name:
         raise ValueError("option lease.roleArn: it needs lease.applicationName; in lease.store, write role_arn=…")
-    url_options = {"region": region, "endpoint": opts.text("kinesis.dynamodb.endpointUrl"), **table_credentials}
-    query = urlencode({name: value for name, value in url_options.items() if value})
-    store_url = f"dynamodb://{quote(table_name)}{query and '?'}{query}" if table_name else ""
-    lease = parse_lease_options(opts, store_url, bounds.initial(), 10.0, "maxRowsPerTrigger")
+    url_options = {"region": region, "endpoint": opts.read_text("kinesis.dynamodb.endpointUrl"), **table_credentials}
+    url_query = urlencode({name: value for name, value in url_options.items() if value})
+    store_url = f"dynamodb://{quote(table_name)}{url_query and '?'}{url_query}" if table_name else ""
+    lease_options = parse_lease_options(opts, store_url, bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
     opts.reject_unknown()
     return KinesisOptions(
         stream,
-        name,
+        stream_name,
         region,
         endpoint,
-        wire,
+        wire_format,
         misplaced,
         interval_ms / 1000,
-        max_rows,
-        lease,
+        max_shard_rows,
+        lease_options,
         bounds,
         start_positions,
         consumer,
@@ -137,15 +140,15 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     )
 
 
-def credentials_of(opts: OptionReader, prefix: str) -> dict[str, str]:
+def parse_credentials(opts: OptionReader, prefix: str) -> dict[str, str]:
     """Return the credential options for an AWS URL, or none to use the environment's credentials. Raises ValueError.
 
     Args:
         opts: All options.
         prefix: "kinesis" for the stream's credentials, "lease" for the table's.
     """
-    profile, role = opts.text(f"{prefix}.profile"), opts.text(f"{prefix}.roleArn")
-    external_id = opts.text(f"{prefix}.externalId")
+    profile, role = opts.read_text(f"{prefix}.profile"), opts.read_text(f"{prefix}.roleArn")
+    external_id = opts.read_text(f"{prefix}.externalId")
     if role and not ROLE.fullmatch(role):
         raise ValueError(f"option {prefix}.roleArn: write arn:aws:iam::ACCOUNT:role/NAME")
     if external_id and not role:
@@ -165,16 +168,16 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
 
     {"shardId-…": {"iteratorType": "AFTER_SEQUENCE_NUMBER", "iteratorPosition": "4957…"}, "default": "LATEST"}
     """
-    name = "kinesis.startingPosition"
-    text = opts.text(name)
+    option_name = "kinesis.startingPosition"
+    positions_text = opts.read_text(option_name)
     try:
-        document = json.loads(text) if text.startswith("{") else {}
+        document = json.loads(positions_text) if positions_text.startswith("{") else {}
     except (ValueError, RecursionError):
-        raise ValueError(f"option {name}: not the JSON of a position") from None
+        raise ValueError(f"option {option_name}: not the JSON of a position") from None
     # Without shards, the JSON is one position for all shards, which the awslabs connector allows too.
     if not any(key.startswith("shardId") for key in document):
-        return {}, OptionReader({name: text} if text else {})
-    starts = dict[str, Position]()
+        return {}, OptionReader({option_name: positions_text} if positions_text else {})
+    start_positions = dict[str, Position]()
     for shard, start in document.items():
         # `default` and `metadata` are not shard ids. `default` is the position of all other shards, and `metadata` is
         # ignored.
@@ -185,31 +188,33 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         elif isinstance(start, dict) and {"iteratorType"} <= start.keys() <= {"iteratorType", "iteratorPosition"}:
             kind, detail = str(start["iteratorType"]), str(start.get("iteratorPosition", ""))
         else:
-            raise ValueError(f"option {name}: {printable(shard)} needs iteratorType and iteratorPosition")
+            raise ValueError(f"option {option_name}: {printable(shard)} needs iteratorType and iteratorPosition")
         match kind.upper():
             case "TRIM_HORIZON" | "EARLIEST":
-                starts[shard] = TRIM_HORIZON
+                start_positions[shard] = TRIM_HORIZON
             case "AT_TIMESTAMP":
-                starts[shard] = at_timestamp(checked_time(int(_parse_milliseconds(name, detail)), f"option {name}"))
+                start_positions[shard] = at_timestamp(
+                    checked_time(int(_parse_milliseconds(option_name, detail)), f"option {option_name}")
+                )
             case "AFTER_SEQUENCE_NUMBER" if detail.isascii() and detail.isdigit():
                 # Begin after the whole record, even if it is an aggregate.
-                starts[shard] = Position(detail, AFTER_ALL)
+                start_positions[shard] = Position(detail, AFTER_ALL)
             case _:
                 raise ValueError(
-                    f"option {name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
+                    f"option {option_name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
                     "AT_TIMESTAMP with a time, or AFTER_SEQUENCE_NUMBER with a number as its iteratorPosition"
                 )
-    return starts, OptionReader({name: str(document["default"])} if "default" in document else {})
+    return start_positions, OptionReader({option_name: str(document["default"])} if "default" in document else {})
 
 
 def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the JSON of the awslabs connector, {"at_timestamp": time}."""
-    if not (text := opts.text(name)):
+    if not (text := opts.read_text(name)):
         return None
-    timestamp = ""
+    timestamp_text = ""
     word, _, time = text.partition(" ")
     if word.upper() == "AT_TIMESTAMP":
-        timestamp = _parse_milliseconds(name, time)
+        timestamp_text = _parse_milliseconds(name, time)
     elif text.startswith("{"):
         try:
             (key, value), *other_keys = json.loads(text).items()
@@ -218,8 +223,10 @@ def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]
         # Reject a second key instead of ignoring it, because the user may have meant that one.
         if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
-        timestamp = _parse_milliseconds(name, str(value))
-    return parse_start(name, text, oldest_words, ("LATEST",), timestamp, time_form="AT_TIMESTAMP 2026-11-22T06:00:00Z")
+        timestamp_text = _parse_milliseconds(name, str(value))
+    return parse_start(
+        name, text, oldest_words, ("LATEST",), timestamp_text, time_form="AT_TIMESTAMP 2026-11-22T06:00:00Z"
+    )
 
 
 def _parse_milliseconds(name: str, text: str) -> str:

@@ -31,32 +31,32 @@ log = escaped(logging.getLogger("leasehold.spark"))
 NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
-def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
+def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     """Return the columns of records without aggregates. Arrow copies the values out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
-    arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
+    arrival_times = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
     # Times in a response are in seconds or in milliseconds. The magnitude of the number shows the unit.
-    in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
-    arrival_micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
+    are_milliseconds = pc.greater_equal(arrival_times, MILLISECONDS_FROM)
+    arrival_micros = pc.multiply(arrival_times, pc.if_else(are_milliseconds, 1000, 1_000_000))
     columns = [
-        _values(views.payloads, body, pa.binary()),
+        _make_binary_array(views.payloads, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
         pa.repeat(pa.scalar(shard), count),
-        _values(views.keys, body, pa.string()),
+        _make_binary_array(views.keys, body, pa.string()),
         pa.nulls(count, pa.string()),
-        _values(views.numbers, body, pa.string()),
+        _make_binary_array(views.numbers, body, pa.string()),
         pa.repeat(pa.scalar(0, pa.int64()), count),
         arrival_micros.cast(SCHEMA.field(ARRIVED).type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
+def _make_binary_array(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
     """Return the values that the views point to, either bytes or strings that are known to be valid UTF-8."""
     count = len(views) >> 4
-    values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
+    binary_array = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
     # Do not cast to strings, because a cast would check every byte again, and these are known to be valid.
-    return pa.Array.from_buffers(kind, count, values.buffers())
+    return pa.Array.from_buffers(kind, count, binary_array.buffers())
 
 
 class ArrowPoller(Poller):
@@ -67,7 +67,7 @@ class ArrowPoller(Poller):
         is_unfiltered = self._skip_through is None and not self._seen
         if is_unfiltered and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
             # No record has to be dropped or de-aggregated, so convert the response directly.
-            batch = rows_of_views(self._stream, self._shard, records)
+            batch = make_rows_from_views(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
             return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
         # Handle empty responses separately, because a quiet stream returns many, and creating empty columns is
@@ -79,7 +79,7 @@ class ArrowPoller(Poller):
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         # Measure before de-aggregation, because the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
-        batch, end, trail = self._rows(rows)
+        batch, end, trail = self._make_rows(rows)
         return evolve(self._arrow_batch(answer, batch, end, ends, size), trail=trail)
 
     def _arrow_batch(
@@ -91,20 +91,20 @@ class ArrowPoller(Poller):
         size: int,
     ) -> ArrowBatch:
         """Return a batch of these rows. `ends` has the sequence numbers of the first and the last record."""
-        children = child_shards_from(answer.get("ChildShards", ()))
-        check_shard(self._shard, None if ends is None else ends[0], children)
+        child_shards = child_shards_from(answer.get("ChildShards", ()))
+        check_shard(self._shard, None if ends is None else ends[0], child_shards)
         self._iterator = answer.get("NextShardIterator") or None
-        behind = answer.get("MillisBehindLatest") or 0
+        behind_ms = answer.get("MillisBehindLatest") or 0
         if ends is not None:
             self._log_gap(ends[0])
             self._last_read = ends[1]
         return ArrowBatch(
             records=(),
             read_to=read_to and evolve(read_to, token=self._seen.token),
-            behind_seconds=behind / 1000,
-            wait_seconds=self._pause(idle=ends is None and not behind, behind=behind > 0),
+            behind_seconds=behind_ms / 1000,
+            wait_seconds=self._pause(idle=ends is None and not behind_ms, behind=behind_ms > 0),
             ended=self._iterator is None,
-            children=children,
+            children=child_shards,
             size=size,
             rows=rows,
             arrived=ARRIVED,
@@ -112,7 +112,7 @@ class ArrowPoller(Poller):
             possible_duplicates=self._seen.take_possible_duplicates(),
         )
 
-    def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
+    def _make_rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
         user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
         last_aggregate = deaggregated.get(len(rows) - 1)
@@ -123,14 +123,14 @@ class ArrowPoller(Poller):
             if last_aggregate is None
             else max(len(last_aggregate) + last_aggregate.dropped - 1, 0)
         )
-        end = Position(rows.numbers[-1], last_sub)
+        end_position = Position(rows.numbers[-1], last_sub)
         for index, records in deaggregated.items():
             self._dropped.add(rows.numbers[index], records)
         user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
         # Rows from our Spark sink have tags, and may be duplicates, because Spark may run a task again.
         if self._seen or any(records.tags for records in deaggregated.values()):
             user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
-        indices = user_rows["record"]
+        record_indices = user_rows["record"]
         numbers = pa.array(rows.numbers, pa.string())
         arrival_times = pa.array(
             [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
@@ -141,11 +141,11 @@ class ArrowPoller(Poller):
             pa.repeat(pa.scalar(self._shard), user_rows.num_rows),
             user_rows["partition_key"],
             user_rows["explicit_hash_key"],
-            numbers.take(indices),
+            numbers.take(record_indices),
             user_rows["sub_sequence_number"].cast(pa.int64()),
-            arrival_times.take(indices),
+            arrival_times.take(record_indices),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end, trail
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end_position, trail
 
     def _drop_duplicates(
         self, numbers: Sequence[str], user_rows: pa.RecordBatch, deaggregated: Mapping[int, UserRecords]
@@ -160,15 +160,15 @@ class ArrowPoller(Poller):
         # against the unchanged state.
         previous, deduplication = self._seen, self._seen.copy()
         is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
-        names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
-        for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in names), strict=True):
+        column_names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
+        for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in column_names), strict=True):
             tag = tags[index][sub] if index in tags else None
             position = Position(numbers[index], sub)
-            row_is_new = tag is None or not deduplication.seen_before(
+            is_new_row = tag is None or not deduplication.seen_before(
                 tag, partial(hash_key_of, key, hash_key), position
             )
-            is_new.append(row_is_new)
-            if row_is_new:
+            is_new.append(is_new_row)
+            if is_new_row:
                 new_rows.append(() if tag is None else ((tag, position),))
         self._seen = deduplication
         self._dropped.add_duplicates(len(is_new) - len(new_rows))
@@ -181,12 +181,12 @@ class ArrowPoller(Poller):
         if self._skip_through is None or not user_rows.num_rows:
             return user_rows
         indices, subs = user_rows["record"].to_pylist(), user_rows["sub_sequence_number"].to_pylist()
-        orders = [int(number) for number in numbers]
+        sequence_values = [int(number) for number in numbers]
         first_row = next(
             (
                 row
                 for row, (index, sub) in enumerate(zip(indices, subs, strict=True))
-                if (1, orders[index], sub) > self._skip_through
+                if (1, sequence_values[index], sub) > self._skip_through
             ),
             user_rows.num_rows,
         )

@@ -6,7 +6,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.spark.rows import Columns
+from leasehold.adapters.spark.rows import SourceColumns
 from leasehold.balancer.model import Lease, Position
 
 DDL = (
@@ -15,13 +15,13 @@ DDL = (
 )
 
 
-def columns(stream: str) -> Columns:
+def make_columns(stream: str) -> SourceColumns:
     """Return the columns of this stream's records."""
 
-    def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
+    def make_rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
         return rows_of(stream, lease.shard, records)
 
-    def position(rows: pa.RecordBatch, row: int) -> Position:
+    def read_row_position(rows: pa.RecordBatch, row: int) -> Position:
         return Position(rows["sequenceNumber"][row].as_py(), rows["subSequenceNumber"][row].as_py())
 
-    return Columns(SCHEMA, "data", rows, position)
+    return SourceColumns(SCHEMA, "data", make_rows, read_row_position)

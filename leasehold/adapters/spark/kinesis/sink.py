@@ -11,9 +11,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import frozen
 
 from leasehold.adapters.sources.deduplication import Tag
-from leasehold.adapters.spark.kinesis.options import credentials_of
+from leasehold.adapters.spark.kinesis.options import parse_credentials
 from leasehold.adapters.spark.options import OptionReader
-from leasehold.adapters.spark.sink import RowWriter, SinkColumns, row_values
+from leasehold.adapters.spark.sink import RowWriter, SinkColumns, read_row_values
 from leasehold.errors import SourceError
 from leasehold.stores.printable import escaped, said, text_of
 
@@ -54,7 +54,7 @@ class KinesisSinkTarget:
         """The columns that become records."""
         return COLUMNS
 
-    def writer(self) -> RowWriter:
+    def open_writer(self) -> RowWriter:
         """Return the writer of this process. Raises SourceError."""
         if self not in _writers:
             _writers[self] = KinesisRowWriter(self)
@@ -93,7 +93,7 @@ class KinesisRowWriter:
         try:
             put_futures = [
                 put(data, key, hash_key, context=context, row=number)
-                for number, (data, key, hash_key) in enumerate(row_values(rows), tag.row)
+                for number, (data, key, hash_key) in enumerate(read_row_values(rows), tag.row)
             ]
             # Put all rows before waiting for any of them, because a request contains many rows.
             self._producer.flush()
@@ -115,43 +115,43 @@ class KinesisRowWriter:
         # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
         # section would have another edition, so they would not be recognized as duplicates.
         try:
-            for data, key, hash_key in row_values(_extreme_rows(rows)):
+            for data, key, hash_key in read_row_values(_find_extreme_rows(rows)):
                 self._producer.check(data, key, hash_key, context=context)
         except ValueError as fault:
             raise ValueError(f"column {text_of(fault)}") from None  # the message begins with the column
 
 
-def _extreme_rows(rows: pa.Table) -> pa.Table:
+def _find_extreme_rows(rows: pa.Table) -> pa.Table:
     """Return the rows with the largest sizes and the longest and shortest keys, and one row for each hash key.
 
     If the stream would reject any of `rows`, it would reject one of the returned rows.
     """
-    characters = pc.utf8_length(rows["partitionKey"])
-    sizes = pc.add(pc.binary_length(rows["data"]), pc.binary_length(rows["partitionKey"]))
+    character_counts = pc.utf8_length(rows["partitionKey"])
+    row_sizes = pc.add(pc.binary_length(rows["data"]), pc.binary_length(rows["partitionKey"]))
     row_indices = [
         pc.index(lengths, extreme(lengths)).as_py()
-        for lengths, extreme in ((sizes, pc.max), (characters, pc.max), (characters, pc.min))
+        for lengths, extreme in ((row_sizes, pc.max), (character_counts, pc.max), (character_counts, pc.min))
     ]
     if rows["explicitHashKey"].null_count < rows.num_rows:
-        numbered = pa.table({"key": rows["explicitHashKey"], "row": pa.array(range(rows.num_rows), pa.int64())})
-        row_indices += numbered.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
+        keys_with_row = pa.table({"key": rows["explicitHashKey"], "row": pa.array(range(rows.num_rows), pa.int64())})
+        row_indices += keys_with_row.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
     return rows.take(row_indices)
 
 
-def kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
+def parse_kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
     """Parse the options of a sink. Raises ValueError, naming the option."""
-    stream = opts.required("kinesis.streamName", "name the stream to write to")
+    stream = opts.read_required("kinesis.streamName", "name the stream to write to")
     opts.reject_renamed(
         {"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"}
     )
-    share_percent = opts.number("kinesis.sharePercent", 100, maximum=1000) or 100
-    linger_ms = opts.number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
+    share_percent = opts.read_number("kinesis.sharePercent", 100, maximum=1000) or 100
+    linger_ms = opts.read_number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
     return KinesisSinkTarget(
         stream,
-        opts.text("kinesis.region"),
-        opts.text("kinesis.endpointUrl"),
-        opts.choice("kinesis.wire", "cbor", "json"),
+        opts.read_text("kinesis.region"),
+        opts.read_text("kinesis.endpointUrl"),
+        opts.read_choice("kinesis.wire", "cbor", "json"),
         share_percent / 100,
         linger_ms / 1000,
-        (*credentials_of(opts, "kinesis").items(),),
+        (*parse_credentials(opts, "kinesis").items(),),
     )

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.protocol import Record, Source
-from leasehold.adapters.spark.batch import Bounds, parse_bounds
+from leasehold.adapters.spark.batch import ReadBounds, parse_bounds
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
-from leasehold.adapters.spark.rows import Columns, SourceSpec
+from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
 from leasehold.balancer.model import Lease, Position
 
 INTERVAL_MS = 250
@@ -47,74 +47,74 @@ class DynamoLeased(LeasedSource):
 
     FORMAT, DDL = "dynamodb-leased", DDL
 
-    def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
+    def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, ReadBounds]:
         opts = OptionReader(options)
-        table_name = opts.required("dynamodb.tableName", "name the table, or give its stream's ARN")
-        url_options = {"region": opts.text("dynamodb.region"), "endpoint": opts.text("dynamodb.endpointUrl")}
-        interval_ms = opts.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
-        max_rows = opts.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
-        opts.reject(
+        table_name = opts.read_required("dynamodb.tableName", "name the table, or give its stream's ARN")
+        url_options = {"region": opts.read_text("dynamodb.region"), "endpoint": opts.read_text("dynamodb.endpointUrl")}
+        interval_ms = opts.read_number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
+        max_shard_rows = opts.read_number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+        opts.reject_options(
             {"dynamodb.endingPosition": "a table's stream is read by a query; trigger(availableNow=True) ends it"}
         )
-        name = "dynamodb.startingPosition"
-        text = opts.text(name)
-        since = (
+        option_name = "dynamodb.startingPosition"
+        start_text = opts.read_text(option_name)
+        start_fields = (
             parse_start(
-                name,
-                text,
+                option_name,
+                start_text,
                 ("TRIM_HORIZON",),
                 ("LATEST",),
-                text if text.isdigit() else "",
+                start_text if start_text.isdigit() else "",
                 time_form="milliseconds since 1970",
             )
-            if text
+            if start_text
             else None
         )
-        bounds = parse_bounds(opts, "dynamodb", since, None)
-        lease = parse_lease_options(opts, "", bounds.initial(), 10.0, "maxRowsPerTrigger")
+        read_bounds = parse_bounds(opts, "dynamodb", start_fields, None)
+        lease_options = parse_lease_options(opts, "", read_bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
         opts.reject_unknown()
-        spec = SourceSpec(
-            open=partial(_source, table_name, {name: value for name, value in url_options.items() if value}),
-            columns=columns(),
+        source_spec = SourceSpec(
+            open=partial(_open_source, table_name, {name: value for name, value in url_options.items() if value}),
+            columns=make_columns(),
             interval_seconds=interval_ms / 1000,
-            shard_rows=max_rows,
+            shard_rows=max_shard_rows,
             rereadable=True,
             stream=f"dynamodb-streams://{table_name}",
         )
-        return spec, lease, None, bounds
+        return source_spec, lease_options, None, read_bounds
 
 
-def _source(table: str, options: Mapping[str, str]) -> Source:
+def _open_source(table: str, options: Mapping[str, str]) -> Source:
     # Import here, because queries of other formats need no client.
     from leasehold.adapters.sources.dynamodb_streams import open_url  # noqa: PLC0415
 
     return open_url(table, options)
 
 
-def columns() -> Columns:
+def make_columns() -> SourceColumns:
     """Return the columns of a table's changes."""
 
-    def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist([_row(lease.shard, record) for record in records], schema=SCHEMA)
+    def make_rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([_make_row(lease.shard, record) for record in records], schema=SCHEMA)
 
-    return Columns(SCHEMA, "data", rows, lambda rows, row: Position(rows["sequenceNumber"][row].as_py()))
+    return SourceColumns(SCHEMA, "data", make_rows, lambda rows, row: Position(rows["sequenceNumber"][row].as_py()))
 
 
-def _row(shard: str, record: Record) -> dict[str, Any]:
+def _make_row(shard: str, record: Record) -> dict[str, Any]:
     from leasehold.adapters.sources.dynamodb_streams import canonical_json  # noqa: PLC0415  likewise
 
     event: Mapping[str, Any] = json.loads(record.data)
     change = event["dynamodb"]
 
-    def image_json(name: str) -> str | None:
+    def encode_image(name: str) -> str | None:
         return canonical_json(change[name]) if name in change else None
 
     return {
         "data": record.data,
         "event": event["eventName"],
         "keys": record.partition_key,
-        "newImage": image_json("NewImage"),
-        "oldImage": image_json("OldImage"),
+        "newImage": encode_image("NewImage"),
+        "oldImage": encode_image("OldImage"),
         "sequenceNumber": record.sequence_number,
         "createdTime": None if record.arrived is None else datetime.fromtimestamp(record.arrived, UTC),
         # If an item expires (time to live), the service removes it. Only this field shows that no user removed it.
