@@ -30,7 +30,7 @@ from leasehold.adapters.consumer.executors import HandlerExecutor, Work
 from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, Withdrawn
 from leasehold.adapters.consumer.runner import Runner, termination_signals
 from leasehold.adapters.consumer.slices import SliceVerdict
-from leasehold.adapters.consuming import Consumption, consumption
+from leasehold.adapters.consuming import Consumption, check_consumption_options
 from leasehold.adapters.options import Options, ProduceOptions
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.signals import forget_loop_handler, note_loop_handler
@@ -84,7 +84,7 @@ def run(
         shard-0 customer-7 b'a lamp'
         True
     """
-    settings = consumption(source, leases, handler, options)
+    settings = check_consumption_options(source, leases, handler, options)
     with settings.opened() as opened_worker:
         return settings.run(opened_worker)
 
@@ -123,7 +123,7 @@ async def arun(
         shard-0 2
     """
     loop = asyncio.get_running_loop()
-    settings = consumption(source, leases, handler, options)
+    settings = check_consumption_options(source, leases, handler, options)
     dead_letter, calls = settings.handling.dead_letter, _CallsInLoop(loop)
     handling = evolve(
         settings.handling,
@@ -184,7 +184,7 @@ def worker(
         shard-0 [b'a book', b'a lamp']
         True
     """
-    background = WorkerThread(consumption(source, leases, handler, options))
+    background = WorkerThread(check_consumption_options(source, leases, handler, options))
     try:
         yield background
     except BaseException:
@@ -629,7 +629,7 @@ class Batches:
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
         """Raises ValueError if an option is wrong; the message names it."""
         # The lambda is a placeholder that passes the checks of handlers. `_Iteration` replaces it.
-        self._iteration = _Iteration(consumption(source, leases, lambda _batch: None, options))
+        self._iteration = _Iteration(check_consumption_options(source, leases, lambda _batch: None, options))
         self._resumed = self._closed = False
         self._lock, self._consumer = Lock(), _Consumer()
         # After a `break`, an iterator without other references is finalized immediately.

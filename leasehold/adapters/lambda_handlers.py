@@ -83,7 +83,7 @@ class FunctionSettings:
         }
 
 
-def function_settings(text: str) -> FunctionSettings:
+def parse_function_settings(text: str) -> FunctionSettings:
     """Parse the name of a Lambda function with its options. Raises ValueError."""
     target, _, query = text.removeprefix(PREFIX).partition("?")
     module, _, function = target.replace("/", ".").rpartition(".")
@@ -184,18 +184,18 @@ class LambdaFunction:
     def __call__(self, delivery: Delivery) -> None:
         """Call the function. Raises what the function raises, and ReportedFailure."""
         records = delivery.records
-        failed = self.first_failed(delivery.shard, self.arn(delivery), records)
-        if failed is not None:
-            if failed:
-                delivery.checkpoint(records[failed - 1])
-            raise ReportedFailure(f"its response reports record {records[failed].sequence_number} as failed")
+        failed_index = self.first_failed(delivery.shard, self.arn(delivery), records)
+        if failed_index is not None:
+            if failed_index:
+                delivery.checkpoint(records[failed_index - 1])
+            raise ReportedFailure(f"its response reports record {records[failed_index].sequence_number} as failed")
 
     def first_failed(self, shard: str, arn: str, records: Sequence[Record]) -> int | None:
         """Call the function with these records, and return the index of the first one that it reports as failed.
 
         Raises what the function raises, and ReportedFailure.
         """
-        event = {"Records": events_of(records, shard=shard, arn=arn, role=self.settings.role)}
+        event = {"Records": make_lambda_events(records, shard=shard, arn=arn, role=self.settings.role)}
         self._enter_loop()
         try:
             response = self.function(event, self._new_context(arn))
@@ -232,7 +232,9 @@ class LambdaFunction:
         asyncio.set_event_loop(self._loop)
 
 
-def lambda_function(text: str, load: Callable[[str], Callable[..., object]], handler_seconds: float) -> LambdaFunction:
+def make_lambda_function(
+    text: str, load: Callable[[str], Callable[..., object]], handler_seconds: float
+) -> LambdaFunction:
     """Return the handler for the Lambda function named in `text`. Raises ValueError.
 
     Args:
@@ -240,7 +242,7 @@ def lambda_function(text: str, load: Callable[[str], Callable[..., object]], han
         load: Imports `module:function`.
         handler_seconds: The time limit of one call.
     """
-    settings = function_settings(text)
+    settings = parse_function_settings(text)
     if settings.environment:
         os.environ.update(settings.variables)  # must come before the import, during which libraries read them
     return LambdaFunction(load(settings.target), settings, handler_seconds)
@@ -249,7 +251,7 @@ def lambda_function(text: str, load: Callable[[str], Callable[..., object]], han
 # Events
 
 
-def events_of(records: Iterable[Record], *, shard: str, arn: str, role: str = "") -> list[dict[str, Any]]:
+def make_lambda_events(records: Iterable[Record], *, shard: str, arn: str, role: str = "") -> list[dict[str, Any]]:
     """Return the `Records` of the event for these records of a shard.
 
     Args:
@@ -260,7 +262,7 @@ def events_of(records: Iterable[Record], *, shard: str, arn: str, role: str = ""
     """
     region = (arn + ":::").split(":")[3]
     if arn.split(":")[2:3] == ["dynamodb"]:
-        return [_change_event(record, arn) for record in records]
+        return [_make_change_event(record, arn) for record in records]
     return [
         {
             "kinesis": {
@@ -282,7 +284,7 @@ def events_of(records: Iterable[Record], *, shard: str, arn: str, role: str = ""
     ]
 
 
-def _change_event(record: Record, arn: str) -> dict[str, Any]:
+def _make_change_event(record: Record, arn: str) -> dict[str, Any]:
     """Return the event of a change: what the API returned, with the stream's ARN and `userIdentity` in lower case."""
     event: dict[str, Any] = json.loads(record.data)
     if (identity := event.pop("userIdentity", None)) is not None:

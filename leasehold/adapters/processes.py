@@ -22,7 +22,7 @@ def current_process() -> object:
     return _process
 
 
-def call_at_exit(call: Callable[[], object]) -> None:
+def call_at_exit(function: Callable[[], object]) -> None:
     """Register a function to call at the normal exit of this process, but not of its forked children.
 
     The function is also called in a child process of `multiprocessing`, which runs its own finalizers but no `atexit`
@@ -30,23 +30,23 @@ def call_at_exit(call: Callable[[], object]) -> None:
     """
     registering_process = _process
 
-    def call_here() -> None:
+    def call_in_this_process() -> None:
         if registering_process is _process:
-            call()
+            function()
 
-    atexit.register(call_here)
+    atexit.register(call_in_this_process)
     process, multiprocessing_util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
     if process is not None and multiprocessing_util is not None and process.parent_process() is not None:
-        multiprocessing_util.Finalize(None, call_here, exitpriority=0)
+        multiprocessing_util.Finalize(None, call_in_this_process, exitpriority=0)
 
 
-def _mark_fork() -> None:
+def _renew_process_mark() -> None:
     global _process  # noqa: PLW0603  distinguishes this process from its parent
     _process = object()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_mark_fork)
+    os.register_at_fork(after_in_child=_renew_process_mark)
 
 
 class Origin:
@@ -75,10 +75,10 @@ class Origin:
         wait forever for threads that the fork did not copy.
         """
         if self.in_other_process:
-            _end_process(fault)
+            _exit_as_python(fault)
 
 
-def _end_process(fault: BaseException | None) -> NoReturn:
+def _exit_as_python(fault: BaseException | None) -> NoReturn:
     status = 1
     try:
         if fault is None:

@@ -21,14 +21,14 @@ from waiters import until
 
 import leasehold
 from leasehold import Delivery, Record
-from leasehold.adapters.consuming import consumption, load
+from leasehold.adapters.consuming import check_consumption_options, load_function
 from leasehold.adapters.lambda_handlers import (
     FunctionSettings,
     LambdaFunction,
     ReportedFailure,
-    events_of,
     first_failed,
-    function_settings,
+    make_lambda_events,
+    parse_function_settings,
 )
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.dynamodb_streams import record_of
@@ -36,8 +36,8 @@ from leasehold.balancer.model import Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
 ARN = "arn:aws:kinesis:us-east-2:111122223333:stream/lambda-stream"
-REPORTING = function_settings("lambda:app.handler?report_batch_item_failures=true")
-PLAIN = function_settings("lambda:app.handler")
+REPORTING = parse_function_settings("lambda:app.handler?report_batch_item_failures=true")
+PLAIN = parse_function_settings("lambda:app.handler")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_kinesis_event_has_the_published_form() -> None:
     number = "49590338271490256608559692538361571095921575989136588898"
     given_now = [Record(b"Hello, this is a test.", number, partition_key="1", arrived=1545084650.987)]
     role = "arn:aws:iam::111122223333:role/lambda-role"
-    assert events_of(given_now, shard="shardId-000000000006", arn=ARN, role=role) == [
+    assert make_lambda_events(given_now, shard="shardId-000000000006", arn=ARN, role=role) == [
         {
             "kinesis": {
                 "kinesisSchemaVersion": "1.0",
@@ -105,7 +105,7 @@ def test_dynamodb_event_has_the_published_form() -> None:
         "userIdentity": {"Type": "Service", "PrincipalId": "dynamodb.amazonaws.com"},
         "dynamodb": change | {"NewImage": image, "ApproximateCreationDateTime": when},
     }
-    assert events_of([record_of(row)], shard="shardId-1", arn=TABLE_ARN) == [published]
+    assert make_lambda_events([record_of(row)], shard="shardId-1", arn=TABLE_ARN) == [published]
 
 
 # Responses
@@ -403,7 +403,7 @@ def test_calls_in_one_process_run_one_at_a_time(app: str) -> None:
 def test_runtime_variables_are_set_on_request_before_the_import(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries read these variables at import, and take them for a sign that they run on Lambda."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    described = consumption(
+    described = check_consumption_options(
         ListSource(), "memory://variables", f"lambda:{app}.handler?environment=true&name=orders", {}
     )
     assert sys.modules[app].IMPORTED == "orders"
@@ -420,7 +420,7 @@ def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
         ("kinesis://orders?aggregates=records", "kinesis://orders?aggregates=records"),
         ("dynamodb-streams://carts", "dynamodb-streams://carts"),
     ):
-        assert consumption(given_now, "memory://x", f"lambda:{app}.handler", {}).source == opened
+        assert check_consumption_options(given_now, "memory://x", f"lambda:{app}.handler", {}).source == opened
 
 
 @pytest.mark.parametrize(
@@ -445,28 +445,28 @@ def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
 )
 def test_function_that_cannot_be_called_is_rejected_at_start(app: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        consumption(ListSource(), "memory://x", text.format(app=app), {})
+        check_consumption_options(ListSource(), "memory://x", text.format(app=app), {})
 
 
 def test_event_hub_has_no_mapping(app: str) -> None:
     with pytest.raises(ValueError, match="kinesis:// and dynamodb-streams://"):
-        consumption("eventhubs://n/h", "memory://x", f"lambda:{app}.handler", {})
+        check_consumption_options("eventhubs://n/h", "memory://x", f"lambda:{app}.handler", {})
 
 
 def test_lambda_prefix_is_for_handlers_only() -> None:
     """A function cannot be a dead letter, and a module cannot be named `lambda`, which is a Python keyword."""
     with pytest.raises(ValueError, match="rename a module that is called lambda"):
-        load("lambda:app.handler")
+        load_function("lambda:app.handler")
 
 
 def test_file_named_lambda_can_be_imported(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(f"{app}.py").rename("lambda.py")
     monkeypatch.delitem(sys.modules, "lambda", raising=False)
-    described = consumption(ListSource(), "memory://x", "lambda:lambda.handler", {})
+    described = check_consumption_options(ListSource(), "memory://x", "lambda:lambda.handler", {})
     assert described.function is not None
     assert (described.function.settings.target, described.function.settings.name) == ("lambda:handler", "lambda")
 
 
 def test_slashes_in_the_handler_name_are_packages(app: str) -> None:
-    assert function_settings("lambda:src/app.handler").target == "src.app:handler"
+    assert parse_function_settings("lambda:src/app.handler").target == "src.app:handler"
     assert (app, PLAIN.name) == (app, "app")

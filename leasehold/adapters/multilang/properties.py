@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 import javaproperties
 from attrs import field, frozen
 
-from leasehold.adapters.inputs import checked_time
+from leasehold.adapters.inputs import check_time_ms
 from leasehold.adapters.multilang.credentials import Credentials, credentials_of
 from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
 from leasehold.adapters.options import Options
@@ -330,7 +330,7 @@ class _Interpreter:
                 raise ValueError(
                     "initialPositionInStreamExtended: set either this or initialPositionInStream, not both"
                 )
-            return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
+            return at_timestamp(check_time_ms(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
         name = (name or "LATEST").upper()
         if name not in {"LATEST", "TRIM_HORIZON"}:
             raise ValueError(

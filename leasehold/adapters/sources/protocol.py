@@ -191,7 +191,7 @@ class Batch:
         return evolve(self, records=records, read_to=self.end)
 
 
-def call_rows_of(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an extra
+def call_rows_from_records(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an extra
     """Import a module and call its `rows_of`. Raises ModuleNotFoundError that names the extra to install."""
     try:
         module = import_module(module_name)  # imports pyarrow

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from attrs import field, frozen
 
-from leasehold.adapters.inputs import SETTING_LIMITS, checked_duration, checked_time
+from leasehold.adapters.inputs import SETTING_LIMITS, check_duration, check_time_ms
 from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, config_of
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
@@ -219,7 +219,7 @@ def parse_lease_options(
 
 def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
     milliseconds = opts.number("lease.durationMs", int(seconds * 1000), minimum=500) or 0
-    if warning := checked_duration(SETTING_LIMITS["lease_seconds"], milliseconds / 1000, "option lease.durationMs"):
+    if warning := check_duration(SETTING_LIMITS["lease_seconds"], milliseconds / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
     rules = opts.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
     # Limit the leases by a number or by the session's cores, so that a large cluster takes more than a laptop (M7).
@@ -262,7 +262,7 @@ def parse_start(
         milliseconds = decimal(timestamp, 2**53)
         if milliseconds is None:
             raise ValueError(f"option {name}: the time must be whole milliseconds since 1970, not {timestamp!r}")
-        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": checked_time(milliseconds, f"option {name}")}
+        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": check_time_ms(milliseconds, f"option {name}")}
     if text.upper() in oldest_words:
         return {"initial_position": "TRIM_HORIZON"}
     if text.upper() in newest_words:

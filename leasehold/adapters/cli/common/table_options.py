@@ -8,7 +8,7 @@ import typer
 
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import flag_name
-from leasehold.adapters.options import Option, options_of
+from leasehold.adapters.options import Option, options_by_name
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -29,7 +29,7 @@ def table_options(*names: str) -> Callable[[Function], Function]:
         table = get_args(get_type_hints(command)[var_keyword.name])[0]
         option_parameters = [
             _parameter(option)
-            for name, option in options_of(table).items()
+            for name, option in options_by_name(table).items()
             if (name in names if names else option.in_command)
         ]
         other_parameters = [parameter for parameter in parameters if parameter is not var_keyword]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from leasehold.adapters.inputs import duration
+from leasehold.adapters.inputs import parse_duration
 
 
 def seconds(minimum: float = 0.0) -> Callable[[str | float], float]:
@@ -12,7 +12,7 @@ def seconds(minimum: float = 0.0) -> Callable[[str | float], float]:
 
     def parse(text: str | float) -> float:
         try:
-            value = duration(text) if isinstance(text, str) else float(text)
+            value = parse_duration(text) if isinstance(text, str) else float(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         if value < minimum:

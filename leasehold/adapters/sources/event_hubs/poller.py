@@ -59,7 +59,7 @@ from leasehold.adapters.sources.event_hubs.access import (
     translate_error,
 )
 from leasehold.adapters.sources.event_hubs.records import record_of_event, tag_of
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, call_rows_of
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, call_rows_from_records
 from leasehold.adapters.threads import boottime, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
@@ -412,7 +412,7 @@ class PartitionReader:
         self._note_response(self._clock())
         self._idle = False
         self._backoff.reset()
-        in_columns = partial(call_rows_of, _COLUMNS, self._partition)
+        in_columns = partial(call_rows_from_records, _COLUMNS, self._partition)
         opened_at, self._opened_at = self._opened_at, None
         seconds_without_link = 0.0 if opened_at is None else self._clock() - opened_at
         return Batch(

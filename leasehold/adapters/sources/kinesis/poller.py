@@ -65,7 +65,7 @@ from leasehold.adapters.sources.kinesis.records import (
     check_shard,
     child_shards_from,
 )
-from leasehold.adapters.sources.protocol import Batch, call_rows_of
+from leasehold.adapters.sources.protocol import Batch, call_rows_from_records
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.errors import SourceUnavailable, Trimmed
 from leasehold.stores.printable import escaped
@@ -495,7 +495,7 @@ class Poller:
             ended=not response.get("NextShardIterator"),
             children=child_shards,
             size=unpacked.size,
-            in_columns=partial(call_rows_of, _COLUMNS, self._stream, self._shard),
+            in_columns=partial(call_rows_from_records, _COLUMNS, self._stream, self._shard),
             token=token,
             possible_duplicates=self._seen.take_possible_duplicates(),
         )

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from attrs import frozen
 
-from leasehold.adapters.inputs import checked_time
+from leasehold.adapters.inputs import check_time_ms
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.adapters.spark.batch import Bounds, parse_bounds
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
@@ -190,7 +190,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
             case "TRIM_HORIZON" | "EARLIEST":
                 starts[shard] = TRIM_HORIZON
             case "AT_TIMESTAMP":
-                starts[shard] = at_timestamp(checked_time(int(_parse_milliseconds(name, detail)), f"option {name}"))
+                starts[shard] = at_timestamp(check_time_ms(int(_parse_milliseconds(name, detail)), f"option {name}"))
             case "AFTER_SEQUENCE_NUMBER" if detail.isascii() and detail.isdigit():
                 # Begin after the whole record, even if it is an aggregate.
                 starts[shard] = Position(detail, AFTER_ALL)
