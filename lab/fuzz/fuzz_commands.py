@@ -25,7 +25,7 @@ from leasehold.adapters.inputs import (
     parse_shift_seconds,
     parse_time_ms,
 )
-from leasehold.adapters.json_form import BadJsonField, plan_json
+from leasehold.adapters.json_form import BadJsonField, plan_from_json
 from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
@@ -42,11 +42,11 @@ SECRET = "hush0hush1"  # noqa: S105  not a real secret
 
 
 def _planned(body: bytes) -> None:
-    json.dumps(plan_json(body))
+    json.dumps(plan_from_json(body))
 
 
 def _listed(body: bytes) -> None:
-    json.dumps(plan_json(body, "me"))
+    json.dumps(plan_from_json(body, "me"))
 
 
 def _reset(body: bytes) -> None:

@@ -85,7 +85,7 @@ class Consumption:
     sessions: "tuple[Session | None, Session | None, Session | None]" = (None, None, None)
 
     @contextmanager
-    def opened(self, stopping: Event | None = None) -> Iterator[Worker]:
+    def open_worker(self, stopping: Event | None = None) -> Iterator[Worker]:
         """Open the store and the source that are given as URLs, yield the worker, and close them again.
 
         Args:
@@ -115,16 +115,16 @@ class Consumption:
                         # With `wait`, keep trying to start, as a running worker would keep trying to read.
                         if not self.options["wait"]:
                             raise
-                        seconds = backoff.next()
-                        log.warning("the store does not respond yet; trying again in %.1f s: %s", seconds, fault)
-                        if stop.wait(seconds):
+                        wait_seconds = backoff.next()
+                        log.warning("the store does not respond yet; trying again in %.1f s: %s", wait_seconds, fault)
+                        if stop.wait(wait_seconds):
                             raise
                 stack.callback(store.close)
             if isinstance(source, str):
                 source = open_source(source, session=self.sessions[0])
                 stack.callback(source.close)
             if self.function is not None:
-                self.function.reads(source)
+                self.function.use_source_arns(source)
                 stack.callback(self.function.close)
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
@@ -206,39 +206,39 @@ def check_consumption_options(
                 f"{named('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
             )
         check_tables_differ(leases, to, named("to"))
-    function = None
+    lambda_handler = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
-        function = _make_lambda_handler(handler, given_options)
-        handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
+        lambda_handler = _make_lambda_handler(handler, given_options)
+        handler = Handling(lambda_handler, max_records=BATCH_SIZE, most_calls=1)
         source = _with_whole_aggregates(source, named("handler"))
     elif isinstance(handler, str):
         handler = load_function(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
-    if function is None and (limit := values["concurrency"]) is not None:
-        handling = evolve(handling, handler=by_key(handling.handler, limit))  # type: ignore[arg-type]  # by_key rejects others
-    planning = {
+    if lambda_handler is None and (most_calls := values["concurrency"]) is not None:
+        handling = evolve(handling, handler=by_key(handling.handler, most_calls))  # type: ignore[arg-type]  # by_key rejects others
+    planner_settings = {
         "rules": values["rules"],
         "lease_seconds": values["lease_seconds"],
         **_parse_initial_position(values, named),
     }
-    planner_options = combine_settings(planning, values["set"] or (), named("set"))
+    planner_options = combine_settings(planner_settings, values["set"] or (), named("set"))
     config = config_for_source(source if isinstance(source, str) else "", planner_options)
     for name in combine_settings({}, values["set"] or (), named("set")).keys() & SETTING_LIMITS:
-        value = getattr(config, name, None) or getattr(config.rules, name)
-        if warning := check_duration(SETTING_LIMITS[name], value, f"{named('set')} {name}"):
+        seconds = getattr(config, name, None) or getattr(config.rules, name)
+        if warning := check_duration(SETTING_LIMITS[name], seconds, f"{named('set')} {name}"):
             log.warning("%s", warning)
     dead_letter = values["dead_letter"]
     if isinstance(dead_letter, str):
         dead_letter = open_dead_letter(dead_letter, source, leases, named)
     # A function in processes of its own ends a call that takes too long, which fails the batch. If the shard were given
     # up instead, a record at which the function hangs would go from worker to worker, and never to the dead letter.
-    enforced = {"handler_seconds"} if isinstance(function, ParallelFunction) else set[str]()
-    policy = {name: given_options[name] for name in _POLICY & given_options.keys() - enforced}
+    enforced_options = {"handler_seconds"} if isinstance(lambda_handler, ParallelFunction) else set[str]()
+    handling_fields = {name: given_options[name] for name in _POLICY & given_options.keys() - enforced_options}
     if dead_letter is not None:
-        policy["dead_letter"] = dead_letter
-    elif "max_age_seconds" in policy and handling.dead_letter is None:
+        handling_fields["dead_letter"] = dead_letter
+    elif "max_age_seconds" in handling_fields and handling.dead_letter is None:
         raise ValueError(f"{named('max_age_seconds')}: it goes with {named('dead_letter')}, to which old records go")
-    handling = evolve(handling, **policy)
+    handling = evolve(handling, **handling_fields)
     time_slice = None
     if (until := values["until"]) is not None:
         try:
@@ -254,7 +254,7 @@ def check_consumption_options(
         handling=handling,
         cut=time_slice,
         options=values,
-        function=function,
+        function=lambda_handler,
     )
 
 
@@ -304,17 +304,17 @@ _POLICY = options_by_name(Options).keys() & fields_dict(Handling).keys() - {"dea
 
 
 def _parse_initial_position(values: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
-    position, option = values["initial_position"], named("initial_position")
-    if not isinstance(position, Position):
-        if not isinstance(position, str | datetime):
-            raise ValueError(f"{option}: {position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
-        position = parse_initial_position(_time_as_text(position), time.time(), option)
-    elif position.sequence == "AT_TIMESTAMP":
-        check_time_ms(position.sub, option)
-    return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
+    initial_position, option = values["initial_position"], named("initial_position")
+    if not isinstance(initial_position, Position):
+        if not isinstance(initial_position, str | datetime):
+            raise ValueError(f"{option}: {initial_position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
+        initial_position = parse_initial_position(_time_as_text(initial_position), time.time(), option)
+    elif initial_position.sequence == "AT_TIMESTAMP":
+        check_time_ms(initial_position.sub, option)
+    return {"initial_position": initial_position.sequence, "timestamp_ms": initial_position.sub or None}
 
 
-def _time_as_text(time_: object) -> Any:  # noqa: ANN401  `moment` and `start` reject whatever is no string
+def _time_as_text(time_: object) -> Any:  # noqa: ANN401  `parse_time_ms` and `parse_initial_position` reject whatever is no string
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
@@ -328,22 +328,22 @@ def open_dead_letter(
     if "://" not in text:
         return load_function(text)
     if not isinstance(source, str) or not isinstance(leases, str):
-        option = named("dead_letter")
+        option_name = named("dead_letter")
         raise ValueError(  # noqa: TRY004  bad usage
-            f"{option}: a URL goes with a source and leases that are URLs; give "
+            f"{option_name}: a URL goes with a source and leases that are URLs; give "
             "leasehold.adapters.dead_letters(URL, stream=…, table=…), which says whose letters they are"
         )
     scheme, location, options = source_address(source)
-    stream = location.rpartition(":stream/")[2]  # the name, if `location` is an ARN
+    stream_name = location.rpartition(":stream/")[2]  # the name, if `location` is an ARN
     target = text.partition("?")[0].removeprefix(f"{scheme}://")
     # A stream's name may be given without an account. Treat it as equal to an ARN with that name in any account.
-    is_same_name = target.rpartition(":stream/")[2] == stream and stream in {location, target}
+    is_same_name = target.rpartition(":stream/")[2] == stream_name and stream_name in {location, target}
     if text.startswith(f"{scheme}://") and (target == location or is_same_name):
         raise ValueError(
             f"{named('dead_letter')}: it is the stream that is read, so its dead letters would be read again, forever"
         )
     table = _identifying_url(*store_address(leases))
-    return dead_letters(text, stream=stream, table=table, source=_identifying_url(scheme, location, options))
+    return dead_letters(text, stream=stream_name, table=table, source=_identifying_url(scheme, location, options))
 
 
 def _identifying_url(scheme: str, location: str, options: Mapping[str, str]) -> str:
@@ -353,8 +353,8 @@ def _identifying_url(scheme: str, location: str, options: Mapping[str, str]) -> 
     """
     if scheme == "sqlite" and (folder := _working_folder()) is not None:
         location = str(folder / location)
-    identifying = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
-    return f"{scheme}://{location}" + (f"?{identifying}" if identifying else "")
+    identifying_options = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
+    return f"{scheme}://{location}" + (f"?{identifying_options}" if identifying_options else "")
 
 
 IMPORTING = (__file__, importlib.__file__, "<frozen importlib")

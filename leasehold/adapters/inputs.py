@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.json_form import JsonValue, config_of
+from leasehold.adapters.json_form import JsonValue, parse_config
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SENTINELS, Position, at_timestamp
 from leasehold.stores.printable import did_you_mean
@@ -46,8 +46,8 @@ def parse_duration(text: str) -> float:
     elif _PARTS.fullmatch(normalized):
         seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(normalized))
     elif iso := _ISO.fullmatch(normalized):
-        amounts = zip(iso.groups(), "wdhms", strict=True)
-        seconds = sum(float(number) * UNITS[unit] for number, unit in amounts if number is not None)
+        amounts_by_unit = zip(iso.groups(), "wdhms", strict=True)
+        seconds = sum(float(number) * UNITS[unit] for number, unit in amounts_by_unit if number is not None)
     if not math.isfinite(seconds):  # also if it has too many digits for a float
         raise ValueError(f"{text!r} is not {DURATION}")
     return seconds
@@ -157,10 +157,10 @@ def parse_shift_seconds(text: str) -> float:
 def format_time(milliseconds: float) -> str:
     """Format as ISO 8601, falling back to raw milliseconds outside datetime's range (rows may hold any number)."""
     try:
-        time = datetime.fromtimestamp(milliseconds / 1000, UTC)
+        time_utc = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError):
         return f"{milliseconds:.0f}ms"
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return time_utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # Positions
@@ -175,9 +175,9 @@ def find_named_position(text: str) -> str | None:
 
     Case is ignored, and `-` is read as `_`.
     """
-    name = text.strip().upper().replace("-", "_")
-    name = _OTHER_NAMES.get(name, name)
-    return name if name in SENTINELS else None
+    position_name = text.strip().upper().replace("-", "_")
+    position_name = _OTHER_NAMES.get(position_name, position_name)
+    return position_name if position_name in SENTINELS else None
 
 
 EARLIEST_MS, LATEST_MS, BEYOND_MS = 10**11, 10**13, 253_402_300_800_000
@@ -200,12 +200,12 @@ def check_time_ms(milliseconds: int, option: str, *, in_seconds: bool = False) -
     """
     if milliseconds == 0 or EARLIEST_MS <= milliseconds < LATEST_MS:
         return milliseconds
-    when = format_time(milliseconds) if abs(milliseconds) < BEYOND_MS else "after the year 9999"
+    formatted_time = format_time(milliseconds) if abs(milliseconds) < BEYOND_MS else "after the year 9999"
     if in_seconds:
-        raise ValueError(f"{option}: {milliseconds // 1000} s since 1970 is {when}; give it in seconds")
-    unit = "seconds" if milliseconds < EARLIEST_MS else "microseconds"
+        raise ValueError(f"{option}: {milliseconds // 1000} s since 1970 is {formatted_time}; give it in seconds")
+    probable_unit = "seconds" if milliseconds < EARLIEST_MS else "microseconds"
     raise ValueError(
-        f"{option}: {milliseconds} ms since 1970 is {when}; is it in {unit}? "
+        f"{option}: {milliseconds} ms since 1970 is {formatted_time}; is it in {probable_unit}? "
         "give milliseconds, or a time such as 2026-11-22T06:00Z"
     )
 
@@ -221,11 +221,11 @@ def parse_initial_position(text: str, now: float, field: str) -> Position:
     Raises:
         ValueError: An option is wrong; the message names it.
     """
-    name = find_named_position(text)
-    if name == "AT_TIMESTAMP":
+    position_name = find_named_position(text)
+    if position_name == "AT_TIMESTAMP":
         raise ValueError(f"{field}: in place of AT_TIMESTAMP write the time itself, {MOMENT}")
-    if name in {"TRIM_HORIZON", "LATEST"}:
-        return Position(name)
+    if position_name in {"TRIM_HORIZON", "LATEST"}:
+        return Position(position_name)
     try:
         return at_timestamp(parse_time_ms(text, now))
     except ValueError:
@@ -267,7 +267,7 @@ def combine_settings(
 
 def config_from_settings(fields: dict[str, Any]) -> Config:
     """Return the configuration with these settings. Raises ValueError, naming a setting that is wrong."""
-    return config_of(JsonValue("input", fields))
+    return parse_config(JsonValue("input", fields))
 
 
 HUB_LEASE_SECONDS = 120.0
@@ -286,10 +286,12 @@ def with_event_hub_times(config: Config, given: Container[str]) -> Config:
 
     Workers of the Azure SDKs, which are slow by design, may be in the same group. The defaults are chosen to suit them.
     """
-    seconds = config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
-    defaults = Config(rules=config.rules, lease_seconds=seconds)
+    lease_seconds = (
+        config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
+    )
+    defaults = Config(rules=config.rules, lease_seconds=lease_seconds)
     hub_times: dict[str, Any] = {
-        "lease_seconds": seconds,
+        "lease_seconds": lease_seconds,
         "cycle_seconds": min(HUB_CYCLE_SECONDS, defaults.cycle_seconds),
         "renew_seconds": min(HUB_RENEW_SECONDS, defaults.renew_seconds),
     }

@@ -69,7 +69,7 @@ class FunctionSettings:
     role: str
 
     @property
-    def variables(self) -> Mapping[str, str]:
+    def runtime_variables(self) -> Mapping[str, str]:
         """The environment variables of Lambda's runtime."""
         return {
             "AWS_EXECUTION_ENV": "AWS_Lambda_python",
@@ -170,7 +170,7 @@ class LambdaFunction:
                 "asyncio.run"
             )
 
-    def reads(self, source: Source) -> None:
+    def use_source_arns(self, source: Source) -> None:
         """Use this source's ARNs in events."""
         self._source = source if isinstance(source, Addressed) else None
 
@@ -184,19 +184,19 @@ class LambdaFunction:
     def __call__(self, delivery: Delivery) -> None:
         """Call the function. Raises what the function raises, and ReportedFailure."""
         records = delivery.records
-        failed_index = self.first_failed(delivery.shard, self.arn(delivery), records)
+        failed_index = self.call_and_find_failure(delivery.shard, self.arn(delivery), records)
         if failed_index is not None:
             if failed_index:
                 delivery.checkpoint(records[failed_index - 1])
             raise ReportedFailure(f"its response reports record {records[failed_index].sequence_number} as failed")
 
-    def first_failed(self, shard: str, arn: str, records: Sequence[Record]) -> int | None:
+    def call_and_find_failure(self, shard: str, arn: str, records: Sequence[Record]) -> int | None:
         """Call the function with these records, and return the index of the first one that it reports as failed.
 
         Raises what the function raises, and ReportedFailure.
         """
         event = {"Records": make_lambda_events(records, shard=shard, arn=arn, role=self.settings.role)}
-        self._enter_loop()
+        self._set_event_loop()
         try:
             response = self.function(event, self._new_context(arn))
         except SystemExit as error:
@@ -206,11 +206,11 @@ class LambdaFunction:
             raise ReportedFailure("its function returned a coroutine, which Lambda does not await")
         if not self.settings.report_batch_item_failures:
             return None
-        return first_failed(response, [record.sequence_number for record in records])
+        return find_first_failed(response, [record.sequence_number for record in records])
 
     def _new_context(self, arn: str) -> LambdaContext:
         partition, _, region, account = ((arn or "arn:aws") + "::::").split(":")[1:5]
-        settings, variables = self.settings, self.settings.variables
+        settings, variables = self.settings, self.settings.runtime_variables
         return LambdaContext(
             function_name=settings.name,
             invoked_function_arn=f"arn:{partition}:lambda:{region}:{account}:function:{settings.name}",
@@ -221,7 +221,7 @@ class LambdaFunction:
             clock=self.clock,
         )
 
-    def _enter_loop(self) -> None:
+    def _set_event_loop(self) -> None:
         """Set the calling thread's event loop, because functions expect the loop that Lambda's main thread has.
 
         All calls share one loop.
@@ -244,7 +244,7 @@ def make_lambda_function(
     """
     settings = parse_function_settings(text)
     if settings.environment:
-        os.environ.update(settings.variables)  # must come before the import, during which libraries read them
+        os.environ.update(settings.runtime_variables)  # must come before the import, during which libraries read them
     return LambdaFunction(load(settings.target), settings, handler_seconds)
 
 
@@ -295,7 +295,7 @@ def _make_change_event(record: Record, arn: str) -> dict[str, Any]:
 # Responses
 
 
-def first_failed(response: object, numbers: Sequence[str]) -> int | None:
+def find_first_failed(response: object, numbers: Sequence[str]) -> int | None:
     """Return the index of the first record that the response reports as failed, or None if no record failed.
 
     Args:

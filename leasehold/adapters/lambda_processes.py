@@ -126,25 +126,25 @@ class FunctionProcess:
     _running: StartedProcess | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether there is no process, or it has ended."""
         return self._running is None or self._running.process.poll() is not None
 
     @property
-    def limit(self) -> float:
+    def limit_seconds(self) -> float:
         """The most seconds from now until its call has ended."""
         return self.setup.handler_seconds + (0.0 if self.loaded else LOAD_SECONDS)
 
-    def begin(self, call: FunctionCall) -> Connection:
+    def send_call(self, call: FunctionCall) -> Connection:
         """Begin this call, and return the connection on which the reply will be received.
 
         Raises OSError, and RuntimeError if no thread can be started.
         """
-        if self._running is None or self.ended:
-            self.end()
-            self._running = self._start()
+        if self._running is None or self.has_ended:
+            self.kill_process()
+            self._running = self._start_process()
         running, sent = self._running, threading.Event()
-        limit_seconds = min(self.limit, threading.TIMEOUT_MAX)
+        limit_seconds = min(self.limit_seconds, threading.TIMEOUT_MAX)
 
         def kill_after_limit() -> None:
             if not sent.wait(limit_seconds):
@@ -159,7 +159,7 @@ class FunctionProcess:
             sent.set()
         return running.connection
 
-    def reply(self) -> FunctionReply | FunctionLoaded:
+    def receive_reply(self) -> FunctionReply | FunctionLoaded:
         """Return what was received from the process, or a failure if it has ended."""
         try:
             if self._running is not None and self._running.connection.poll():
@@ -168,9 +168,9 @@ class FunctionProcess:
                 return reply
         except (EOFError, OSError):
             pass  # it has ended
-        return FunctionReply(0, f"the process of its function has ended with status {self.end()}")
+        return FunctionReply(0, f"the process of its function has ended with status {self.kill_process()}")
 
-    def end(self) -> int | None:
+    def kill_process(self) -> int | None:
         """Kill the process, if there is one, and return its status."""
         if self._running is None:
             return None
@@ -180,7 +180,7 @@ class FunctionProcess:
         running.process.kill()
         return running.process.wait()
 
-    def _start(self) -> StartedProcess:
+    def _start_process(self) -> StartedProcess:
         our_end, their_end = Pipe()
         watched, lifeline = Pipe(duplex=False)
         with their_end, watched:
@@ -241,7 +241,7 @@ class ParallelFunction(LambdaFunction):
     def close(self) -> None:
         """End the processes."""
         for process in self._processes:
-            process.end()
+            process.kill_process()
 
     def _collect_replies(
         self, delivery: Delivery, records_by_process: Mapping[FunctionProcess, Sequence[Record]]
@@ -253,23 +253,23 @@ class ParallelFunction(LambdaFunction):
         replies = dict[FunctionProcess, FunctionReply]()
         for process, records in records_by_process.items():
             try:
-                connection = process.begin(FunctionCall(delivery.shard, arn, records))
+                connection = process.send_call(FunctionCall(delivery.shard, arn, records))
             except (OSError, RuntimeError) as error:
-                process.end()
+                process.kill_process()
                 replies[process] = FunctionReply(0, f"no process of its function could be called: {said(error)}")
             else:
-                running_calls[connection] = process, self.clock() + process.limit
+                running_calls[connection] = process, self.clock() + process.limit_seconds
         while running_calls:
             seconds_left = min(deadline for _, deadline in running_calls.values()) - self.clock()
             ready_connections = wait(running_calls, max(0.0, min(WATCH_SECONDS, seconds_left)))
             for connection, (process, deadline) in tuple(running_calls.items()):
-                if connection in ready_connections or process.ended:
-                    reply = process.reply()
+                if connection in ready_connections or process.has_ended:
+                    reply = process.receive_reply()
                     if isinstance(reply, FunctionLoaded):
-                        running_calls[connection] = process, self.clock() + process.limit
+                        running_calls[connection] = process, self.clock() + process.limit_seconds
                         continue
                 elif self.clock() >= deadline:
-                    process.end()
+                    process.kill_process()
                     reply = FunctionReply(0, f"its function took longer than {self.handler_seconds:g} s")
                 else:
                     continue
@@ -332,7 +332,7 @@ def _load_function(setup: FunctionSetup) -> LambdaFunction:
 
 def _call_function(function: LambdaFunction, call: FunctionCall) -> FunctionReply:
     try:
-        failed_index = function.first_failed(call.shard, call.arn, call.records)
+        failed_index = function.call_and_find_failure(call.shard, call.arn, call.records)
     except ReportedFailure as failure:
         return FunctionReply(0, str(failure))
     finally:

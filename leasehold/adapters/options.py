@@ -84,8 +84,8 @@ class Option:
             case (kind,) if kind is str and not isinstance(value, str):
                 return f"{value!r} is not a string"
             case (kind,) if kind is int:
-                is_whole = isinstance(value, int) and not isinstance(value, bool)
-                if not is_whole or value < self.least:
+                is_integer = isinstance(value, int) and not isinstance(value, bool)
+                if not is_integer or value < self.least:
                     return f"{value!r} is not a whole number {'above 0' if self.least == 1 else f'from {self.least}'}"
                 if self.most is not None and value > self.most:
                     return f"{value} is more than {self.most}"
@@ -124,7 +124,7 @@ def check_options(
         if name not in options:
             raise TypeError(f"{name}: there is no such option{did_you_mean(name, options)}")
         if value is not None:
-            values[name] = options[name].checked(value, named(name))
+            values[name] = options[name].parse_and_check(value, named(name))
     return values, {name: option.default for name, option in options.items()} | values
 
 

@@ -56,41 +56,41 @@ class Origin:
         self._process, self._id = _process, os.getpid()
 
     @property
-    def in_other_process(self) -> bool:
+    def is_other_process(self) -> bool:
         """Whether this is another process."""
         return self._process is not _process
 
-    def check(self) -> None:
+    def check_same_process(self) -> None:
         """Raise WorkerError in another process."""
-        if self.in_other_process:
+        if self.is_other_process:
             raise WorkerError(
                 f"this worker belongs to process {self._id}, and a fork copies none of its threads; "
                 "start another one in this process"
             )
 
-    def end_copy(self, fault: BaseException | None) -> None:
+    def end_forked_copy(self, fault: BaseException | None) -> None:
         """If this is a forked copy of the process, end it as Python ends a program that raised this exception.
 
         If a handler forks, the child reaches this call when it leaves the handler. If the child continued, it would
         wait forever for threads that the fork did not copy.
         """
-        if self.in_other_process:
+        if self.is_other_process:
             _exit_as_python(fault)
 
 
 def _exit_as_python(fault: BaseException | None) -> NoReturn:
-    status = 1
+    exit_status = 1
     try:
         if fault is None:
-            status = 0
+            exit_status = 0
         elif not isinstance(fault, SystemExit):
             traceback.print_exception(fault)
         elif fault.code is None or isinstance(fault.code, int):
-            status = fault.code or 0
+            exit_status = fault.code or 0
         else:
             print(fault.code, file=sys.stderr)  # noqa: T201  as Python does
         for output in (sys.stdout, sys.stderr):
             if output is not None:
                 output.flush()
     finally:
-        os._exit(status & 0xFF)
+        os._exit(exit_status & 0xFF)

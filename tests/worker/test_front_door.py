@@ -113,7 +113,7 @@ def test_each_option_has_help_limits_and_a_valid_default(table: type) -> None:
         assert (option.limits is not None) == (Seconds == Union[option.types]), name  # noqa: UP007  made of a tuple
         if option.default is not None:
             assert option.unset == ""
-            assert option.checked(option.default, name) == option.default
+            assert option.parse_and_check(option.default, name) == option.default
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from leasehold.adapters.lambda_handlers import (
     FunctionSettings,
     LambdaFunction,
     ReportedFailure,
-    first_failed,
+    find_first_failed,
     make_lambda_events,
     parse_function_settings,
 )
@@ -130,7 +130,7 @@ def test_dynamodb_event_has_the_published_form() -> None:
 )
 def test_lowest_reported_record_is_the_first_failed(response: object, failed: int | None) -> None:
     """The first failed record is the lowest sequence number in the response; an empty response means success."""
-    assert first_failed(response, ["7", "8", "9", "9", "10"]) == failed
+    assert find_first_failed(response, ["7", "8", "9", "9", "10"]) == failed
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_lowest_reported_record_is_the_first_failed(response: object, failed: in
 )
 def test_malformed_response_fails_the_whole_batch(response: object) -> None:
     with pytest.raises(ReportedFailure):
-        first_failed(response, ["7", "8", "9"])
+        find_first_failed(response, ["7", "8", "9"])
 
 
 @define
@@ -302,7 +302,7 @@ def test_context_has_the_fields_of_lambda_and_counts_down() -> None:
     """Functions stop early by the remaining time, which counts down from `handler_seconds`."""
     now = [100.0]
     function = LambdaFunction(Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: now[0])
-    function.reads(Arned())
+    function.use_source_arns(Arned())
     harness = ReaderHarness(ShardRecords(records(2)), on_batch=function)
     harness.steps(harness.reading(), 2)
     context = function.function.contexts[0]  # type: ignore[attr-defined]  # the class above

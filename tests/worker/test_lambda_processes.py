@@ -23,7 +23,7 @@ import leasehold
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.lambda_handlers import ReportedFailure, parse_function_settings
-from leasehold.adapters.lambda_processes import FunctionProcess, ParallelFunction, Reply
+from leasehold.adapters.lambda_processes import FunctionProcess, FunctionReply, ParallelFunction
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Lease, Position
@@ -57,17 +57,17 @@ class Judged(ParallelFunction):
     calls: list[list[list[bytes]]] = field(factory=list)
     succeeded: list[bytes] = field(factory=list)
 
-    def _replies(
-        self, _delivery: Delivery, parts: Mapping[FunctionProcess, Sequence[Record]]
-    ) -> dict[FunctionProcess, Reply]:
-        self.calls.append(sorted([record.data for record in records] for records in parts.values()))
-        replies = dict[FunctionProcess, Reply]()
-        for process, records in parts.items():
+    def _collect_replies(
+        self, _delivery: Delivery, records_by_process: Mapping[FunctionProcess, Sequence[Record]]
+    ) -> dict[FunctionProcess, FunctionReply]:
+        self.calls.append(sorted([record.data for record in records] for records in records_by_process.values()))
+        replies = dict[FunctionProcess, FunctionReply]()
+        for process, records in records_by_process.items():
             failing = [index for index, record in enumerate(records) if self.faults.get(record.data, 0) > 0]
             for index in failing[:1]:
                 self.faults[records[index].data] -= 1
             self.succeeded += [record.data for record in records[: failing[0] if failing else None]]
-            replies[process] = Reply(failing[0], "its function failed") if failing else Reply()
+            replies[process] = FunctionReply(failing[0], "its function failed") if failing else FunctionReply()
         return replies
 
 

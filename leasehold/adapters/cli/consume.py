@@ -109,7 +109,7 @@ def command(
             raise ValueError(f"--processes: {processes} is not a whole number above 0")
         if processes > 1:
             raise typer.Exit(_run_supervised(me, store, processes, setup))
-        with setup.opened() as worker, start_lines(worker, source, store):
+        with setup.open_worker() as worker, start_lines(worker, source, store):
             verdict = setup.run(worker, begun=lambda runner: call_at_end_of_supervisor(runner.stop))
     if verdict is not None:
         summary = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"

@@ -31,7 +31,7 @@ from leasehold.adapters.cli.lease_tables import (
     table_cells,
     totals_and_problems,
 )
-from leasehold.adapters.json_form import lease_json
+from leasehold.adapters.json_form import format_lease_json
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
 
@@ -334,7 +334,7 @@ def _draw_lease(table: WatchedTable, view: LiveView) -> Group:
     key_hint = _text_line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
         return Group(_text_line(f"there is no lease {view.selected} any more", "red"), key_hint)
-    values = lease_json(lease) | {
+    values = format_lease_json(lease) | {
         "owner": lease.owner or "nobody",
         "checkpoint": format_checkpoint(lease.checkpoint, full=True),
     }

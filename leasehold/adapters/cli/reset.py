@@ -19,7 +19,7 @@ from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, St
 from leasehold.adapters.cli.common.columns import format_position, print_moves
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.inputs import check_time_ms, find_named_position, parse_initial_position, parse_shift_seconds
-from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
+from leasehold.adapters.json_form import BadJsonField, JsonValue, parse_json_document, parse_lease
 from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, live_keys, planned_resets, read_leases, reset
 from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
@@ -40,13 +40,13 @@ def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
     """Return the leases in a plan. Raises ValueError, naming the field that is not valid."""
     resets = []
     try:
-        for value in parse(text).fields().need("leases").items():
+        for value in parse_json_document(text).fields().take_required_field("leases").items():
             fields = value.fields()
             resets.append(
                 PlannedReset(
-                    fields.need("key").name(),
-                    _parse_position(fields.need("was")),
-                    _parse_position(fields.need("wanted")),
+                    fields.take_required_field("key").parse_name(),
+                    _parse_position(fields.take_required_field("was")),
+                    _parse_position(fields.take_required_field("wanted")),
                 )
             )
     except BadJsonField as error:
@@ -78,8 +78,8 @@ def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collec
 
 def _parse_position(value: JsonValue) -> Position:
     """Parse a position from the fields that a lease has."""
-    value.fields().need("checkpoint")
-    return lease_of(JsonValue(value.path, {"key": "-", **value.found})).checkpoint
+    value.fields().take_required_field("checkpoint")
+    return parse_lease(JsonValue(value.path, {"key": "-", **value.found})).checkpoint
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

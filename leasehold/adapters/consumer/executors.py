@@ -217,7 +217,7 @@ class EventLoop:
             finally:
                 # If the handler has forked, end the copy here. Its loop must not continue, because it shares a pipe
                 # with the original loop and would take wake-ups from it.
-                self._origin.end_copy(raised)
+                self._origin.end_forked_copy(raised)
 
         def begin() -> None:
             task = loop.create_task(await_fault())

@@ -14,7 +14,7 @@ from uuid import uuid4
 from attrs import field, frozen
 
 from leasehold.adapters.inputs import SETTING_LIMITS, check_duration, check_time_ms
-from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, config_of
+from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, parse_config
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, printable, text_of
@@ -234,7 +234,7 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
     try:
-        return config_of(JsonValue("input", fields))
+        return parse_config(JsonValue("input", fields))
     except BadJsonField as error:
         raise ValueError(f"option lease.rules: {printable(text_of(error))}") from None
 

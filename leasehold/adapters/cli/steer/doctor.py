@@ -53,7 +53,7 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Examine the source and the store, and print the findings."""
     with ending("doctor"):
-        checkpoint_seconds = options_by_name(Options)["checkpoint_seconds"].checked(
+        checkpoint_seconds = options_by_name(Options)["checkpoint_seconds"].parse_and_check(
             options["checkpoint_seconds"], "--checkpoint-seconds"
         )
         fleet = ExaminedFleet(

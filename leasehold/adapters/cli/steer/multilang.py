@@ -65,7 +65,7 @@ def command(
         dead_letter = options["dead_letter"]
         if isinstance(dead_letter, str):
             dead_letter = open_dead_letter(dead_letter, settings.source, settings.store, flag_name)
-        attempts = options_by_name(Options)["attempts"].checked(options["attempts"], "--attempts")
+        attempts = options_by_name(Options)["attempts"].parse_and_check(options["attempts"], "--attempts")
         handler = ChildHandler(
             children, attempts=attempts, dead_letter=dead_letter, send_empty=settings.send_empty, strict=strict
         )
@@ -84,7 +84,7 @@ def command(
             handler.set_runner(runner)
             _record_signals(signals)
 
-        with handler, setup.opened() as worker:
+        with handler, setup.open_worker() as worker:
             setup.run(worker, begun=begun)
     if strict:
         raise typer.Exit(1 if handler.fault is not None or not signals else 128 + signals[0])
