@@ -79,12 +79,12 @@ def by_ours(url: str, shape: Shape, wire: WireFormat) -> Cost:
     if shape.aggregated:
         return measure(partial(send_with_producer, client, shape))
     requests = ours.KinesisPutClient(client, STREAM)
-    requests.shards()
+    requests.list_shards()
     data = os.urandom(shape.size)
     units = [Unit("shardId-0", (), data, f"key-{n:04d}", n) for n in range(shape.count)]
 
     def step() -> int:
-        outcomes = requests.put(units)
+        outcomes = requests.put_units(units)
         assert all(isinstance(outcome, UnitWritten) for outcome in outcomes)
         return len(outcomes)
 

@@ -22,11 +22,11 @@ from fuzzing import FuzzTarget, in_json, never_repeats
 from standins.in_c import scan
 from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 
-from leasehold.adapters.sources.changes import change_of
-from leasehold.adapters.sources.dynamodb_streams import record_of
-from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, by_connection_string
-from leasehold.adapters.sources.event_hubs.poller import event_position
-from leasehold.adapters.sources.event_hubs.records import record_of_event
+from leasehold.adapters.sources.changes import decode_change
+from leasehold.adapters.sources.dynamodb_streams import convert_record
+from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, access_by_connection_string
+from leasehold.adapters.sources.event_hubs.poller import starting_event_position
+from leasehold.adapters.sources.event_hubs.records import convert_event
 from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, Reason, deaggregate
@@ -56,7 +56,7 @@ def _sealed(body: Any) -> bytes:  # noqa: ANN401  bytes
 
 
 def _change(data: bytes) -> None:
-    change = change_of(data)
+    change = decode_change(data)
     assert change.created is None or change.created.tzinfo is UTC
     assert isinstance(change.keys, dict)
 
@@ -67,7 +67,7 @@ def _change_row(data: bytes) -> None:
         image = row["dynamodb"]
         if (created := image.get("ApproximateCreationDateTime")) is not None:  # boto3 parses it into a datetime
             image["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
-        record = record_of(row)
+        record = convert_record(row)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError("no change") from odd  # a record that no poller returns
     rows = table_changes.columns().rows(Lease("shard-0"), [record])
@@ -205,14 +205,14 @@ def _event(document: object) -> None:
         body = [body]
     message = AmqpAnnotatedMessage(**{f"{kind}_body": body}, annotations=raw_annotations)
     event = EventData._from_message(cast("Any", None), message)
-    record = record_of_event(event)
+    record = convert_event(event)
     assert isinstance(record.data, bytes)
     record.position.order  # noqa: B018  it can be compared
 
 
 def _connection(text: str) -> None:
     with never_repeats(SECRET):
-        by_connection_string(text, "ns.servicebus.windows.net", "orders", "$Default")
+        access_by_connection_string(text, "ns.servicebus.windows.net", "orders", "$Default")
 
 
 # Where to begin, and where a source is
@@ -230,7 +230,7 @@ def _start(document: object) -> None:
         return  # the row contains the reason
     Poller(cast("Any", None), "orders", "shardId-0", position, None)._starting_position()
     if position.sequence not in {"LATEST", "SHARD_END"}:  # otherwise the start is fixed, or nothing is read
-        event_position(position)
+        starting_event_position(position)
 
 
 def _url(url: str) -> None:

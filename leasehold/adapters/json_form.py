@@ -1,9 +1,9 @@
 """Parses JSON documents that describe a group, and formats the plan for it as JSON, without I/O.
 
-`JsonValue` parses a document field by field, and every error message names the field by its path. `lease_json` and
-`shard_json` format leases and shards in the form that `leasehold plan` reads, without a lease's default values.
-`parse_plan_request` parses leases, shards, worker and configuration. `FORMS` defines how the fields of each class are
-written. Required values and defaults are defined by the classes themselves.
+`JsonValue` parses a document field by field, and every error message names the field by its path. `format_lease_json`
+and `format_shard_json` format leases and shards in the form that `leasehold plan` reads, without a lease's default
+values. `parse_plan_request` parses leases, shards, worker and configuration. `FORMS` defines how the fields of each
+class are written. Required values and defaults are defined by the classes themselves.
 """
 
 import json

@@ -8,7 +8,7 @@ import boto3
 from leasehold.adapters.options import ProduceOptions, check_options
 from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, create_producer_clients
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.stores.aws import session_of
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url
@@ -56,7 +56,7 @@ def open_producer(
         on_late=values["on_late"],
         epoch=values["epoch"],
     )
-    clients = clients_of(
+    clients = create_producer_clients(
         address.region, endpoint, REQUESTS, cast("WireFormat", wire), session=credentials, arn=address.arn
     )
     return Producer(clients, address.name, settings)

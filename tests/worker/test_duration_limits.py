@@ -23,9 +23,8 @@ SET = {
 
 def consumed(**options: Any) -> None:  # noqa: ANN401  each option has its own type
     """Check these options as the command does, without opening anything."""
-    check_consumption_options(
-        "kinesis://orders?region=eu-west-1", "memory://x", lambda _batch: None, options, flag_name
-    )  # type: ignore[arg-type]
+    source = "kinesis://orders?region=eu-west-1"
+    check_consumption_options(source, "memory://x", lambda _batch: None, options, flag_name)  # type: ignore[arg-type]
 
 
 LIMITS = SETTING_LIMITS | {

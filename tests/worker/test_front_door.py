@@ -159,7 +159,7 @@ def test_bad_usage_is_rejected_before_anything_is_opened(options: dict[str, Any]
 
 
 def test_producer_bad_usage_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasehold.adapters.producing.clients_of", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr("leasehold.adapters.producing.create_producer_clients", lambda *_: pytest.fail("it was opened"))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"linger": 3}, "linger: there is no such option; did you mean 'linger_ms'?"),
         ({"on_late": "drop"}, "on_late: 'drop' is neither block nor fail"),

@@ -31,7 +31,7 @@ from leasehold.adapters.lambda_handlers import (
     parse_function_settings,
 )
 from leasehold.adapters.options import Options
-from leasehold.adapters.sources.dynamodb_streams import record_of
+from leasehold.adapters.sources.dynamodb_streams import convert_record
 from leasehold.balancer.model import Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
@@ -105,7 +105,7 @@ def test_dynamodb_event_has_the_published_form() -> None:
         "userIdentity": {"Type": "Service", "PrincipalId": "dynamodb.amazonaws.com"},
         "dynamodb": change | {"NewImage": image, "ApproximateCreationDateTime": when},
     }
-    assert make_lambda_events([record_of(row)], shard="shardId-1", arn=TABLE_ARN) == [published]
+    assert make_lambda_events([convert_record(row)], shard="shardId-1", arn=TABLE_ARN) == [published]
 
 
 # Responses

@@ -63,9 +63,9 @@ class Record(NamedTuple):
     @property
     def change(self) -> "Change":
         """The DynamoDB item change that the data contains. Raises ValueError if the data is not a change."""
-        from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  needs boto3, which is an extra
+        from leasehold.adapters.sources.changes import decode_change  # noqa: PLC0415  needs boto3, which is an extra
 
-        return change_of(self.data)
+        return decode_change(self.data)
 
 
 class TransientRejection(SourceError):

@@ -66,7 +66,10 @@ class RowBuffer:
                 batches.append(first_chunk.rows.slice(0, fitting_rows))
                 ends, trail = self._columns.position(first_chunk.rows, fitting_rows - 1), first_chunk.trail
                 if trail is not None:
-                    ends, trail = evolve(ends, token=trail.token(fitting_rows - 1)), trail.from_row(fitting_rows)
+                    ends, trail = (
+                        evolve(ends, token=trail.token_for_row(fitting_rows - 1)),
+                        trail.starting_at_row(fitting_rows),
+                    )
                 remaining = evolve(first_chunk, rows=first_chunk.rows.slice(fitting_rows), trail=trail)
                 self._chunks.appendleft((remaining, size := self._size(remaining)))
                 self.count += remaining.count

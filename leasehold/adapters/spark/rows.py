@@ -97,7 +97,7 @@ class ArrowBatch(Batch):
         if self.rows is None:
             return super().between(since, until)
         mask = [time is None or since <= time < until for time in self.arrivals]
-        trail = None if self.trail is None else self.trail.select(mask)
+        trail = None if self.trail is None else self.trail.select_rows(mask)
         return evolve(self, rows=self.rows.filter(pa.array(mask)), read_to=self.end, trail=trail)
 
 

@@ -124,7 +124,7 @@ class _SlowClient:
 def reader_of(service: SlowService, **more: Any) -> Poller:  # noqa: ANN401
     """Return a reader of the one shard."""
     clients = service.clients(**more)
-    return Poller(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
+    return Poller(clients.client_with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
 
 
 def first_batch(service: SlowService, reader: Poller) -> float:
@@ -182,7 +182,7 @@ def test_timeout_grows_and_shrinks_again(caplog: pytest.LogCaptureFixture) -> No
 def test_every_created_client_is_closed_once() -> None:
     closed: list[float] = []
     clients = TimedClients(lambda limit: SimpleNamespace(close=lambda: closed.append(limit)))
-    created = [clients.with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
+    created = [clients.client_with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
     assert created[0] is created[2]
     for _ in range(2):
         clients.close()
@@ -268,16 +268,16 @@ def test_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     producer = KinesisPutClient(cast("Any", service.clients(timeouts=PUT_TIMEOUTS)), "orders")
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
     service.delay = 25.0
-    assert [producer.put(unit) for _ in range(4)] == [
+    assert [producer.put_units(unit) for _ in range(4)] == [
         *[[UnitUnknown("ReadTimeoutError")]] * 2,
         *[[UnitWritten("s-0", "5")]] * 2,
     ]
     service.delay = QUICK_SECONDS
     for _ in range(QUICK_RESPONSES + 1):
-        producer.put(unit)
+        producer.put_units(unit)
     assert service.times("put_records") == [10.0, 20.0, 30.0, 30.0, *[30.0] * QUICK_RESPONSES, 10.0]
     service.delay = 12.0
-    assert producer.shards() is not None
+    assert producer.list_shards() is not None
     assert service.times("list_shards") == [10.0, 20.0]
 
 
@@ -312,19 +312,21 @@ def polling(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
 
 def changes(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=pending.append)
-    return ChangePoller(clients.with_timeout(0.0), "arn", "s-0", TRIM_HORIZON, timeouts=CallTimeouts(clients))
+    return ChangePoller(clients.client_with_timeout(0.0), "arn", "s-0", TRIM_HORIZON, timeouts=CallTimeouts(clients))
 
 
 def columns(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=pending.append)
-    return ArrowPoller(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
+    return ArrowPoller(
+        clients.client_with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients)
+    )
 
 
 def unregistered(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=pending.append)
     consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=CallTimeouts(clients))
     consumer._rejections = fan_out.MAX_REJECTIONS  # noqa: SLF001  the stream's consumer limit is reached
-    client, patience = clients.with_timeout(0.0), CallTimeouts(clients)
+    client, patience = clients.client_with_timeout(0.0), CallTimeouts(clients)
     return fan_out.FanOut(client, "orders", "s-0", TRIM_HORIZON, None, consumer=consumer, timeouts=patience)
 
 
@@ -430,7 +432,7 @@ def test_subscription_with_late_events_is_renewed_with_a_longer_timeout(
     service = SlowService()
     clients = service.clients()
     reader = fan_out.FanOut(
-        *(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None),
+        *(clients.client_with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None),
         consumer=cast("Any", SimpleNamespace(arn=lambda: "arn:c", name="c")),
         timeouts=CallTimeouts(clients),
         clock=service.clock,

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.handling import Delivery, Unhandled
-from leasehold.adapters.sources.deduplication import own_token
+from leasehold.adapters.sources.deduplication import strip_seen_rows
 from leasehold.adapters.sources.protocol import Record
 from leasehold.stores.printable import text_of
 
@@ -97,7 +97,7 @@ class DeadLetterEntry:
             "sequence_number": record.sequence_number,
             "sub_sequence_number": record.sub_sequence_number,
             # Leave out the part of the token about rows that Spark wrote, which does not belong to the record.
-            "offset": own_token(record.token),
+            "offset": strip_seen_rows(record.token),
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
             "arrived_ms": None if record.arrived is None else round(record.arrived * 1000),

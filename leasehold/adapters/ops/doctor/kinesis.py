@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.ops.doctor.attempts import Absent, NotTried, RightAttempt, RightsTrial, ServiceClock
 from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.adapters.sources.kinesis.clients import reading_client
-from leasehold.adapters.sources.kinesis.faults import code_of, translate_errors
+from leasehold.adapters.sources.kinesis.faults import error_code, translate_errors
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.errors import SourceError
 from leasehold.stores.aws import session_of
@@ -102,7 +102,7 @@ class _ExaminedStream:
                 entry = self._client.describe_stream_consumer(**which)["ConsumerDescription"]
         except SourceError as error:
             cause = error.__cause__
-            if name.startswith("arn:") or not isinstance(cause, ClientError) or code_of(cause) != _ABSENT:
+            if name.startswith("arn:") or not isinstance(cause, ClientError) or error_code(cause) != _ABSENT:
                 raise
             message = f"there is no consumer {name}; a worker registers it if it has the right"
             raise Absent(f"{message} (kinesis:RegisterStreamConsumer, not tried)") from error

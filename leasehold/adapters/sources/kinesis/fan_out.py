@@ -39,7 +39,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from leasehold.adapters.sources.call_timeouts import CallTimeouts
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients
-from leasehold.adapters.sources.kinesis.faults import PollPace, code_of, translate_errors
+from leasehold.adapters.sources.kinesis.faults import PollPace, error_code, translate_errors
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HashRange, Position
@@ -204,14 +204,14 @@ class StreamConsumer:
         try:
             description = self._timeouts.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
         except ClientError as describe_error:
-            if code_of(describe_error) != "ResourceNotFoundException":
+            if error_code(describe_error) != "ResourceNotFoundException":
                 raise
             try:
                 description = self._timeouts.call("register_stream_consumer", **consumer)["Consumer"]
             except ClientError as register_error:
-                if code_of(register_error) == "ResourceInUseException":  # another worker has just registered it
+                if error_code(register_error) == "ResourceInUseException":  # another worker has just registered it
                     return
-                if code_of(register_error) != "LimitExceededException":
+                if error_code(register_error) != "LimitExceededException":
                     raise
                 self._rejections += 1
                 if self._rejections == MAX_REJECTIONS:
@@ -270,7 +270,7 @@ class FanOut(Poller):
             timeouts=timeouts,
             max_records=max_records,
         )
-        self._subscription_timeouts = self._timeouts.for_subscriptions()
+        self._subscription_timeouts = self._timeouts.timeouts_for_subscriptions()
         self._consumer, self._clock = consumer, clock
         self._arn: str | None = None
         self._subscription: SubscriptionReceiver | None = None
@@ -346,10 +346,10 @@ class FanOut(Poller):
         match subscription.fault:
             case None:
                 log.debug("shard %s: its subscription ended", self._shard)
-                self._subscription_timeouts = self._timeouts.for_subscriptions()
+                self._subscription_timeouts = self._timeouts.timeouts_for_subscriptions()
             case ReadTimeoutError():
-                timeout = self._subscription_timeouts.timeout(_SUBSCRIBE)
-                next_timeout = self._subscription_timeouts.lengthen(_SUBSCRIBE, timeout)  # rule 4
+                timeout = self._subscription_timeouts.timeout_for(_SUBSCRIBE)
+                next_timeout = self._subscription_timeouts.lengthen_timeout(_SUBSCRIBE, timeout)  # rule 4
                 log.info(
                     "shard %s: no event for %g s; the timeout of the next subscription is %g s",
                     self._shard,
@@ -358,7 +358,7 @@ class FanOut(Poller):
                 )
             case HTTPError() | ParserError() | ResponseParserError() as fault:
                 raise SourceUnavailable(f"shard {self._shard}: its subscription failed: {fault}") from fault
-            case ClientError() as fault if code_of(fault) == "ResourceInUseException":
+            case ClientError() as fault if error_code(fault) == "ResourceInUseException":
                 # If the subscription had started, another reader took over. If it was rejected, try again as soon as
                 # rule 2 allows.
                 if subscription.subscribed_at is not None:
@@ -368,7 +368,7 @@ class FanOut(Poller):
                 with translate_errors(self._stream):
                     if not isinstance(fault, ClientError):
                         raise fault
-                    if code_of(fault) == "ResourceNotFoundException":
+                    if error_code(fault) == "ResourceNotFoundException":
                         self._consumer.forget(self._arn or "")  # the shard is gone, or the consumer was deregistered
                     self._rewind_from(fault)  # raises any error that does not mean a trimmed start
 

@@ -34,7 +34,7 @@ from leasehold.adapters.sources.call_timeouts import (
     Backoff,
     CallTimeouts,
     ResponsePending,
-    datetime_of,
+    datetime_at_position,
 )
 from leasehold.adapters.sources.deduplication import SeenRows
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
@@ -50,11 +50,11 @@ from leasehold.adapters.sources.kinesis.faults import (
     KINESIS,
     THROTTLED,
     PollPace,
-    code_of,
+    error_code,
     translate_errors,
     translate_parse_errors,
 )
-from leasehold.adapters.sources.kinesis.hash_keys import hash_key_of
+from leasehold.adapters.sources.kinesis.hash_keys import find_hash_key
 from leasehold.adapters.sources.kinesis.records import (
     KinesisRecords,
     RecordColumns,
@@ -246,7 +246,7 @@ class Unpacker:
         for index in range(first, len(user_records)):
             key, hash_key, tag = user_records.keys[index], user_records.hash_keys[index], user_records.tags[index]
             position = Position(number, user_records.subs[index])
-            if tag is not None and self.seen.seen_before(tag, partial(hash_key_of, key, hash_key), position):
+            if tag is not None and self.seen.check_duplicate(tag, partial(find_hash_key, key, hash_key), position):
                 continue
             records.payloads.append(user_records.payloads[index])
             records.subs.append(user_records.subs[index])
@@ -379,7 +379,7 @@ class Poller:
             is_lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
             if isinstance(fault.__cause__, ReadTimeoutError) and not is_lengthened:  # rule 3
                 self._limit = max(self._limit // LIMIT_DIVISOR, 1)
-            is_throttled = isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED
+            is_throttled = isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) in THROTTLED
             if is_throttled:
                 self._pace.slow_down()
             wait = FAULT_SECONDS[0] if is_lengthened else self._backoff.next()  # rule 4
@@ -409,7 +409,7 @@ class Poller:
         state = self._iterator, self._last_read, self._skip_through, self._seen
         try:
             with translate_parse_errors(self._stream, self.service):
-                return self._batch(response)
+                return self._make_batch(response)
         except SourceUnavailable:
             self._iterator, self._last_read, self._skip_through, self._seen = state
             self._reset_request()
@@ -434,7 +434,7 @@ class Poller:
 
     def _needs_new_iterator(self, error: ClientError) -> bool:
         """Return whether the request failed because of its iterator, so that a new one may help."""
-        return code_of(error) == "ExpiredIteratorException"
+        return error_code(error) == "ExpiredIteratorException"
 
     def _new_iterator(self) -> str:
         """Return a new iterator. If the start was trimmed, retry at the oldest record if `rewind` is set."""
@@ -449,7 +449,9 @@ class Poller:
 
     def _rewind_from(self, error: ClientError) -> None:
         """Restart at the oldest record if the start was trimmed and `rewind` is set. Otherwise raise an error."""
-        is_trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
+        is_trimmed = (
+            error_code(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
+        )
         if not is_trimmed:
             raise error
         if not self._rewind:
@@ -463,10 +465,10 @@ class Poller:
         if self._start.numbered:
             return {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._start.sequence}
         if self._start.sequence == "AT_TIMESTAMP":
-            return {"Type": "AT_TIMESTAMP", "Timestamp": datetime_of(self._start)}
+            return {"Type": "AT_TIMESTAMP", "Timestamp": datetime_at_position(self._start)}
         return {"Type": "LATEST" if self._start.sequence == "LATEST" else "TRIM_HORIZON"}
 
-    def _batch(self, response: "GetRecordsOutputTypeDef") -> Batch:
+    def _make_batch(self, response: "GetRecordsOutputTypeDef") -> Batch:
         rows, behind_milliseconds = columns_of(response["Records"]), response.get("MillisBehindLatest") or 0
         first_number, last_number = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
         child_shards = child_shards_from(response.get("ChildShards", ()))

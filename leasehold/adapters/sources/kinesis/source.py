@@ -17,10 +17,10 @@ from leasehold.adapters.sources.kinesis.faults import (
     DENIED,
     KINESIS,
     PollPace,
-    code_of,
-    max_records_of,
-    poll_seconds_of,
-    summary_of,
+    error_code,
+    parse_max_records,
+    parse_poll_seconds,
+    stream_summary_from_response,
     translate_errors,
     translate_parse_errors,
 )
@@ -97,7 +97,7 @@ class PolledStream:
                 self._timeouts.call("get_shard_iterator", **parameters)
         except SourceError as fault:
             is_missing = (
-                isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
+                isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) == "ResourceNotFoundException"
             )
             if not is_missing:
                 raise
@@ -165,7 +165,7 @@ class KinesisSource(PolledStream):
     ) -> None:
         clients = KinesisClients.of(client)
         super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
-        self._client = clients.with_timeout(clients.timeouts[0])
+        self._client = clients.client_with_timeout(clients.timeouts[0])
         self.consumer: StreamConsumer | None = None
         if consumer is not None:
             self.consumer = StreamConsumer(self._client, name, consumer, timeouts=self._timeouts)
@@ -187,7 +187,7 @@ class KinesisSource(PolledStream):
         """
         with translate_errors(self.name), translate_parse_errors(self.name):
             response = self._timeouts.call("describe_stream_summary", StreamName=self.name)
-            summary = summary_of(response, self.name)
+            summary = stream_summary_from_response(response, self.name)
             self._partitioned_by_key = summary.get("RecordDistributionStrategy") != "AUTO"
             self._arn = summary["StreamARN"]
             account, created = self._arn.split(":")[4], summary["StreamCreationTimestamp"]
@@ -209,7 +209,7 @@ class KinesisSource(PolledStream):
         except SourceError as fault:
             if isinstance(fault.__cause__, KeyError) and self._partitioned_by_key is not None:
                 return ""  # a stand-in for Kinesis that responds without the ARN or the time
-            if not (isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in DENIED):
+            if not (isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) in DENIED):
                 if isinstance(fault, SourceUnavailable):
                     self._identity_due = self._clock() + self._identity_backoff.next()
                 raise
@@ -267,7 +267,7 @@ class KinesisSource(PolledStream):
             whole_aggregates=self._whole_aggregates,
             rewind=self._rewind,
             pace=PollPace(self._poll_seconds),
-            timeouts=CallTimeouts(self._clients, step=self._timeouts.step),
+            timeouts=CallTimeouts(self._clients, step=self._timeouts.longest_step),
             max_records=self._max_records,
         )
 
@@ -296,7 +296,7 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         raise ValueError(
             "source URL: option 'aggregates' must be records or whole; without it, handlers get the user records"
         )
-    poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
+    poll_seconds = parse_poll_seconds(options["poll_seconds"]) if "poll_seconds" in options else None
     stream = stream_address(name, options.get("region"), "source URL")
     endpoint, wire_format = options.get("endpoint"), cast("WireFormat", wire)
     opened_session = session_of(options, "source URL", session)
@@ -315,5 +315,5 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
             arn=stream.arn or "",
             consumer=options.get("consumer"),
             poll_seconds=poll_seconds,
-            max_records=max_records_of(options, MAX_RECORDS),
+            max_records=parse_max_records(options, MAX_RECORDS),
         )

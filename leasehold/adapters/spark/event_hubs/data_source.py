@@ -105,13 +105,13 @@ class HubLocation:
 
 def _source(location: HubLocation, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
     # Import here, because the process that only registers the format needs no client.
-    from leasehold.adapters.sources.event_hubs.access import by_connection_string, by_identity  # noqa: PLC0415
+    from leasehold.adapters.sources.event_hubs.access import access_by_connection_string, access_by_identity  # noqa: PLC0415
     from leasehold.adapters.sources.event_hubs.poller import EventHubsSource  # noqa: PLC0415
 
     if secret:
-        access = by_connection_string(secret, location.namespace, location.hub, location.group)
+        access = access_by_connection_string(secret, location.namespace, location.hub, location.group)
     else:
-        access = by_identity(location.namespace, location.hub, location.group)
+        access = access_by_identity(location.namespace, location.hub, location.group)
     return EventHubsSource(access, prefetch, exclusive=exclusive)
 
 

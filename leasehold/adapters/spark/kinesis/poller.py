@@ -15,7 +15,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS_FROM
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
-from leasehold.adapters.sources.kinesis.hash_keys import hash_key_of
+from leasehold.adapters.sources.kinesis.hash_keys import find_hash_key
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
 from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, check_shard, child_shards_from
 from leasehold.adapters.sources.protocol import Batch
@@ -62,7 +62,7 @@ def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
 class ArrowPoller(Poller):
     """A reader of one shard that makes rows of the responses."""
 
-    def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
+    def _make_batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
         is_unfiltered = self._skip_through is None and not self._seen
         if is_unfiltered and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
@@ -76,7 +76,9 @@ class ArrowPoller(Poller):
             return self._arrow_batch(answer, NOTHING, None, None, 0)
         rows = columns_of(records)
         if not rows.has_aggregates:
-            return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
+            return super()._make_batch(
+                cast("GetRecordsOutputTypeDef", {**answer, "Records": rows})
+            )  # columns become rows
         # Measure before de-aggregation, because the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
         batch, end, trail = self._rows(rows)
@@ -164,8 +166,8 @@ class ArrowPoller(Poller):
         for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
             position = Position(numbers[index], sub)
-            row_is_new = tag is None or not deduplication.seen_before(
-                tag, partial(hash_key_of, key, hash_key), position
+            row_is_new = tag is None or not deduplication.check_duplicate(
+                tag, partial(find_hash_key, key, hash_key), position
             )
             is_new.append(row_is_new)
             if row_is_new:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, Misplaced, UserRecords, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED
-from leasehold.adapters.sources.kinesis.hash_keys import digest_of
+from leasehold.adapters.sources.kinesis.hash_keys import digest_partition_key
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
@@ -136,7 +136,7 @@ def _all_inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange 
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
     return all(
-        first <= digest_of(records[index][begin:end]) <= last
+        first <= digest_partition_key(records[index][begin:end]) <= last
         for index, table in spans.tables.items()
         for begin, end in iter_unpack("<ii", table)
     )

@@ -17,9 +17,9 @@ from typing import Literal
 
 from attrs import frozen
 
-from leasehold.adapters.sources.deduplication import Tag, tags_of
+from leasehold.adapters.sources.deduplication import Tag, parse_tags
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED, MalformedMessage, Message, read
-from leasehold.adapters.sources.kinesis.hash_keys import digest_of, hash_of, parse_hash_key
+from leasehold.adapters.sources.kinesis.hash_keys import digest_partition_key, hash_partition_key, parse_hash_key
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
@@ -209,7 +209,7 @@ def _select_records(message: Message, hash_range: HashRange | None, misplaced: M
     rows, reason = len(message.payloads), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
     # Expand the tags before any record is dropped, because a short tag refers to the previous record's tag.
-    tags = tags_of(message.tags)
+    tags = parse_tags(message.tags)
     if rows < message.total:
         reason = Reason.BAD_INDEX
     elif not rows:
@@ -238,7 +238,7 @@ def _all_inside(keys: list[str], hash_range: HashRange | None) -> bool:
     if hash_range is None or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
-    return all(first <= digest_of(key.encode()) <= last for key in keys)
+    return all(first <= digest_partition_key(key.encode()) <= last for key in keys)
 
 
 def _select_inside(
@@ -262,7 +262,7 @@ def _select_inside(
 
 
 def _drop_reason(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
-    hash_number = parse_hash_key(hash_key) if hash_key is not None else hash_of(key or "")
+    hash_number = parse_hash_key(hash_key) if hash_key is not None else hash_partition_key(key or "")
     if hash_number is None:
         return Reason.BAD_HASH_KEY
     return None if hash_range[0] <= hash_number <= hash_range[1] else Reason.OUT_OF_RANGE

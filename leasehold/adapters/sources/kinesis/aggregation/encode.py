@@ -40,7 +40,7 @@ def _encode_entry(tag: bytes, text: str) -> bytes:
 _MAX_FIELD_BYTES: Final = 170  # maximum size of one record's tags, lengths, hash key and row number
 
 
-def framing_of(context: bytes) -> int:
+def max_framing_bytes(context: bytes) -> int:
     """Return the maximum size of an aggregate with one record whose tag has this context, without its data and key."""
     return _FRAME_BYTES + _MAX_FIELD_BYTES + len(context)
 
