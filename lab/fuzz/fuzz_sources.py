@@ -28,14 +28,14 @@ from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, acce
 from leasehold.adapters.sources.event_hubs.poller import starting_event_position
 from leasehold.adapters.sources.event_hubs.records import convert_event
 from leasehold.adapters.sources.kinesis import clients
-from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
+from leasehold.adapters.sources.kinesis.aggregation.arrow import deaggregate_to_arrow
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, Reason, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.places import LocatedRecords, locate
 from leasehold.adapters.sources.kinesis.cbor import hooks as forms
 from leasehold.adapters.sources.kinesis.cbor.hooks import Subscription
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.records import EPOCHS, split_mark, with_mark
+from leasehold.adapters.sources.kinesis.records import EPOCHS, prepend_mark, split_mark
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
@@ -76,7 +76,7 @@ def _change_row(data: bytes) -> None:
 
 def _aggregate(data: bytes) -> None:
     records = deaggregate(data, "k", None, HASH_KEYS)
-    rows = user_record_batch([data], ["k"], HASH_KEYS)
+    rows = deaggregate_to_arrow([data], ["k"], HASH_KEYS)
     expected = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
     assert (
         tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected) == records.rows
@@ -90,7 +90,7 @@ def _aggregate(data: bytes) -> None:
 
 def _mark(data: bytes) -> None:
     mark, rest = split_mark(data)
-    assert data == (rest if mark is None else with_mark(rest, mark))
+    assert data == (rest if mark is None else prepend_mark(rest, mark))
     assert mark is None or mark.epoch < EPOCHS
 
 
@@ -100,7 +100,7 @@ def _mark(data: bytes) -> None:
 @cache
 def _client() -> "tuple[KinesisClient, Spoken]":
     canned_responses = Spoken([])
-    client = clients.reading_client("eu-west-1", None)
+    client = clients.create_reading_client("eu-west-1", None)
     for operation in ("GetRecords", "ListShards", "DescribeStreamSummary", "GetShardIterator"):
         canned_responses.attach(client, operation)
     return client, canned_responses

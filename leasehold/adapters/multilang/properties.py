@@ -25,7 +25,7 @@ from leasehold.adapters.inputs import check_time_ms
 from leasehold.adapters.multilang.credentials import Credentials, credentials_of
 from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
 from leasehold.adapters.options import Options
-from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.balancer.model import Position, at_timestamp
 from leasehold.stores.printable import did_you_mean, printable
 
@@ -343,7 +343,7 @@ class _Interpreter:
         region = self._text("kinesisClient.region") or self._text("regionName")
         name, arn = self._text("streamName"), self._text("streamArn")
         if arn is not None:
-            address = stream_address(arn, None, "streamArn")
+            address = parse_stream_address(arn, None, "streamArn")
             if address.arn is None:
                 raise ValueError(f"streamArn: {printable(arn)!r} is not the ARN of a stream")
             name = arn

@@ -2,21 +2,7 @@
 
 from collections.abc import Iterator
 
-from aggregates import (
-    LAST,
-    MAGIC,
-    group,
-    hash_keys,
-    hash_partition_key,
-    keys,
-    md5,
-    nested,
-    number,
-    record,
-    sealed,
-    sized,
-    varint,
-)
+from aggregates import LAST, MAGIC, group, hash_keys, hash_of, keys, md5, nested, number, record, sealed, sized, varint
 from attrs import frozen
 
 
@@ -194,18 +180,14 @@ def _indices() -> Iterator[Case]:
     yield Case("hash key index of 2**32", sealed(keys("a") + hash_keys("1") + record(0, b"x", 2**32)), "aggregated")
     yield Case("hash key index of -1", sealed(keys("a") + hash_keys("1") + record(0, b"x", 2**64 - 1)), "bad-index", 1)
     yield Case(
-        "bad index after a record out of range",
-        sealed(TWO + record(2, b"x")),
-        "out-of-range",
-        3,
-        last=hash_partition_key("a"),
+        "bad index after a record out of range", sealed(TWO + record(2, b"x")), "out-of-range", 3, last=hash_of("a")
     )
     yield Case(
         "bad index before a record out of range",
         sealed(keys("a", "b") + record(0, b"1") + record(2, b"2") + record(1, b"3")),
         "bad-index",
         2,
-        first=hash_partition_key("a"),
+        first=hash_of("a"),
     )
     yield Case("malformed after a bad index", sealed(keys("a") + record(5, b"x") + record(0, None)), "bad-proto")
 
@@ -232,8 +214,8 @@ def _texts() -> Iterator[Case]:
         "latin-1 key, its hash in range",
         sealed(keys(key) + ONE),
         "aggregated",
-        first=hash_partition_key(shown),
-        last=hash_partition_key(shown),
+        first=hash_of(shown),
+        last=hash_of(shown),
     )
 
 
@@ -277,24 +259,13 @@ def _explicit_hash_keys() -> Iterator[Case]:
 
 
 def _ranges() -> Iterator[Case]:
-    low, high = sorted(("a", "b"), key=hash_partition_key)
+    low, high = sorted(("a", "b"), key=hash_of)
+    yield Case("both keys on the borders", sealed(TWO), "aggregated", first=hash_of(low), last=hash_of(high))
+    yield Case("below by one", sealed(TWO), "out-of-range", 2, first=hash_of(low) + 1)
+    yield Case("above by one", sealed(TWO), "out-of-range", 2, last=hash_of(high) - 1)
+    yield Case("a key out of range, not used", sealed(keys(low, high) + ONE), "aggregated", last=hash_of(low))
     yield Case(
-        "both keys on the borders",
-        sealed(TWO),
-        "aggregated",
-        first=hash_partition_key(low),
-        last=hash_partition_key(high),
-    )
-    yield Case("below by one", sealed(TWO), "out-of-range", 2, first=hash_partition_key(low) + 1)
-    yield Case("above by one", sealed(TWO), "out-of-range", 2, last=hash_partition_key(high) - 1)
-    yield Case(
-        "a key out of range, not used", sealed(keys(low, high) + ONE), "aggregated", last=hash_partition_key(low)
-    )
-    yield Case(
-        "a hash key out of range, not used",
-        sealed(keys("a") + hash_keys("7") + ONE),
-        "aggregated",
-        first=hash_partition_key("a"),
+        "a hash key out of range, not used", sealed(keys("a") + hash_keys("7") + ONE), "aggregated", first=hash_of("a")
     )
     yield Case(
         "key out of range, hash key inside",

@@ -622,10 +622,10 @@ def test_dropped_records_are_reported_first_and_once_at_the_end(caplog: pytest.L
     dropped, lost = DropCounter("s-0"), "out-of-range, because their aggregate went to another shard"
     with caplog.at_level("INFO", "leasehold"):
         for number, users in enumerate((whole, cut, more)):
-            dropped.add(str(number), users)
-        dropped.add_duplicates(4)
-        dropped.close()
-        dropped.close()
+            dropped.count_dropped(str(number), users)
+        dropped.count_duplicates(4)
+        dropped.log_totals()
+        dropped.log_totals()
     assert caplog.messages == [
         f"shard s-0: 2 user records of 1 dropped: {lost}; more are counted until the reader closes",
         "shard s-0: 4 duplicates from a Spark sink were dropped",

@@ -29,7 +29,7 @@ from leasehold.adapters.sources.call_timeouts import (
 )
 from leasehold.adapters.sources.dynamodb_streams import ChangePoller
 from leasehold.adapters.sources.kinesis import fan_out
-from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, create_reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.kinesis.poller import RESPONSE_IS_PENDING, Poller
 from leasehold.adapters.sources.kinesis.producer.core import UnitUnknown, UnitWritten
@@ -257,7 +257,7 @@ def test_consumer_is_found_however_late_the_responses() -> None:
     for _ in range(3):
         service.clock.now += 1.0
         try:
-            arns.append(consumer.arn())
+            arns.append(consumer.find_arn())
         except SourceUnavailable:
             arns.append(None)
     assert (arns, service.times("describe_stream_consumer")) == ([None, None, "arn:c"], [5.0, 10.0, 20.0])
@@ -422,7 +422,7 @@ def test_subscription_with_late_events_is_renewed_with_a_longer_timeout(
     class Ended:
         """A subscription that ends immediately."""
 
-        ended, take = True, staticmethod(lambda: None)
+        has_ended, take_event = True, staticmethod(lambda: None)
 
         def __init__(self, subscribe: Callable[[], object], clock: Clock) -> None:
             subscribe()
@@ -508,7 +508,7 @@ def test_timeouts_grow_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> 
 
         def make(seconds: float) -> Any:  # noqa: ANN401  a client
             timeouts.append(seconds)
-            return reading_client("eu-west-1", url, read_seconds=seconds)
+            return create_reading_client("eu-west-1", url, read_seconds=seconds)
 
         clients = KinesisClients(make, (0.02, 0.04, 0.08, 30.0), start=at_once)
         reader = Poller(cast("Any", None), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))

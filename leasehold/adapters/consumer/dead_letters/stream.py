@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.adapters.sources.kinesis.faults import error_code, translate_errors, translate_parse_errors
-from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn, stream_address
+from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn, parse_stream_address
 from leasehold.errors import DeadLetterError, SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.deadlines import bound_client
@@ -69,7 +69,7 @@ def open_url(
     session: boto3.Session | None = None,
 ) -> StreamSink:
     """Open the stream of this name. Raises ValueError, and DeadLetterError if there is none."""
-    stream = stream_address(name, options.get("region"), "letters URL")
+    stream = parse_stream_address(name, options.get("region"), "letters URL")
     name = stream.name
     if not name or "," in name or "/" in name:
         raise ValueError("letters URL: kinesis:// wants the name of one stream")

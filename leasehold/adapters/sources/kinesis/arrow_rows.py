@@ -31,7 +31,9 @@ def rows_of(stream: str, shard: str, records: Sequence[Record]) -> pa.RecordBatc
 
     For KinesisRecords, no object is created per record, and the data is copied only once.
     """
-    record_columns = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
+    record_columns = (
+        records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)
+    ).to_record_columns()
     arrived_microseconds = pc.round(pc.multiply(pa.array(record_columns.arrived, pa.float64()), 1e6)).cast(pa.int64())
     columns = [
         pa.array(record_columns.payloads, pa.binary()),

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.sources.call_timeouts import Backoff, CallTimeouts, TimedClients
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
-from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireFormat, reading_client
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireFormat, create_reading_client
 from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
 from leasehold.adapters.sources.kinesis.faults import (
     DENIED,
@@ -25,8 +25,8 @@ from leasehold.adapters.sources.kinesis.faults import (
     translate_parse_errors,
 )
 from leasehold.adapters.sources.kinesis.poller import MAX_RECORDS, Poller
-from leasehold.adapters.sources.kinesis.records import shards_from
-from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.adapters.sources.kinesis.records import convert_shards
+from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled
 from leasehold.adapters.threads import boottime
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
@@ -234,7 +234,7 @@ class KinesisSource(PolledStream):
                 page = self._timeouts.call("list_shards", NextToken=token, MaxResults=PAGE_SIZE)
                 rows += page["Shards"]
             self._note_server_time(page)
-            return shards_from(rows)
+            return convert_shards(rows)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
         """Return a result once the service's clock is `SETTLE_SECONDS` past `until`.
@@ -297,11 +297,11 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
             "source URL: option 'aggregates' must be records or whole; without it, handlers get the user records"
         )
     poll_seconds = parse_poll_seconds(options["poll_seconds"]) if "poll_seconds" in options else None
-    stream = stream_address(name, options.get("region"), "source URL")
+    stream = parse_stream_address(name, options.get("region"), "source URL")
     endpoint, wire_format = options.get("endpoint"), cast("WireFormat", wire)
     opened_session = session_of(options, "source URL", session)
     clients = KinesisClients(
-        lambda seconds: reading_client(
+        lambda seconds: create_reading_client(
             stream.region, endpoint, wire_format, read_seconds=seconds, session=opened_session, arn=stream.arn
         )
     )

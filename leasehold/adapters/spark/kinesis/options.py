@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 from attrs import frozen
 
 from leasehold.adapters.inputs import check_time_ms
-from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.adapters.spark.batch import Bounds, parse_bounds
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
@@ -92,7 +92,7 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     opts.reject_renamed(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = opts.required("kinesis.streamName", "name the stream to read")
     region, endpoint = opts.text("kinesis.region"), opts.text("kinesis.endpointUrl")
-    name = stream_address(stream, region or None, "option kinesis.streamName").name
+    name = parse_stream_address(stream, region or None, "option kinesis.streamName").name
     kind, consumer = "kinesis.consumerType", opts.text("kinesis.consumerName")
     subscribes = opts.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
     if subscribes and not consumer:

@@ -12,8 +12,8 @@ reason. So no caller waits for a thread that has ended. If an error concerns onl
 An error that concerns the whole stream, or an error in the pump, stops the producer.
 
 Rule 2: The threads are daemons, and all of them start together with the producer. They cannot be started later, because
-`_drain_producers_at_exit` uses them when the interpreter is exiting and starts no more threads. The threads keep the producer
-alive only while it has records.
+`_drain_producers_at_exit` uses them when the interpreter is exiting and starts no more threads. The threads keep the
+producer alive only while it has records.
 
 Rule 3: A fork copies the producer without its threads, and its lock may be held at that moment. In a child process,
 every method therefore raises an error before it acquires the lock.
@@ -72,7 +72,7 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     UnitWritten,
     build_shard_map,
 )
-from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, shards_from, with_mark
+from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, convert_shards, prepend_mark
 from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
@@ -82,7 +82,7 @@ from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, said, text_of
 
 try:
-    from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, put_directly
+    from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, replace_put_methods
 except ImportError:  # without it, boto3 serializes the requests
     PutRows, ProducerCborHooks = list, None  # type: ignore[assignment,misc]  # the slow way
 
@@ -176,7 +176,7 @@ def create_producer_client(
     else:
         hooks = ProducerCborHooks(client, cbor=wire != "json")
         if wire == "cbor":
-            put_directly(client, hooks, arn)
+            replace_put_methods(client, hooks, arn)
     return client
 
 
@@ -219,7 +219,7 @@ class KinesisPutClient:
             while token := page.get("NextToken"):
                 page = self._other_timeouts.call("list_shards", NextToken=token)
                 rows += page["Shards"]
-            return build_shard_map(shards_from(rows))
+            return build_shard_map(convert_shards(rows))
 
     def put_units(self, units: Sequence[Unit]) -> list[UnitOutcome]:
         """Send units in one request. If a record causes its rejection, send each half separately to find the record.
@@ -368,8 +368,8 @@ class Producer:
     threads end.
 
     Args:
-        client: The client of the service, which must not retry requests by itself. Use `create_producer_clients`, whose timeouts
-            adapt to a slow service, or `create_producer_client`.
+        client: The client of the service, which must not retry requests by itself. Use `create_producer_clients`, whose
+            timeouts adapt to a slow service, or `create_producer_client`.
         stream: The name of the stream.
         settings: The settings. The limit for the size of records is replaced by that of the stream.
         pending_records: The maximum number of records that are accepted but not yet written. If it is reached, `put`
@@ -478,7 +478,7 @@ class Producer:
             if self._closed:
                 raise self._make_closed_error()
             if self._settings.epoch is not None:
-                data = with_mark(data, Mark(self._settings.epoch, self._next_serial_number))
+                data = prepend_mark(data, Mark(self._settings.epoch, self._next_serial_number))
             now, serial_number = self._clock(), self._next_serial_number
             expires_at = now + self._settings.time_to_live_seconds
             arguments = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires_at
