@@ -16,7 +16,7 @@ from attrs import frozen
 from compiled import as_installed
 from types_boto3_kinesis import KinesisClient
 from wire_server import Load, served
-from wire_speed import REGION, STREAM, codec_compiled, cost_per_row, create_producer_client, run_in_process
+from wire_speed import REGION, STREAM, client_of, codec_compiled, cost_per_row, run_in_process
 
 from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer import producer as ours
@@ -68,7 +68,7 @@ def measure(step: Callable[[], int]) -> Cost:
 
 def by_boto3(url: str, shape: Shape) -> Cost:
     """Measure a loop over boto3's put_records."""
-    client, data = create_producer_client(url), os.urandom(shape.size)
+    client, data = client_of(url), os.urandom(shape.size)
     rows = [{"Data": data, "PartitionKey": f"key-{n:04d}"} for n in range(shape.count)]
     return measure(lambda: len(client.put_records(StreamName=STREAM, Records=rows)["Records"]))
 

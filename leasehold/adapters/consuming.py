@@ -141,7 +141,7 @@ class Consumption:
         """Run the worker until it is stopped or its slice is read. In the main thread a signal also stops it.
 
         Args:
-            worker: The worker, as `opened` yields it.
+            worker: The worker, as `open_worker` yields it.
             executor: Where handlers are called, as for `Runner`.
             begun: Called with the runner before it runs.
 

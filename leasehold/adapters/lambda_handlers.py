@@ -29,8 +29,8 @@ from uuid import uuid4
 from attrs import define, field, frozen
 
 from leasehold.adapters.consumer.handling import Delivery, Unhandled, accepts
-from leasehold.adapters.sources.protocol import Addressed, Record, Source
-from leasehold.adapters.threads import boottime
+from leasehold.adapters.sources.protocol import Record, Source, SourceWithArns
+from leasehold.adapters.threads import read_boot_clock
 from leasehold.stores.printable import did_you_mean
 
 PREFIX = "lambda:"
@@ -159,8 +159,8 @@ class LambdaFunction:
     function: Callable[[Any, Any], object] = field(validator=accepts("event", "context"))
     settings: FunctionSettings
     handler_seconds: float
-    clock: Callable[[], float] = boottime
-    _source: Addressed | None = None
+    clock: Callable[[], float] = read_boot_clock
+    _source: SourceWithArns | None = None
     _loop: asyncio.AbstractEventLoop | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -172,7 +172,7 @@ class LambdaFunction:
 
     def use_source_arns(self, source: Source) -> None:
         """Use this source's ARNs in events."""
-        self._source = source if isinstance(source, Addressed) else None
+        self._source = source if isinstance(source, SourceWithArns) else None
 
     def close(self) -> None:
         """Free what the calls need."""

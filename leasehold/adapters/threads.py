@@ -56,7 +56,7 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
     return thread
 
 
-def boottime() -> float:
+def read_boot_clock() -> float:
     """Return the seconds of a clock that never goes back and, if the system has one, continues during suspension.
 
     While this machine is suspended, its leases expire and other workers take them. After a suspension, a lease must
@@ -79,7 +79,7 @@ class ThreadScheduler:
 
     def __init__(
         self,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = read_boot_clock,
         *,
         uniform: Callable[[float, float], float] = random.uniform,
         process_id: str | None = None,

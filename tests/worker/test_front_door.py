@@ -27,7 +27,7 @@ from leasehold.adapters.cli.produce import app as produce_app
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.options import Options, ProduceOptions, Seconds, options_by_name
-from leasehold.adapters.sources.protocol import Record, Settled
+from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.balancer.model import at_timestamp
 from leasehold.errors import SourceError
 from leasehold.stores.urls import open_store
@@ -50,9 +50,9 @@ def stream(shards: int = 4, count: int = 6, size: int = 2) -> ListSource:
 class Complete(ListSource):
     """A stream that gets no more records."""
 
-    def settled(self, _lease: Lease, _until: float) -> Settled:
+    def settled(self, _lease: Lease, _until: float) -> SettledShard:
         """The first empty read shows the end of the shard."""
-        return Settled()
+        return SettledShard()
 
 
 class NoStream(ListSource):

@@ -37,7 +37,7 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import TRIMMED_TEXT, Poller
 from leasehold.adapters.sources.kinesis.source import PolledStream
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.threads import boottime
+from leasehold.adapters.threads import read_boot_clock
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, Trimmed
 from leasehold.stores.aws import session_of
@@ -257,7 +257,7 @@ class TableStream(PolledStream):
         rewind: bool = False,
         poll_seconds: float | None = None,
         max_records: int | None = None,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = read_boot_clock,
     ) -> None:
         super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
         self._tables, self._table_timeouts = tables, CallTimeouts(tables, retry_first_call=True)

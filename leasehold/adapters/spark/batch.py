@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from leasehold.adapters.consumer.cursor import Cursor, ShardPull
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.sources.call_timeouts import Backoff
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, SettledShard, SliceableSource, Source
 from leasehold.adapters.spark.lease_loop import STALL_SECONDS
 from leasehold.adapters.spark.options import OptionReader
 from leasehold.adapters.spark.range_reader import read_through
@@ -126,7 +126,7 @@ def _position(position_fields: Mapping[str, Any] | None) -> Position | None:
     return at_timestamp(position_fields["timestamp_ms"]) if name == "AT_TIMESTAMP" else Position(name)
 
 
-class BoundedSource(Source, Sliceable, Protocol):
+class BoundedSource(Source, SliceableSource, Protocol):
     """A source that can find out whether a shard has been read up to a time."""
 
 
@@ -236,9 +236,9 @@ def _lease_of(shard: Shard) -> Lease:
     return Lease(shard.id, hash_range=shard.hash_range)
 
 
-def _last_record(source: BoundedSource, lease: Lease) -> Settled:
+def _last_record(source: BoundedSource, lease: Lease) -> SettledShard:
     """Return the position of the shard's last record, if the source can look it up."""
-    return source.settled(lease, 0.0) or Settled()
+    return source.settled(lease, 0.0) or SettledShard()
 
 
 class _ShardPlanner:
@@ -250,7 +250,7 @@ class _ShardPlanner:
     def parts(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard, or none if the shard has no records in the slice."""
         lease, cut, ends = _lease_of(shard), self._cut, None
-        tip = Settled()
+        tip = SettledShard()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
             tip = _last_record(self._source, lease)
         # Don't make a task for a shard without records, because the task would wait at the tip until the lag is

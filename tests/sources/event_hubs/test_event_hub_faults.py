@@ -36,7 +36,7 @@ from leasehold.adapters.sources.event_hubs.poller import (
     open_url,
     starting_event_position,
 )
-from leasehold.adapters.sources.protocol import Record, Settled
+from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError, SourceUnavailable
@@ -275,7 +275,7 @@ def test_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setattr(source, "time", SimpleNamespace(time=lambda: next(now)))
     hub = source.EventHubsSource(ACCESS)
-    assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, Settled(Position("7"), 99.0)]
+    assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, SettledShard(Position("7"), 99.0)]
 
 
 def test_unanswered_request_times_out_and_is_cancelled() -> None:

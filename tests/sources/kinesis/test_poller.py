@@ -27,7 +27,7 @@ from leasehold.adapters.sources.kinesis.faults import PollPace, translate_errors
 from leasehold.adapters.sources.kinesis.poller import DropCounter, Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams
-from leasehold.adapters.sources.protocol import Record, Settled
+from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import HASH_KEYS, LATEST, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
@@ -474,7 +474,7 @@ def test_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber)
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
     now = iter([0.0, 4.999, 5.0])
     orders = source(stub, lambda: next(now))
-    assert [orders.settled(Lease("s-0"), ARRIVED.timestamp()) for _ in range(2)] == [None, Settled()]
+    assert [orders.settled(Lease("s-0"), ARRIVED.timestamp()) for _ in range(2)] == [None, SettledShard()]
 
 
 def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:

@@ -59,8 +59,8 @@ from leasehold.adapters.sources.event_hubs.access import (
     translate_error,
 )
 from leasehold.adapters.sources.event_hubs.records import convert_event, read_tag
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, call_rows_from_records
-from leasehold.adapters.threads import boottime, spawn
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, SettledShard, call_rows_from_records
+from leasehold.adapters.threads import read_boot_clock, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.fields import decimal
@@ -333,7 +333,7 @@ class PartitionReader:
         *,
         epoch: int | None,
         prefetch: int,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = read_boot_clock,
     ) -> None:
         self._background, self._access, self._partition = background, access, partition
         self._epoch, self._prefetch, self._clock = epoch, prefetch, clock
@@ -579,7 +579,7 @@ class EventHubsSource:
             else Position(str(last_number), token=str(properties["last_enqueued_offset"]))
         )
 
-    def settled(self, lease: Lease, until: float) -> Settled | None:
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
         """Return the partition's last event once `until` is more than `SETTLE_SECONDS` ago.
 
         The time is compared with this machine's clock, because responses do not contain the service's time.
@@ -588,9 +588,9 @@ class EventHubsSource:
             return None
         properties = self._request_partition_properties(lease.shard)
         if properties["is_empty"]:
-            return Settled(TRIM_HORIZON)
+            return SettledShard(TRIM_HORIZON)
         number, enqueued = properties["last_enqueued_sequence_number"], properties["last_enqueued_time_utc"]
-        return Settled(Position(str(number)), enqueued.timestamp())
+        return SettledShard(Position(str(number)), enqueued.timestamp())
 
     def _request_partition_properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
         return self._call(lambda client: client.get_partition_properties(partition), partition)

@@ -27,8 +27,8 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import MAX_RECORDS, Poller
 from leasehold.adapters.sources.kinesis.records import convert_shards
 from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled
-from leasehold.adapters.threads import boottime
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, SettledShard
+from leasehold.adapters.threads import read_boot_clock
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.aws import session_of
@@ -161,7 +161,7 @@ class KinesisSource(PolledStream):
         consumer: str | None = None,
         poll_seconds: float | None = None,
         max_records: int | None = None,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = read_boot_clock,
     ) -> None:
         clients = KinesisClients.of(client)
         super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
@@ -236,12 +236,12 @@ class KinesisSource(PolledStream):
             self._note_server_time(page)
             return convert_shards(rows)
 
-    def settled(self, lease: Lease, until: float) -> Settled | None:
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
         """Return a result once the service's clock is `SETTLE_SECONDS` past `until`.
 
         From then on, a read at the tip is complete.
         """
-        return Settled() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
+        return SettledShard() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
 
     def open(self, lease: Lease, start: Position) -> Poller:
         """Return a reader that starts just after `start`.
@@ -297,22 +297,22 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
             "source URL: option 'aggregates' must be records or whole; without it, handlers get the user records"
         )
     poll_seconds = parse_poll_seconds(options["poll_seconds"]) if "poll_seconds" in options else None
-    stream = parse_stream_address(name, options.get("region"), "source URL")
+    address = parse_stream_address(name, options.get("region"), "source URL")
     endpoint, wire_format = options.get("endpoint"), cast("WireFormat", wire)
     opened_session = session_of(options, "source URL", session)
     clients = KinesisClients(
         lambda seconds: create_reading_client(
-            stream.region, endpoint, wire_format, read_seconds=seconds, session=opened_session, arn=stream.arn
+            address.region, endpoint, wire_format, read_seconds=seconds, session=opened_session, arn=address.arn
         )
     )
-    with translate_errors(stream.name):
+    with translate_errors(address.name):
         return KinesisSource(
             clients,
-            stream.name,
+            address.name,
             rewind="if_trimmed" in options,
             misplaced=cast("Misplaced", misplaced),
             whole_aggregates=aggregates == "whole",
-            arn=stream.arn or "",
+            arn=address.arn or "",
             consumer=options.get("consumer"),
             poll_seconds=poll_seconds,
             max_records=parse_max_records(options, MAX_RECORDS),

@@ -99,7 +99,7 @@ def parse_message(body: bytes, begin: int, end: int) -> Message:
         if len(message.payloads) < message.total:
             # An index either precedes its table entry or is not in the table. Parse again with complete tables to find
             # out.
-            message.keep(())
+            message.keep_rows(())
             _parse_fields(body, begin, end, message, is_first_pass=False)
     except IndexError:  # the message runs past the end of `body`
         raise MalformedMessage from None

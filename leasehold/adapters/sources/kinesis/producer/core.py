@@ -270,9 +270,8 @@ class ShardQueue:
             raise
         for _ in entries:
             self.queue.popleft()
-        self.queued_bytes -= sum(
-            [len(entry.data) + len(entry.partition_key) for entry in entries]
-        )  # as in `append_newest`
+        # As in `append_newest`.
+        self.queued_bytes -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])
         self.singles_left = max(0, self.singles_left - 1)
         return unit
 
