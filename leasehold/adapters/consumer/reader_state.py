@@ -25,7 +25,7 @@ Waits and faults:
     event              effect
     parents_pending    ask again after PARENT_WAITS, growing
     step_failed        no response from the store or the stream: rest for FAULT_WAITS, growing until a step succeeds
-    request_rejected   rest for REJECTED_WAITS if the rejection may pass (`RejectionCounter`), otherwise give the lease up
+    request_rejected   rest for REJECTED_WAITS if the rejection may pass (`RejectionCounter`), else give the lease up
     batch_read         read no earlier than the batch allows; a response ends a series of rejections
     rest               neither read nor deliver before a time, even if woken: the end of a handler wakes the reader, too
     checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later

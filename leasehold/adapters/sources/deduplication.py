@@ -113,7 +113,7 @@ def parse_tags(values: Iterable[bytes]) -> list[Tag | None]:
 
 
 @define
-class _QueryRun:
+class _WritingRun:
     """The current batch of a run, and the highest row of each part and edition."""
 
     batch: int
@@ -129,7 +129,7 @@ class _QueryRun:
             if len(entries) > limit:
                 del entries[next(iter(entries))]
 
-    def merge_rows_into(self, others: Iterable["_QueryRun"]) -> None:
+    def merge_rows_into(self, others: Iterable["_WritingRun"]) -> None:
         """Copy the rows of this run to the other runs at the same batch. Call this before dropping the rows."""
         for other in others:
             if other.batch == self.batch:
@@ -137,30 +137,30 @@ class _QueryRun:
                     for edition, row in editions.items():
                         other.add_row(part, edition, row)
 
-    def copy(self) -> "_QueryRun":
-        return _QueryRun(self.batch, {part: dict(editions) for part, editions in self.parts.items()})
+    def copy(self) -> "_WritingRun":
+        return _WritingRun(self.batch, {part: dict(editions) for part, editions in self.parts.items()})
 
 
-_QueryRuns = dict[int, _QueryRun]
+_WritingRuns = dict[int, _WritingRun]
 """The runs of a query by number. The run that wrote most recently comes last."""
-_Queries = dict[str, _QueryRuns]
+_Queries = dict[str, _WritingRuns]
 """The queries by name. The query that wrote most recently comes last."""
 
 
-def _is_duplicate(runs: _QueryRuns, tag: Tag) -> bool:
+def _is_duplicate(runs: _WritingRuns, tag: Tag) -> bool:
     run_of_tag = runs.get(tag.run)
     if run_of_tag is not None and (tag.batch < run_of_tag.batch or run_of_tag.contains_row(tag)):  # R2, R1
         return True
     return (run_of_tag is None or len(runs) > 1) and any(run.contains_row(tag) for run in runs.values())  # R1
 
 
-def _record_row(runs: _QueryRuns, tag: Tag, *, is_in_span: bool) -> None:
+def _record_row(runs: _WritingRuns, tag: Tag, *, is_in_span: bool) -> None:
     """Record a row for one piece of the hash key space. `is_in_span` is true if the row's span includes that piece."""
     run_of_tag = runs.get(tag.run)
     if run_of_tag is None:
         for number in [number for number, run in runs.items() if run.batch > tag.batch]:
             del runs[number]  # R3
-        run_of_tag = _QueryRun(tag.batch)
+        run_of_tag = _WritingRun(tag.batch)
     elif tag.batch > run_of_tag.batch:
         run_of_tag.merge_rows_into(run for run in runs.values() if run is not run_of_tag)
         run_of_tag.batch, run_of_tag.parts = tag.batch, {}
@@ -317,7 +317,7 @@ def _queries_to_text(queries: _Queries) -> str:
     return ";".join(_run_to_text(name, number, run) for name, runs in queries.items() for number, run in runs.items())
 
 
-def _run_to_text(name: str, number: int, run: _QueryRun) -> str:
+def _run_to_text(name: str, number: int, run: _WritingRun) -> str:
     formatted_parts = (
         f"{part}={edition}={row}" for part, editions in run.parts.items() for edition, row in editions.items()
     )
@@ -331,7 +331,7 @@ def _parse_queries(text: str) -> _Queries:
         rows_by_part = dict[str, dict[str, int]]()
         for part, edition, row in (entry.split("=") for entry in rows):
             rows_by_part.setdefault(part, {})[edition] = int(row)
-        queries.setdefault(name, {})[int(number)] = _QueryRun(int(batch), rows_by_part)
+        queries.setdefault(name, {})[int(number)] = _WritingRun(int(batch), rows_by_part)
     return queries
 
 

@@ -260,7 +260,7 @@ class IdentifiedSource(Protocol):
 
 @frozen
 class SettledShard:
-    """The result of `SliceableSource.settled`. It means that all records that arrived before the given time have appeared.
+    """The result of `SliceableSource.settled`: all records that arrived before the given time have appeared.
 
     Attributes:
         last: The position of the shard's last record, TRIM_HORIZON if it has none, or None if the source cannot name
