@@ -18,7 +18,7 @@ from leasehold.adapters.cli.main import GROUPS, app
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.json_form import RULES
 from leasehold.adapters.ops.serving.app import HELP
-from leasehold.adapters.options import Options, ProduceOptions, options_of
+from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.adapters.sources import urls as sources
 from leasehold.balancer.config import Config
 from leasehold.stores import urls as stores
@@ -65,7 +65,7 @@ def _type(hint: object) -> str:
 def _options(of: type) -> str:
     """Return the options of a table, and which of them a command has."""
     rows = list[tuple[str, ...]]()
-    for name, option in options_of(of).items():
+    for name, option in options_by_name(of).items():
         default = option.unset or ("" if option.default is None else str(option.default))
         flags = (option.flags or (flag_name(name),)) if option.in_command else ("only in Python",)
         shown = ", ".join(f"`{flag}`" if flag.startswith("--") else flag for flag in flags)

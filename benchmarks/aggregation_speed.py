@@ -123,7 +123,7 @@ def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, C
         "ceiling": lambda: hashlib.md5(body, usedforsecurity=False).digest() == data[-DIGEST:],
     }
     for name, form in forms.items():
-        read, arrow = form["decode"].deaggregate, form["arrow"].user_record_batch
+        read, arrow = form["decode"].deaggregate, form["arrow"].deaggregate_to_arrow
         contenders[name] = partial(read, data)
         contenders[f"{name}, typed view"] = partial(_read_typed, read, data)
         contenders[f"{name}, KCL's filter"] = partial(read, data, hash_range=SHARD)

@@ -28,7 +28,7 @@ from rich.table import Table
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
-from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
 from leasehold.adapters.sources.kinesis.source import open_url
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -169,7 +169,7 @@ def aggregate_rows(megabytes: int) -> tuple[list[tuple[int, bytes]], int]:
     """
     keys: list[list[str]] = [[] for _ in range(SHARDS)]
     for number in range(100 * SHARDS):
-        keys[hash_of(f"key-{number}") * SHARDS // (HASH_KEYS[1] + 1)].append(f"key-{number}")
+        keys[hash_partition_key(f"key-{number}") * SHARDS // (HASH_KEYS[1] + 1)].append(f"key-{number}")
     rows, users = [], 0
     for number in range(megabytes * 1_000_000 // AGGREGATE_BYTES):
         shard, aggregate = number % SHARDS, Aggregate(AGGREGATE_BYTES)

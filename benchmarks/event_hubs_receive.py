@@ -132,7 +132,7 @@ def without_tasks(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int)
 
 def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     """Read with our receivers alone, which return the client's events without conversion."""
-    original, poller.record_of_event = poller.record_of_event, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
+    original, poller.convert_event = poller.convert_event, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
     source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
     try:
         receivers = [
@@ -149,12 +149,12 @@ def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: in
         done = False
         while not done:
             for receiver in receivers:
-                new_events = receiver.take()
+                new_events = receiver.take_events()
                 done = (bool(new_events) and clock.count(len(new_events))) or done
             time.sleep(IDLE_SECONDS)
         source.close()
     finally:
-        poller.record_of_event = original  # type: ignore[attr-defined]
+        poller.convert_event = original  # type: ignore[attr-defined]
 
 
 def read_with_async_client(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:

@@ -24,7 +24,7 @@ from standins.ferrokinesis import ferrokinesis
 
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.adapters.worker.worker import Worker
@@ -118,7 +118,7 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     try:
         with ferrokinesis() as service:
-            client = reading_client("eu-west-1", service.url)
+            client = create_reading_client("eu-west-1", service.url)
             client.create_stream(StreamName=STREAM, ShardCount=SHARDS)
             client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig={"Delay": 1})
             print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")

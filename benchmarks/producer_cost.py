@@ -75,16 +75,16 @@ def by_boto3(url: str, shape: Shape) -> Cost:
 
 def by_ours(url: str, shape: Shape, wire: WireFormat) -> Cost:
     """Measure our producer or, if records are not aggregated, only its client."""
-    client = ours.client_of(REGION, url, 4, wire)
+    client = ours.create_producer_client(REGION, url, 4, wire)
     if shape.aggregated:
         return measure(partial(send_with_producer, client, shape))
     requests = ours.KinesisPutClient(client, STREAM)
-    requests.shards()
+    requests.list_shards()
     data = os.urandom(shape.size)
     units = [Unit("shardId-0", (), data, f"key-{n:04d}", n) for n in range(shape.count)]
 
     def step() -> int:
-        outcomes = requests.put(units)
+        outcomes = requests.put_units(units)
         assert all(isinstance(outcome, UnitWritten) for outcome in outcomes)
         return len(outcomes)
 

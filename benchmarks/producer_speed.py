@@ -34,7 +34,7 @@ from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, client_of
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, create_producer_client
 from leasehold.adapters.toolchain import fill_once
 from leasehold_lab.standins.services import run_kinesis_local
 
@@ -181,7 +181,7 @@ def main() -> None:
         writers: dict[str, Callable[[str], object]] = {
             "plain put_records": lambda stream: send_with_put_records(client, stream, rows_to_send),
             "ours": lambda stream: send_with_ours(
-                client_of("eu-west-1", service.url, 8), stream, rows_to_send, options.share
+                create_producer_client("eu-west-1", service.url, 8), stream, rows_to_send, options.share
             ),
             "async-kinesis": lambda stream: subprocess.run([*peer, stream, *arguments], check=True),  # noqa: S603  ours
         }

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from spark_bare import BARE
 
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
-from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.spark.fetching import RowTransport
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
@@ -48,7 +48,7 @@ class Service:
 
     def __init__(self, shard: Shard, aggregates: int, records: int) -> None:
         low, high = shard.hash_range or HASH_KEYS
-        keys = [key for key in map(str, range(SHARDS * 2 * KEYS)) if low <= hash_of(key) <= high][:KEYS]
+        keys = [key for key in map(str, range(SHARDS * 2 * KEYS)) if low <= hash_partition_key(key) <= high][:KEYS]
         aggregate = Aggregate(1 << 20)
         for number in range(records):
             assert aggregate.add(b"%010d" % number * (USER_BYTES // 10), keys[number % KEYS])

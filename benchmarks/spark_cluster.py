@@ -32,7 +32,7 @@ from spark_throughput import HEAVY_BATCHES, canned, ratio, rounds_of, verdict
 from standins.spark import spark_cluster
 
 from leasehold.adapters.spark.pipeline import SETTINGS
-from leasehold.adapters.toolchain import java_home
+from leasehold.adapters.toolchain import find_java_home
 
 BAR = 0.9
 CLUSTER: dict[str, bool | float | int | str | None] = {
@@ -72,7 +72,7 @@ def main() -> int:
     # Spark's Python processes also import modules from the folder of this file.
     paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
     os.environ |= {
-        "JAVA_HOME": str(java_home()),
+        "JAVA_HOME": str(find_java_home()),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),

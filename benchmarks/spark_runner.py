@@ -40,7 +40,7 @@ from wire_server import CBOR, encodings_of, frame
 
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
-from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.spark.fetching import read_task_rows
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
@@ -189,7 +189,7 @@ def measure(work: Callable[[], int]) -> Spent:
 
 def measure_client(endpoint: str, load: Load) -> Spent:
     """Measure the AWS client alone, which receives records without further processing."""
-    client = reading_client("eu-west-1", endpoint)
+    client = create_reading_client("eu-west-1", endpoint)
     iterator = ["shard 0"]
 
     def work() -> int:

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from standins.spark import SOON, spark_cluster, spark_session
 
 from leasehold.adapters.spark.pipeline import start_query
-from leasehold.adapters.toolchain import java_home
+from leasehold.adapters.toolchain import find_java_home
 from leasehold_lab.demo.child import ENVIRONMENT, Child
 from leasehold_lab.demo.stage import Stream, create_kinesis_client, put_records, run_services
 
@@ -212,7 +212,7 @@ def main() -> int:
         return 0
     with ExitStack() as stack:
         kinesis, _ = stack.enter_context(run_services())
-        java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
+        java = {"JAVA_HOME": str(find_java_home()), "JAVA_TOOL_OPTIONS": SOON}
         python_environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         master = stack.enter_context(spark_cluster(os.environ | java | python_environment, memory="1600m", cores=CORES))
         print(

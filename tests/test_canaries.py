@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.main import app
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB
-from leasehold.adapters.sources.event_hubs.access import by_connection_string
+from leasehold.adapters.sources.event_hubs.access import access_by_connection_string
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased
 from leasehold.adapters.spark.event_hubs.options import parse_event_hubs_options
@@ -148,7 +148,7 @@ def test_repr_and_str_hide_credentials() -> None:
     secret = os.environ[HUB]
     objects: list[object] = [kinesis, hub, worker, Runner(worker, lambda _: None)]
     objects += [
-        by_connection_string(secret, NAMESPACE, "hub", "$Default"),
+        access_by_connection_string(secret, NAMESPACE, "hub", "$Default"),
         parse_event_hubs_options({"lease.store": "sqlite://x"}),
     ]
     objects += [parse_kinesis_options({"kinesis.streamName": "orders", "lease.store": "sqlite://x"})]

@@ -16,7 +16,7 @@ import pyspark
 import pytest
 from releasing import OURS, PYTHONS, ROOT, compiled, installed, plain, pythons
 
-from leasehold_lab.standins.services import dynalite, kinesis_local
+from leasehold_lab.standins.services import run_dynalite, run_kinesis_local
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -170,7 +170,7 @@ def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, 
     folder = commands.parent
     (folder / "app.py").write_text(HANDLER)
     (folder / "mended.py").write_text(MENDED)
-    with kinesis_local() as kinesis, dynalite() as dynamodb:
+    with run_kinesis_local() as kinesis, run_dynalite() as dynamodb:
         source = f"kinesis://orders?region=eu-west-1&endpoint={kinesis.url}"
         store = f"dynamodb://orders-app?region=eu-west-1&endpoint={dynamodb.url}"
         session = boto3.Session(aws_access_key_id="test", aws_secret_access_key="test", region_name="eu-west-1")  # noqa: S106  a stand-in takes any

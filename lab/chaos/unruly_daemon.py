@@ -22,11 +22,11 @@ from leasehold.adapters.options import Options
 if __name__ == "__main__":
     writes, source, store, cycle_seconds = (sys.argv.pop(1) for _ in range(4))
 
-    def consumption(_source: str, _store: str, handling: Any, options: Options, named: Any) -> Consumption:  # noqa: ANN401  as the function it stands for
+    def consumption_of_run(_source: str, _store: str, handling: Any, options: Options, named: Any) -> Consumption:  # noqa: ANN401  as the function it stands for
         """Return the consumption with the run's stream, store and cycle time, which also reads recreated streams."""
         options = options | {"set": {"cycle_seconds": float(cycle_seconds)}, "if_recreated": "TRIM_HORIZON"}
-        return consuming.consumption(source, store, handling, options, named)
+        return consuming.check_consumption_options(source, store, handling, options, named)
 
     RaisingLog(Path(os.environ["CHAOS_ORDERS"])).install()
-    with record_writes(Path(writes)), patch.object(multilang, "consumption", consumption):
+    with record_writes(Path(writes)), patch.object(multilang, "check_consumption_options", consumption_of_run):
         multilang.app()

@@ -16,8 +16,16 @@ from leasehold.adapters.cli.common.columns import format_position
 from leasehold.adapters.cli.reset import parse_resets
 from leasehold.adapters.consumer.dead_letters import sinks
 from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, sort_key_of
-from leasehold.adapters.inputs import configuration, duration, format_time, moment, settings, shift, start
-from leasehold.adapters.json_form import BadJsonField, plan_json
+from leasehold.adapters.inputs import (
+    combine_settings,
+    config_from_settings,
+    format_time,
+    parse_duration,
+    parse_initial_position,
+    parse_shift_seconds,
+    parse_time_ms,
+)
+from leasehold.adapters.json_form import BadJsonField, plan_from_json
 from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, parse_event_hubs_options
@@ -34,11 +42,11 @@ SECRET = "hush0hush1"  # noqa: S105  not a real secret
 
 
 def _planned(body: bytes) -> None:
-    json.dumps(plan_json(body))
+    json.dumps(plan_from_json(body))
 
 
 def _listed(body: bytes) -> None:
-    json.dumps(plan_json(body, "me"))
+    json.dumps(plan_from_json(body, "me"))
 
 
 def _reset(body: bytes) -> None:
@@ -48,16 +56,16 @@ def _reset(body: bytes) -> None:
 
 
 def _duration(text: str) -> None:
-    assert duration(text) >= 0
+    assert parse_duration(text) >= 0
 
 
 def _moment(text: str) -> None:
-    format_position(start(text, NOW, "--to"))
-    assert text.strip()[:1].isalpha() or format_time(moment(text, NOW)).endswith("Z")
+    format_position(parse_initial_position(text, NOW, "--to"))
+    assert text.strip()[:1].isalpha() or format_time(parse_time_ms(text, NOW)).endswith("Z")
 
 
 def _options(text: str) -> None:
-    assert isinstance(configuration(settings({}, [text])), Config)
+    assert isinstance(config_from_settings(combine_settings({}, [text])), Config)
 
 
 def _record(line: str) -> None:
@@ -149,7 +157,7 @@ COMMANDS = (
     FuzzTarget("reset-plans", ("adapters/cli/reset.py",), _reset, (ValueError,), "--plan: ", pack=encode_as_json),
     FuzzTarget("durations", ("adapters/inputs.py",), _duration, (ValueError,), "'|\""),
     FuzzTarget("moments", ("adapters/inputs.py",), _moment, (ValueError,), "--to: |--timestamp-ms: "),
-    FuzzTarget("shifts", ("adapters/inputs.py",), shift, (ValueError,), "--shift-by: |'|\""),
+    FuzzTarget("shifts", ("adapters/inputs.py",), parse_shift_seconds, (ValueError,), "--shift-by: |'|\""),
     FuzzTarget("settings", ("adapters/inputs.py",), _options, (ValueError, BadJsonField), "--set: |"),
     FuzzTarget("kinesis-lines", ("adapters/cli/deaggregate.py",), _record, (ValueError,), "line 1: "),
     FuzzTarget(

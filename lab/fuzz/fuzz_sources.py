@@ -22,20 +22,20 @@ from fuzzing import FuzzTarget, encode_as_json, forbid_repeating
 from standins.in_c import scan
 from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 
-from leasehold.adapters.sources.changes import change_of
-from leasehold.adapters.sources.dynamodb_streams import record_of
-from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, by_connection_string
-from leasehold.adapters.sources.event_hubs.poller import event_position
-from leasehold.adapters.sources.event_hubs.records import record_of_event
+from leasehold.adapters.sources.changes import decode_change
+from leasehold.adapters.sources.dynamodb_streams import convert_record
+from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING, access_by_connection_string
+from leasehold.adapters.sources.event_hubs.poller import starting_event_position
+from leasehold.adapters.sources.event_hubs.records import convert_event
 from leasehold.adapters.sources.kinesis import clients
-from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
+from leasehold.adapters.sources.kinesis.aggregation.arrow import deaggregate_to_arrow
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, Reason, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.places import LocatedRecords, locate
 from leasehold.adapters.sources.kinesis.cbor import hooks as forms
 from leasehold.adapters.sources.kinesis.cbor.hooks import Subscription
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.records import EPOCHS, split_mark, with_mark
+from leasehold.adapters.sources.kinesis.records import EPOCHS, prepend_mark, split_mark
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
@@ -56,7 +56,7 @@ def _sealed(body: Any) -> bytes:  # noqa: ANN401  bytes
 
 
 def _change(data: bytes) -> None:
-    change = change_of(data)
+    change = decode_change(data)
     assert change.created is None or change.created.tzinfo is UTC
     assert isinstance(change.keys, dict)
 
@@ -67,7 +67,7 @@ def _change_row(data: bytes) -> None:
         image = row["dynamodb"]
         if (created := image.get("ApproximateCreationDateTime")) is not None:  # boto3 parses it into a datetime
             image["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
-        record = record_of(row)
+        record = convert_record(row)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError("no change") from odd  # a record that no poller returns
     rows = table_changes.make_columns().rows(Lease("shard-0"), [record])
@@ -76,7 +76,7 @@ def _change_row(data: bytes) -> None:
 
 def _aggregate(data: bytes) -> None:
     records = deaggregate(data, "k", None, HASH_KEYS)
-    rows = user_record_batch([data], ["k"], HASH_KEYS)
+    rows = deaggregate_to_arrow([data], ["k"], HASH_KEYS)
     expected_records = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
     assert (
         tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected_records)
@@ -91,7 +91,7 @@ def _aggregate(data: bytes) -> None:
 
 def _mark(data: bytes) -> None:
     mark, rest = split_mark(data)
-    assert data == (rest if mark is None else with_mark(rest, mark))
+    assert data == (rest if mark is None else prepend_mark(rest, mark))
     assert mark is None or mark.epoch < EPOCHS
 
 
@@ -101,7 +101,7 @@ def _mark(data: bytes) -> None:
 @cache
 def _client() -> "tuple[KinesisClient, Spoken]":
     canned_responses = Spoken([])
-    client = clients.reading_client("eu-west-1", None)
+    client = clients.create_reading_client("eu-west-1", None)
     for operation in ("GetRecords", "ListShards", "DescribeStreamSummary", "GetShardIterator"):
         canned_responses.attach(client, operation)
     return client, canned_responses
@@ -206,14 +206,14 @@ def _event(document: object) -> None:
         body = [body]
     message = AmqpAnnotatedMessage(**{f"{kind}_body": body}, annotations=raw_annotations)
     event = EventData._from_message(cast("Any", None), message)
-    record = record_of_event(event)
+    record = convert_event(event)
     assert isinstance(record.data, bytes)
     record.position.order  # noqa: B018  it can be compared
 
 
 def _connection(text: str) -> None:
     with forbid_repeating(SECRET):
-        by_connection_string(text, "ns.servicebus.windows.net", "orders", "$Default")
+        access_by_connection_string(text, "ns.servicebus.windows.net", "orders", "$Default")
 
 
 # Where to begin, and where a source is
@@ -231,7 +231,7 @@ def _start(document: object) -> None:
         return  # the row contains the reason
     Poller(cast("Any", None), "orders", "shardId-0", position, None)._starting_position()
     if position.sequence not in {"LATEST", "SHARD_END"}:  # otherwise the start is fixed, or nothing is read
-        event_position(position)
+        starting_event_position(position)
 
 
 def _url(url: str) -> None:

@@ -11,7 +11,7 @@ from standins.wire_service import Answer, Spoken
 
 from leasehold.adapters.cli.common.columns import format_position
 from leasehold.adapters.consumer.status import lag_of
-from leasehold.adapters.json_form import lease_json, plan_json
+from leasehold.adapters.json_form import format_lease_json, plan_from_json
 from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.bulletin import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
@@ -57,7 +57,7 @@ def _read(lease: Lease | Malformed | None) -> Lease | None:
     if not isinstance(lease, Lease):
         return None
     format_position(lease.checkpoint)
-    plan_json(json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}}).encode())
+    plan_from_json(json.dumps({"leases": [format_lease_json(lease)], "me": {"worker": "me"}}).encode())
     return lease
 
 

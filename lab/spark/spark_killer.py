@@ -16,7 +16,7 @@ from spark_application import list_descendants
 from standins import executors
 from standins.spark import SOON, spark_cluster
 
-from leasehold.adapters.toolchain import java_home
+from leasehold.adapters.toolchain import find_java_home
 from leasehold_lab.demo.child import ENVIRONMENT
 
 PLANS, EXECUTES = "python_streaming_source_runner", "CoarseGrainedExecutorBackend"
@@ -113,7 +113,7 @@ def record_leftovers(folder: Path) -> None:
 @contextmanager
 def run_cluster() -> Iterator[str]:
     """Start a master and two workers with the environment that an application's tasks need, and yield the address."""
-    java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
+    java = {"JAVA_HOME": str(find_java_home()), "JAVA_TOOL_OPTIONS": SOON}
     python = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     with spark_cluster({**ENVIRONMENT, **java, **python}, cores=2) as master:
         yield master

@@ -30,7 +30,7 @@ from leasehold.adapters.consumer.executors import HandlerExecutor, Work
 from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, Withdrawn
 from leasehold.adapters.consumer.runner import Runner, termination_signals
 from leasehold.adapters.consumer.slices import SliceVerdict
-from leasehold.adapters.consuming import Consumption, consumption
+from leasehold.adapters.consuming import Consumption, check_consumption_options
 from leasehold.adapters.options import Options, ProduceOptions
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.signals import forget_loop_handler, note_loop_handler
@@ -84,9 +84,9 @@ def run(
         shard-0 customer-7 b'a lamp'
         True
     """
-    settings = consumption(source, leases, handler, options)
-    with settings.opened() as opened_worker:
-        return settings.run(opened_worker)
+    consumption = check_consumption_options(source, leases, handler, options)
+    with consumption.open_worker() as opened_worker:
+        return consumption.run(opened_worker)
 
 
 async def arun(
@@ -123,32 +123,34 @@ async def arun(
         shard-0 2
     """
     loop = asyncio.get_running_loop()
-    settings = consumption(source, leases, handler, options)
-    dead_letter, calls = settings.handling.dead_letter, _CallsInLoop(loop)
+    consumption = check_consumption_options(source, leases, handler, options)
+    dead_letter, loop_caller = consumption.handling.dead_letter, _LoopCaller(loop)
     handling = evolve(
-        settings.handling,
-        handler=calls.wrap(settings.handling.handler),
-        dead_letter=None if dead_letter is None else calls.wrap(dead_letter),
+        consumption.handling,
+        handler=loop_caller.wrap_function(consumption.handling.handler),
+        dead_letter=None if dead_letter is None else loop_caller.wrap_function(dead_letter),
     )
-    ended = asyncio.Event()
-    background = WorkerThread(evolve(settings, handling=handling), on_end=lambda: _call_soon(loop, ended.set))
+    worker_ended = asyncio.Event()
+    worker_thread = WorkerThread(
+        evolve(consumption, handling=handling), on_end=lambda: _call_soon(loop, worker_ended.set)
+    )
     try:
-        _stop_with_loop(loop, background)
-        with _drain_on_signals(loop, background.stop):
+        _stop_with_loop(loop, worker_thread)
+        with _drain_on_signals(loop, worker_thread.stop):
             try:
-                await ended.wait()
+                await worker_ended.wait()
             except asyncio.CancelledError:
-                if background.origin.in_other_process:
+                if worker_thread.origin.is_other_process:
                     raise
-                background.stop()
-                while not ended.is_set():
+                worker_thread.stop()
+                while not worker_ended.is_set():
                     with suppress(asyncio.CancelledError):  # first release the leases, which has a time limit
-                        await ended.wait()
+                        await worker_ended.wait()
                 raise
     finally:
         # After GeneratorExit (the coroutine was closed or dropped) nothing can be awaited, so drain in the background.
-        background.drain_by_exit()
-    return background.result()
+        worker_thread.stop_and_drain_at_exit()
+    return worker_thread.result()
 
 
 @contextmanager
@@ -184,16 +186,16 @@ def worker(
         shard-0 [b'a book', b'a lamp']
         True
     """
-    background = WorkerThread(consumption(source, leases, handler, options))
+    worker_thread = WorkerThread(check_consumption_options(source, leases, handler, options))
     try:
-        yield background
+        yield worker_thread
     except BaseException:
         with suppress(WorkerError):  # raised in a forked child, which has nothing to wait for
-            background.stop()
-            background.wait()
+            worker_thread.stop()
+            worker_thread.wait()
         raise  # the worker's own error must not hide this one
-    background.stop()
-    background.result()
+    worker_thread.stop()
+    worker_thread.result()
 
 
 def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options]) -> "Batches":
@@ -290,7 +292,7 @@ class WorkerThread:
         self._runner: Runner | None = None
         self._verdict: SliceVerdict | None = None
         self._fault: BaseException | None = None
-        spawn("leasehold-worker", self._work, self._failed)
+        spawn("leasehold-worker", self._run_worker, self._on_failure)
 
     @property
     def id(self) -> str:
@@ -299,14 +301,14 @@ class WorkerThread:
 
     def stop(self) -> None:
         """Return immediately, while the worker finishes its running batches, checkpoints and releases its leases."""
-        self.origin.check()
+        self.origin.check_same_process()
         self._stopping.set()
         if self._runner is not None:
             self._runner.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the worker has ended, and return False if that takes longer than `seconds`."""
-        self.origin.check()
+        self.origin.check_same_process()
         if seconds is not None:
             return self._ended.wait(seconds)
         while not self._ended.wait(SIGNAL_SECONDS):
@@ -321,39 +323,41 @@ class WorkerThread:
             raise fault
         return self._verdict
 
-    def drain_by_exit(self) -> None:
+    def stop_and_drain_at_exit(self) -> None:
         """Stop the worker, and have the program wait at exit until the worker has drained.
 
         In a forked child this does nothing.
         """
-        if not self.origin.in_other_process and not self._ended.is_set():
+        if not self.origin.is_other_process and not self._ended.is_set():
             self.stop()
-            atexit.register(self._exit)
+            atexit.register(self._wait_at_exit)
 
-    def _exit(self) -> None:
-        if not self.origin.in_other_process:
+    def _wait_at_exit(self) -> None:
+        if not self.origin.is_other_process:
             self.wait()
 
-    def _work(self) -> None:
-        with self._settings.opened(self._stopping) as opened_worker:
-            self._verdict = self._settings.run(opened_worker, executor=self._executor, begun=self._begun)
-        self._end()
+    def _run_worker(self) -> None:
+        with self._settings.open_worker(self._stopping) as opened_worker:
+            self._verdict = self._settings.run(opened_worker, executor=self._executor, begun=self._on_runner_begun)
+        self._finish_thread()
 
-    def _begun(self, runner: Runner) -> None:
+    def _on_runner_begun(self, runner: Runner) -> None:
         self._runner = runner
         if self._stopping.is_set():  # `stop` was called before there was a runner
             runner.stop()
 
-    def _failed(self, fault: BaseException) -> None:
-        is_unopened = self._runner is None and self._stopping.is_set() and isinstance(fault, StoreError | SourceError)
-        self._fault = None if is_unopened else fault
+    def _on_failure(self, fault: BaseException) -> None:
+        was_stopped_before_opening = (
+            self._runner is None and self._stopping.is_set() and isinstance(fault, StoreError | SourceError)
+        )
+        self._fault = None if was_stopped_before_opening else fault
         if isinstance(self._fault, Exception):
             log.error("worker %s has ended: %s", self.id, said(fault))
-        self._end()
+        self._finish_thread()
 
-    def _end(self) -> None:
+    def _finish_thread(self) -> None:
         self._ended.set()
-        atexit.unregister(self._exit)
+        atexit.unregister(self._wait_at_exit)
         self._on_end()
 
 
@@ -362,20 +366,20 @@ def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> N
         loop.call_soon_threadsafe(call)
 
 
-def _stop_with_loop(loop: asyncio.AbstractEventLoop, background: WorkerThread) -> None:
+def _stop_with_loop(loop: asyncio.AbstractEventLoop, worker_thread: WorkerThread) -> None:
     """Stop the worker once the event loop is closed, because its handlers can no longer run."""
 
-    def watch() -> None:
-        while not background.wait(SIGNAL_SECONDS):
+    def stop_once_loop_closed() -> None:
+        while not worker_thread.wait(SIGNAL_SECONDS):
             if loop.is_closed():
-                log.error("worker %s ends: the event loop that it belongs to is closed", background.id)
-                background.drain_by_exit()
+                log.error("worker %s ends: the event loop that it belongs to is closed", worker_thread.id)
+                worker_thread.stop_and_drain_at_exit()
                 return
 
-    spawn("leasehold-loop-watch", watch, lambda _fault: background.stop())
+    spawn("leasehold-loop-watch", stop_once_loop_closed, lambda _fault: worker_thread.stop())
 
 
-class _CallsInLoop:
+class _LoopCaller:
     """Calls the user's functions, and awaits their awaitables in this loop.
 
     If the event loop is closed, a handler call ends with `Withdrawn` and does not count as a failure of its records.
@@ -384,17 +388,17 @@ class _CallsInLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._origin = loop, Origin()
 
-    def wrap(self, function: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  any function
+    def wrap_function(self, function: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  any function
         """Return the function to call in place of `function`."""
 
-        def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
+        def call_in_loop(*arguments: Any) -> Any:  # noqa: ANN401  likewise
             with self._withdraw_if_closed():
                 if self._loop.is_closed():
                     raise RuntimeError
                 result = function(*arguments)
             return self._await_in_loop(result) if inspect.isawaitable(result) else result
 
-        return call
+        return call_in_loop
 
     @contextmanager
     def _withdraw_if_closed(self) -> Generator[None]:
@@ -406,12 +410,12 @@ class _CallsInLoop:
             raise
 
     async def _await_in_loop(self, result: Awaitable[object]) -> object:
-        work = self._await_and_end_copy(result)
+        coroutine = self._await_and_end_forked_copy(result)
         with self._withdraw_if_closed():
             try:
-                future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+                future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
             except RuntimeError:
-                for pending in (work, result):
+                for pending in (coroutine, result):
                     if inspect.iscoroutine(pending):
                         pending.close()  # otherwise Python warns that it was never awaited
                 raise
@@ -424,15 +428,15 @@ class _CallsInLoop:
                 raise
             return future.result()
 
-    async def _await_and_end_copy(self, result: Awaitable[object]) -> object:
-        raised: BaseException | None = None
+    async def _await_and_end_forked_copy(self, result: Awaitable[object]) -> object:
+        raised_error: BaseException | None = None
         try:
             return await result
         except BaseException as error:
-            raised = error
+            raised_error = error
             raise
         finally:
-            self._origin.end_copy(raised)
+            self._origin.end_forked_copy(raised_error)
 
 
 @contextmanager
@@ -471,7 +475,7 @@ class BatchQueue:
         """Keep the work until the consumer asks for a batch."""
         with self.changed:
             self._queue.append(work)
-        self.notify()
+        self.notify_consumer()
 
     def withdraw(self, work: Work) -> bool:
         """Remove the work, and return False if the consumer has taken it."""
@@ -487,30 +491,30 @@ class BatchQueue:
     def close(self) -> None:
         """Do nothing, because there are no threads."""
 
-    def take(self) -> Work | None:
+    def take_oldest_work(self) -> Work | None:
         """Return the work that has waited longest, or None."""
         with self.changed:
             return self._queue.popleft() if self._queue else None
 
-    def end(self) -> None:
+    def mark_ended(self) -> None:
         """End the queue, because no more work follows."""
         self.ended = True
-        self.notify()
+        self.notify_consumer()
 
-    def notify(self) -> None:
+    def notify_consumer(self) -> None:
         """Wake the consumer if it is waiting for a batch or for the end of the worker."""
         with self.changed:
             self.changed.notify_all()
             on_change = self._on_change
         on_change()
 
-    def wait(self) -> None:
+    def wait_for_batch(self) -> None:
         """Wait for a batch or for the end of the worker. Signal handlers can run during the wait."""
         with self.changed:
             while not self.changed.wait_for(lambda: self._queue or self.ended, SIGNAL_SECONDS):
                 pass
 
-    async def wait_async(self) -> None:
+    async def wait_for_batch_async(self) -> None:
         """Wait for a batch or for the end of the worker, without blocking the event loop."""
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         with self.changed:
@@ -520,7 +524,7 @@ class BatchQueue:
             await changed.wait()
 
 
-class _Iteration:
+class _IterationState:
     """The state of an iteration. Its threads refer to this object, so the iterator itself can be garbage-collected."""
 
     def __init__(self, settings: Consumption) -> None:
@@ -535,17 +539,17 @@ class _Iteration:
         """Pass the batch to the consumer. This handler runs in the consumer's thread."""
         self.batch, self.acknowledgment = delivery, (acknowledgment := Future[None]())
 
-        async def acknowledged() -> None:  # awaited on the worker's loop while the consumer works
+        async def await_acknowledgment() -> None:  # awaited on the worker's loop while the consumer works
             await asyncio.wrap_future(acknowledgment)
 
-        return acknowledged()
+        return await_acknowledgment()
 
-    def start(self) -> WorkerThread:
+    def start_worker(self) -> WorkerThread:
         if self.background is None:
-            self.background = WorkerThread(self.settings, executor=self.waiting, on_end=self.waiting.end)
+            self.background = WorkerThread(self.settings, executor=self.waiting, on_end=self.waiting.mark_ended)
         return self.background
 
-    def finish(self, fault: Exception | None = None) -> None:
+    def settle_batch(self, fault: Exception | None = None) -> None:
         """Acknowledge or fail the batch that the consumer is handling. If there is none, do nothing."""
         if self.batch is None:
             return
@@ -556,30 +560,30 @@ class _Iteration:
             else:
                 self.acknowledgment.set_exception(fault)
 
-    def next(self) -> Delivery | None:
+    def take_next_batch(self) -> Delivery | None:
         """Return the next batch whose lease is still held, or None if none is waiting."""
-        while (work := self.waiting.take()) is not None:
+        while (work := self.waiting.take_oldest_work()) is not None:
             work()
             if self.batch is not None:
                 return self.batch
         return None
 
-    def stop(self) -> None:
+    def stop_worker(self) -> None:
         if self.background is None:  # the worker was not started yet
-            self.waiting.end()
+            self.waiting.mark_ended()
         else:
             self.background.stop()
 
-    def leave(self) -> None:
+    def end_without_acknowledging(self) -> None:
         """End without acknowledging the consumer's batch, which will be read again."""
-        self.stop()
-        self.finish(Withdrawn("its consumer takes no more batches"))
+        self.stop_worker()
+        self.settle_batch(Withdrawn("its consumer takes no more batches"))
 
-    def drop(self) -> None:
+    def end_and_wait(self) -> None:
         """End the iteration. Wait until the leases are released, except in an event loop, which must not be blocked."""
-        if self.origin.in_other_process:
+        if self.origin.is_other_process:
             return
-        self.leave()
+        self.end_without_acknowledging()
         if self.background is None:
             return
         try:
@@ -587,18 +591,18 @@ class _Iteration:
         except RuntimeError:
             self.background.wait()
         else:
-            self.background.drain_by_exit()
+            self.background.stop_and_drain_at_exit()
 
 
 @frozen
-class _Consumer:
+class _IteratingConsumer:
     """The thread that iterates, and the task if a task iterates."""
 
     thread: "weakref.ref[Thread] | None" = None
     task: "weakref.ref[asyncio.Task[Any]] | None" = None
 
     @classmethod
-    def current(cls) -> "_Consumer":
+    def find_current(cls) -> "_IteratingConsumer":
         try:
             task = asyncio.current_task()
         except RuntimeError:  # no event loop runs here
@@ -606,7 +610,7 @@ class _Consumer:
         return cls(weakref.ref(current_thread()), None if task is None else weakref.ref(task))
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the thread or task may still be handling a batch."""
         thread = None if self.thread is None else self.thread()
         if thread is None or not thread.is_alive():
@@ -628,21 +632,21 @@ class Batches:
 
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
         """Raises ValueError if an option is wrong; the message names it."""
-        # The lambda is a placeholder that passes the checks of handlers. `_Iteration` replaces it.
-        self._iteration = _Iteration(consumption(source, leases, lambda _batch: None, options))
+        # The lambda is a placeholder that passes the checks of handlers. `_IterationState` replaces it.
+        self._iteration = _IterationState(check_consumption_options(source, leases, lambda _batch: None, options))
         self._resumed = self._closed = False
-        self._lock, self._consumer = Lock(), _Consumer()
+        self._lock, self._consumer = Lock(), _IteratingConsumer()
         # After a `break`, an iterator without other references is finalized immediately.
-        self._finalizer = weakref.finalize(self, self._iteration.drop)
+        self._finalizer = weakref.finalize(self, self._iteration.end_and_wait)
 
     def __iter__(self) -> Self:
         self._resumed = True
         return self
 
     def __next__(self) -> Delivery:
-        with self._exclusive():
-            while (batch := self._step()) is None:
-                self._iteration.waiting.wait()
+        with self._check_sole_consumer():
+            while (batch := self._advance()) is None:
+                self._iteration.waiting.wait_for_batch()
             return batch
 
     def __aiter__(self) -> Self:
@@ -650,33 +654,33 @@ class Batches:
         return self
 
     async def __anext__(self) -> Delivery:
-        with self._exclusive():
+        with self._check_sole_consumer():
             try:
-                while (batch := self._step()) is None:
-                    await self._iteration.waiting.wait_async()
+                while (batch := self._advance()) is None:
+                    await self._iteration.waiting.wait_for_batch_async()
             except StopIteration:
                 raise StopAsyncIteration from None
             return batch
 
     @contextmanager
-    def _exclusive(self) -> Generator[None]:
+    def _check_sole_consumer(self) -> Generator[None]:
         """Raise RuntimeError if another thread or task may be handling a batch of this iteration."""
-        self._iteration.origin.check()
-        me = _Consumer.current()
+        self._iteration.origin.check_same_process()
+        this_consumer = _IteratingConsumer.find_current()
         with self._lock:
-            if not self._closed and self._consumer != me and self._consumer.alive:
+            if not self._closed and self._consumer != this_consumer and self._consumer.is_alive:
                 raise RuntimeError(
                     "these batches are iterated by another thread or task: its batch would be acknowledged here; "
                     "give each its own leasehold.read"
                 )
-            self._consumer = me
+            self._consumer = this_consumer
         try:
             yield
         except BaseException:
-            self._consumer = _Consumer()  # the consumer has no batch now
+            self._consumer = _IteratingConsumer()  # the consumer has no batch now
             raise
 
-    def _step(self) -> Delivery | None:
+    def _advance(self) -> Delivery | None:
         """Return the next batch, or None if none is ready. Raises StopIteration, or the error that ended the worker."""
         resumed, self._resumed = self._resumed, False
         iteration = self._iteration
@@ -684,10 +688,10 @@ class Batches:
             raise StopIteration
         if resumed and iteration.batch is not None and not iteration.batch.lost:
             return iteration.batch  # not acknowledged when the loop was left by `break`
-        iteration.finish()
+        iteration.settle_batch()
         if not iteration.waiting.ended:
-            iteration.start()
-            batch = iteration.next()
+            iteration.start_worker()
+            batch = iteration.take_next_batch()
             if batch is not None or not iteration.waiting.ended:
                 return batch
         self._closed = True
@@ -701,15 +705,15 @@ class Batches:
 
         May be called from any thread and from signal handlers.
         """
-        self._iteration.origin.check()
-        self._iteration.stop()
+        self._iteration.origin.check_same_process()
+        self._iteration.stop_worker()
 
     def close(self) -> None:
         """Release the leases and wait until that is done. The current batch is not acknowledged."""
         self._closed = True
         self._finalizer.detach()
-        self._iteration.origin.check()
-        self._iteration.leave()
+        self._iteration.origin.check_same_process()
+        self._iteration.end_without_acknowledging()
         if self._iteration.background is not None:
             self._iteration.background.result()
 
@@ -721,7 +725,7 @@ class Batches:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
-        self._leave(kind)
+        self._close_after_block(kind)
 
     async def __aenter__(self) -> Self:
         return self
@@ -731,8 +735,8 @@ class Batches:
             self._closed = True
             self._finalizer()
         else:
-            await asyncio.to_thread(self._leave, kind)
+            await asyncio.to_thread(self._close_after_block, kind)
 
-    def _leave(self, kind: type[BaseException] | None) -> None:
+    def _close_after_block(self, kind: type[BaseException] | None) -> None:
         with suppress(*() if kind is None else (Exception,)):  # the worker's error must not hide the caller's
             self.close()

@@ -30,16 +30,16 @@ from leasehold.adapters.consumer.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.inputs import (
     MOMENT,
     SETTING_LIMITS,
-    checked_duration,
-    checked_time,
-    configuration_for,
-    moment,
-    settings,
-    start,
+    check_duration,
+    check_time_ms,
+    combine_settings,
+    config_for_source,
+    parse_initial_position,
+    parse_time_ms,
 )
-from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, lambda_function
+from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, make_lambda_function
 from leasehold.adapters.lambda_processes import ParallelFunction
-from leasehold.adapters.options import MIB, Options, check_options, options_of
+from leasehold.adapters.options import MIB, Options, check_options, options_by_name
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
@@ -85,7 +85,7 @@ class Consumption:
     sessions: "tuple[Session | None, Session | None, Session | None]" = (None, None, None)
 
     @contextmanager
-    def opened(self, stopping: Event | None = None) -> Iterator[Worker]:
+    def open_worker(self, stopping: Event | None = None) -> Iterator[Worker]:
         """Open the store and the source that are given as URLs, yield the worker, and close them again.
 
         Args:
@@ -115,16 +115,16 @@ class Consumption:
                         # With `wait`, keep trying to start, as a running worker would keep trying to read.
                         if not self.options["wait"]:
                             raise
-                        seconds = backoff.next()
-                        log.warning("the store does not respond yet; trying again in %.1f s: %s", seconds, fault)
-                        if stop.wait(seconds):
+                        wait_seconds = backoff.next()
+                        log.warning("the store does not respond yet; trying again in %.1f s: %s", wait_seconds, fault)
+                        if stop.wait(wait_seconds):
                             raise
                 stack.callback(store.close)
             if isinstance(source, str):
                 source = open_source(source, session=self.sessions[0])
                 stack.callback(source.close)
             if self.function is not None:
-                self.function.reads(source)
+                self.function.use_source_arns(source)
                 stack.callback(self.function.close)
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
@@ -141,7 +141,7 @@ class Consumption:
         """Run the worker until it is stopped or its slice is read. In the main thread a signal also stops it.
 
         Args:
-            worker: The worker, as `opened` yields it.
+            worker: The worker, as `open_worker` yields it.
             executor: Where handlers are called, as for `Runner`.
             begun: Called with the runner before it runs.
 
@@ -173,7 +173,7 @@ class Consumption:
             return None
 
 
-def consumption(
+def check_consumption_options(
     source: str | Source,
     leases: str | Store,
     handler: Handler | Handling | str,
@@ -206,56 +206,60 @@ def consumption(
                 f"{named('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
             )
         check_tables_differ(leases, to, named("to"))
-    function = None
+    lambda_handler = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
-        function = _lambda_handler(handler, given_options)
-        handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
+        lambda_handler = _make_lambda_handler(handler, given_options)
+        handler = Handling(lambda_handler, max_records=BATCH_SIZE, most_calls=1)
         source = _with_whole_aggregates(source, named("handler"))
     elif isinstance(handler, str):
-        handler = load(handler)
+        handler = load_function(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
-    if function is None and (limit := values["concurrency"]) is not None:
-        handling = evolve(handling, handler=by_key(handling.handler, limit))  # type: ignore[arg-type]  # by_key rejects others
-    planning = {"rules": values["rules"], "lease_seconds": values["lease_seconds"], **_initial_position(values, named)}
-    planner_options = settings(planning, values["set"] or (), named("set"))
-    config = configuration_for(source if isinstance(source, str) else "", planner_options)
-    for name in settings({}, values["set"] or (), named("set")).keys() & SETTING_LIMITS:
-        value = getattr(config, name, None) or getattr(config.rules, name)
-        if warning := checked_duration(SETTING_LIMITS[name], value, f"{named('set')} {name}"):
+    if lambda_handler is None and (most_calls := values["concurrency"]) is not None:
+        handling = evolve(handling, handler=by_key(handling.handler, most_calls))  # type: ignore[arg-type]  # by_key rejects others
+    planner_settings = {
+        "rules": values["rules"],
+        "lease_seconds": values["lease_seconds"],
+        **_parse_initial_position(values, named),
+    }
+    planner_options = combine_settings(planner_settings, values["set"] or (), named("set"))
+    config = config_for_source(source if isinstance(source, str) else "", planner_options)
+    for name in combine_settings({}, values["set"] or (), named("set")).keys() & SETTING_LIMITS:
+        seconds = getattr(config, name, None) or getattr(config.rules, name)
+        if warning := check_duration(SETTING_LIMITS[name], seconds, f"{named('set')} {name}"):
             log.warning("%s", warning)
     dead_letter = values["dead_letter"]
     if isinstance(dead_letter, str):
-        dead_letter = dead_letter_of(dead_letter, source, leases, named)
+        dead_letter = open_dead_letter(dead_letter, source, leases, named)
     # A function in processes of its own ends a call that takes too long, which fails the batch. If the shard were given
     # up instead, a record at which the function hangs would go from worker to worker, and never to the dead letter.
-    enforced = {"handler_seconds"} if isinstance(function, ParallelFunction) else set[str]()
-    policy = {name: given_options[name] for name in _POLICY & given_options.keys() - enforced}
+    enforced_options = {"handler_seconds"} if isinstance(lambda_handler, ParallelFunction) else set[str]()
+    handling_fields = {name: given_options[name] for name in _POLICY & given_options.keys() - enforced_options}
     if dead_letter is not None:
-        policy["dead_letter"] = dead_letter
-    elif "max_age_seconds" in policy and handling.dead_letter is None:
+        handling_fields["dead_letter"] = dead_letter
+    elif "max_age_seconds" in handling_fields and handling.dead_letter is None:
         raise ValueError(f"{named('max_age_seconds')}: it goes with {named('dead_letter')}, to which old records go")
-    handling = evolve(handling, **policy)
+    handling = evolve(handling, **handling_fields)
     time_slice = None
     if (until := values["until"]) is not None:
         try:
-            until_ms = moment(_as_text(until), time.time())
+            until_ms = parse_time_ms(_time_as_text(until), time.time())
         except (ValueError, AttributeError):
             raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
         time_slice = Slice(config.initial_position, until_ms)
     return Consumption(
         source=source,
         leases=leases,
-        me=worker_id() if values["worker"] is None else values["worker"],  # an empty id is refused at the start
+        me=make_worker_id() if values["worker"] is None else values["worker"],  # an empty id is refused at the start
         config=config,
         handling=handling,
         cut=time_slice,
         options=values,
-        function=function,
+        function=lambda_handler,
     )
 
 
-def _lambda_handler(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
-    function = lambda_function(handler, _load, given.get("handler_seconds", math.inf))
+def _make_lambda_handler(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
+    function = make_lambda_function(handler, _import_function, given.get("handler_seconds", math.inf))
     if (count := given.get("concurrency")) is None:
         return function
     return ParallelFunction(function.function, function.settings, function.handler_seconds, concurrency=count)
@@ -286,7 +290,7 @@ def _check_source_and_leases(source: object, leases: object, named: Callable[[st
 _WORKERS = itertools.count(1)
 
 
-def worker_id() -> str:
+def make_worker_id() -> str:
     """Return a default worker id. Each worker of a process gets a different one."""
     number = next(_WORKERS)
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
@@ -295,62 +299,62 @@ def worker_id() -> str:
 # The options that need more than their table
 
 
-_POLICY = options_of(Options).keys() & fields_dict(Handling).keys() - {"dead_letter"}
+_POLICY = options_by_name(Options).keys() & fields_dict(Handling).keys() - {"dead_letter"}
 """The options that replace fields of `Handling` as they are."""
 
 
-def _initial_position(values: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
-    position, option = values["initial_position"], named("initial_position")
-    if not isinstance(position, Position):
-        if not isinstance(position, str | datetime):
-            raise ValueError(f"{option}: {position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
-        position = start(_as_text(position), time.time(), option)
-    elif position.sequence == "AT_TIMESTAMP":
-        checked_time(position.sub, option)
-    return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
+def _parse_initial_position(values: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
+    initial_position, option = values["initial_position"], named("initial_position")
+    if not isinstance(initial_position, Position):
+        if not isinstance(initial_position, str | datetime):
+            raise ValueError(f"{option}: {initial_position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
+        initial_position = parse_initial_position(_time_as_text(initial_position), time.time(), option)
+    elif initial_position.sequence == "AT_TIMESTAMP":
+        check_time_ms(initial_position.sub, option)
+    return {"initial_position": initial_position.sequence, "timestamp_ms": initial_position.sub or None}
 
 
-def _as_text(time_: object) -> Any:  # noqa: ANN401  `moment` and `start` reject whatever is no string
+def _time_as_text(time_: object) -> Any:  # noqa: ANN401  `parse_time_ms` and `parse_initial_position` reject whatever is no string
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
 _IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group", "table")
 
 
-def dead_letter_of(
+def open_dead_letter(
     text: str, source: str | Source, leases: str | Store, named: Callable[[str], str] = str
 ) -> DeadLetter:
     """Return the dead letter that this URL or `module:function` names. Raises ValueError and DeadLetterError."""
     if "://" not in text:
-        return load(text)
+        return load_function(text)
     if not isinstance(source, str) or not isinstance(leases, str):
-        option = named("dead_letter")
+        option_name = named("dead_letter")
         raise ValueError(  # noqa: TRY004  bad usage
-            f"{option}: a URL goes with a source and leases that are URLs; give "
+            f"{option_name}: a URL goes with a source and leases that are URLs; give "
             "leasehold.adapters.dead_letters(URL, stream=…, table=…), which says whose letters they are"
         )
     scheme, location, options = source_address(source)
-    stream = location.rpartition(":stream/")[2]  # the name, if `location` is an ARN
+    stream_name = location.rpartition(":stream/")[2]  # the name, if `location` is an ARN
     target = text.partition("?")[0].removeprefix(f"{scheme}://")
     # A stream's name may be given without an account. Treat it as equal to an ARN with that name in any account.
-    is_same_name = target.rpartition(":stream/")[2] == stream and stream in {location, target}
+    is_same_name = target.rpartition(":stream/")[2] == stream_name and stream_name in {location, target}
     if text.startswith(f"{scheme}://") and (target == location or is_same_name):
         raise ValueError(
             f"{named('dead_letter')}: it is the stream that is read, so its dead letters would be read again, forever"
         )
-    table = _identity(*store_address(leases))
-    return dead_letters(text, stream=stream, table=table, source=_identity(scheme, location, options))
+    table = _identifying_url(*store_address(leases))
+    return dead_letters(text, stream=stream_name, table=table, source=_identifying_url(scheme, location, options))
 
 
-def _identity(scheme: str, location: str, options: Mapping[str, str]) -> str:
+def _identifying_url(scheme: str, location: str, options: Mapping[str, str]) -> str:
     """Return the URL with only its identifying options, in a fixed order. None of these options is a secret.
 
     A file is identified by its full path, because two groups may each have a file called `leases.db`.
     """
     if scheme == "sqlite" and (folder := _working_folder()) is not None:
         location = str(folder / location)
-    identifying = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
-    return f"{scheme}://{location}" + (f"?{identifying}" if identifying else "")
+    identifying_options = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
+    return f"{scheme}://{location}" + (f"?{identifying_options}" if identifying_options else "")
 
 
 IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
@@ -360,7 +364,7 @@ LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purel
 """Files of libraries, whose frames come after the user's file in a traceback."""
 
 
-def load(text: str) -> Callable[..., Any]:
+def load_function(text: str) -> Callable[..., Any]:
     """Import and return the function that `module:function` names.
 
     Raises:
@@ -371,10 +375,10 @@ def load(text: str) -> Callable[..., Any]:
             f"{text!r}: lambda: names a Lambda function, which is the handler of `consume` and `run` alone; rename a "
             "module that is called lambda"
         )
-    return _load(text)
+    return _import_function(text)
 
 
-def _load(text: str) -> Callable[..., Any]:
+def _import_function(text: str) -> Callable[..., Any]:
     """Import and return the function, whatever its module is called."""
     module, _, name = text.partition(":")
     if not module or not name:

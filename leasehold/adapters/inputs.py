@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.json_form import JsonValue, config_of
+from leasehold.adapters.json_form import JsonValue, parse_config
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SENTINELS, Position, at_timestamp
 from leasehold.stores.printable import did_you_mean
@@ -38,7 +38,7 @@ DURATION = "a duration such as 90, 1.5s, 5m, 2h, 1d12h or PT2H"
 MOMENT = "a time such as 2026-11-22T06:00Z, now, now-2h, or milliseconds since 1970"
 
 
-def duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Return the seconds of a duration; a bare number is in seconds. Raises ValueError for any other string."""
     normalized, seconds = text.strip().lower(), math.nan
     if _NUMBER.fullmatch(normalized):
@@ -46,17 +46,17 @@ def duration(text: str) -> float:
     elif _PARTS.fullmatch(normalized):
         seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(normalized))
     elif iso := _ISO.fullmatch(normalized):
-        amounts = zip(iso.groups(), "wdhms", strict=True)
-        seconds = sum(float(number) * UNITS[unit] for number, unit in amounts if number is not None)
+        amounts_by_unit = zip(iso.groups(), "wdhms", strict=True)
+        seconds = sum(float(number) * UNITS[unit] for number, unit in amounts_by_unit if number is not None)
     if not math.isfinite(seconds):  # also if it has too many digits for a float
         raise ValueError(f"{text!r} is not {DURATION}")
     return seconds
 
 
-def seconds_of(value: object, option: str) -> float:
+def parse_seconds_option(value: object, option: str) -> float:
     """Return the seconds of an option, which is a number or a duration string. Raises ValueError, naming the option."""
     try:
-        seconds = duration(value) if isinstance(value, str) else float(cast("float", value))
+        seconds = parse_duration(value) if isinstance(value, str) else float(cast("float", value))
         if isinstance(value, bool | bytes | bytearray):  # which Python would convert to numbers
             seconds = math.nan
     except (TypeError, ValueError, OverflowError):
@@ -92,7 +92,7 @@ SETTING_LIMITS = {
 """The limits of the planner's settings that are durations. 0 is allowed if no wait depends on it."""
 
 
-def checked_duration(limits: DurationLimits, seconds: float, named: str) -> str:
+def check_duration(limits: DurationLimits, seconds: float, named: str) -> str:
     """Check the seconds of an option against its limits.
 
     Args:
@@ -116,7 +116,7 @@ def checked_duration(limits: DurationLimits, seconds: float, named: str) -> str:
     return ""
 
 
-def moment(text: str, now: float) -> int:
+def parse_time_ms(text: str, now: float) -> int:
     """Parse a time and return it in milliseconds since 1970; a time without a zone is UTC.
 
     Args:
@@ -131,7 +131,7 @@ def moment(text: str, now: float) -> int:
         if _MILLISECONDS.fullmatch(stripped):
             milliseconds = int(stripped)
         elif stripped.lower().startswith("now"):
-            milliseconds = round((now + (_signed_duration(stripped[3:]) if stripped[3:] else 0.0)) * 1000)
+            milliseconds = round((now + (_parse_signed_duration(stripped[3:]) if stripped[3:] else 0.0)) * 1000)
         else:
             time = datetime.fromisoformat(stripped)
             milliseconds = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
@@ -141,26 +141,26 @@ def moment(text: str, now: float) -> int:
     return milliseconds
 
 
-def _signed_duration(text: str) -> float:
+def _parse_signed_duration(text: str) -> float:
     if not text.startswith(("+", "-")):
         raise ValueError(f"{text!r} has no sign")
-    return (1.0 if text[0] == "+" else -1.0) * duration(text[1:])
+    return (1.0 if text[0] == "+" else -1.0) * parse_duration(text[1:])
 
 
-def shift(text: str) -> float:
+def parse_shift_seconds(text: str) -> float:
     """Return the seconds of a signed duration, such as -15m. Raises ValueError for any other string."""
     if not text.strip().startswith(("+", "-")):
         raise ValueError(f"--shift-by: {text!r} wants a sign, as in -15m or +1h")
-    return _signed_duration(text.strip())
+    return _parse_signed_duration(text.strip())
 
 
 def format_time(milliseconds: float) -> str:
     """Format as ISO 8601, falling back to raw milliseconds outside datetime's range (rows may hold any number)."""
     try:
-        time = datetime.fromtimestamp(milliseconds / 1000, UTC)
+        time_utc = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError):
         return f"{milliseconds:.0f}ms"
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return time_utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # Positions
@@ -170,14 +170,14 @@ STARTS = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 _OTHER_NAMES = {"EARLIEST": "TRIM_HORIZON", "BEGINNING": "TRIM_HORIZON", "END": "LATEST"}
 
 
-def named(text: str) -> str | None:
+def find_named_position(text: str) -> str | None:
     """Return the named position, such as LATEST, or None if the name is unknown.
 
     Case is ignored, and `-` is read as `_`.
     """
-    name = text.strip().upper().replace("-", "_")
-    name = _OTHER_NAMES.get(name, name)
-    return name if name in SENTINELS else None
+    position_name = text.strip().upper().replace("-", "_")
+    position_name = _OTHER_NAMES.get(position_name, position_name)
+    return position_name if position_name in SENTINELS else None
 
 
 EARLIEST_MS, LATEST_MS, BEYOND_MS = 10**11, 10**13, 253_402_300_800_000
@@ -185,7 +185,7 @@ EARLIEST_MS, LATEST_MS, BEYOND_MS = 10**11, 10**13, 253_402_300_800_000
 2286, its unit was probably mistaken (seconds for milliseconds, say)."""
 
 
-def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:
+def check_time_ms(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:
     """Return this time if it is plausible as milliseconds since 1970.
 
     0 stands for the beginning.
@@ -200,17 +200,17 @@ def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) ->
     """
     if milliseconds == 0 or EARLIEST_MS <= milliseconds < LATEST_MS:
         return milliseconds
-    when = format_time(milliseconds) if abs(milliseconds) < BEYOND_MS else "after the year 9999"
+    formatted_time = format_time(milliseconds) if abs(milliseconds) < BEYOND_MS else "after the year 9999"
     if in_seconds:
-        raise ValueError(f"{option}: {milliseconds // 1000} s since 1970 is {when}; give it in seconds")
-    unit = "seconds" if milliseconds < EARLIEST_MS else "microseconds"
+        raise ValueError(f"{option}: {milliseconds // 1000} s since 1970 is {formatted_time}; give it in seconds")
+    probable_unit = "seconds" if milliseconds < EARLIEST_MS else "microseconds"
     raise ValueError(
-        f"{option}: {milliseconds} ms since 1970 is {when}; is it in {unit}? "
+        f"{option}: {milliseconds} ms since 1970 is {formatted_time}; is it in {probable_unit}? "
         "give milliseconds, or a time such as 2026-11-22T06:00Z"
     )
 
 
-def start(text: str, now: float, field: str) -> Position:
+def parse_initial_position(text: str, now: float, field: str) -> Position:
     """Return the initial position: TRIM_HORIZON, LATEST or a time.
 
     Args:
@@ -221,13 +221,13 @@ def start(text: str, now: float, field: str) -> Position:
     Raises:
         ValueError: An option is wrong; the message names it.
     """
-    name = named(text)
-    if name == "AT_TIMESTAMP":
+    position_name = find_named_position(text)
+    if position_name == "AT_TIMESTAMP":
         raise ValueError(f"{field}: in place of AT_TIMESTAMP write the time itself, {MOMENT}")
-    if name in {"TRIM_HORIZON", "LATEST"}:
-        return Position(name)
+    if position_name in {"TRIM_HORIZON", "LATEST"}:
+        return Position(position_name)
     try:
-        return at_timestamp(moment(text, now))
+        return at_timestamp(parse_time_ms(text, now))
     except ValueError:
         hint = did_you_mean(text.upper(), STARTS)
         raise ValueError(f"{field}: {text!r} is neither {', '.join(STARTS)} nor {MOMENT}{hint}") from None
@@ -236,7 +236,7 @@ def start(text: str, now: float, field: str) -> Position:
 # Settings
 
 
-def settings(
+def combine_settings(
     given: dict[str, Any], more: Sequence[str] | Mapping[str, object], option: str = "--set"
 ) -> dict[str, Any]:
     """Combine settings into one mapping, leaving out those in `given` that are None.
@@ -265,9 +265,9 @@ def settings(
     return fields
 
 
-def configuration(fields: dict[str, Any]) -> Config:
+def config_from_settings(fields: dict[str, Any]) -> Config:
     """Return the configuration with these settings. Raises ValueError, naming a setting that is wrong."""
-    return config_of(JsonValue("input", fields))
+    return parse_config(JsonValue("input", fields))
 
 
 HUB_LEASE_SECONDS = 120.0
@@ -281,22 +281,24 @@ HUB_RENEW_SECONDS = 20.0
 """How often to renew. JavaScript's and Go's workers take over ownerships after 60 s, whatever our settings are."""
 
 
-def with_hub_times(config: Config, given: Container[str]) -> Config:
+def with_event_hub_times(config: Config, given: Container[str]) -> Config:
     """Return the configuration with the Event Hubs defaults for the times that are not in `given`.
 
     Workers of the Azure SDKs, which are slow by design, may be in the same group. The defaults are chosen to suit them.
     """
-    seconds = config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
-    defaults = Config(rules=config.rules, lease_seconds=seconds)
+    lease_seconds = (
+        config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
+    )
+    defaults = Config(rules=config.rules, lease_seconds=lease_seconds)
     hub_times: dict[str, Any] = {
-        "lease_seconds": seconds,
+        "lease_seconds": lease_seconds,
         "cycle_seconds": min(HUB_CYCLE_SECONDS, defaults.cycle_seconds),
         "renew_seconds": min(HUB_RENEW_SECONDS, defaults.renew_seconds),
     }
     return evolve(config, **{name: value for name, value in hub_times.items() if name not in given})
 
 
-def configuration_for(source: str, fields: dict[str, Any]) -> Config:
+def config_for_source(source: str, fields: dict[str, Any]) -> Config:
     """Return the configuration for this source. Event hubs have other default times, which suit Azure's SDK workers."""
-    config = configuration(fields)
-    return with_hub_times(config, fields) if source.startswith("eventhubs:") else config
+    config = config_from_settings(fields)
+    return with_event_hub_times(config, fields) if source.startswith("eventhubs:") else config

@@ -1,9 +1,9 @@
 """Parses JSON documents that describe a group, and formats the plan for it as JSON, without I/O.
 
-`JsonValue` parses a document field by field, and every error message names the field by its path. `lease_json` and
-`shard_json` format leases and shards in the form that `leasehold plan` reads, without a lease's default values.
-`parse_plan_request` parses leases, shards, worker and configuration. `FORMS` defines how the fields of each class are
-written. Required values and defaults are defined by the classes themselves.
+`JsonValue` parses a document field by field, and every error message names the field by its path. `format_lease_json`
+and `format_shard_json` format leases and shards in the form that `leasehold plan` reads, without a lease's default
+values. `parse_plan_request` parses leases, shards, worker and configuration. `FORMS` defines how the fields of each
+class are written. Required values and defaults are defined by the classes themselves.
 """
 
 import json
@@ -51,21 +51,21 @@ class BadJsonField(ValueError):
         super().__init__(printable(text))
 
 
-def parse(text: bytes) -> "JsonValue":
+def parse_json_document(text: bytes) -> "JsonValue":
     """Parse a JSON document. Raises BadJsonField if it is not valid, or if an object contains a field twice."""
 
-    def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def check_fields_are_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields_by_name = dict(pairs)
         if len(fields_by_name) < len(pairs):
-            duplicate = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise BadJsonField(f"{duplicate}: given twice in one object")
+            duplicate_name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise BadJsonField(f"{duplicate_name}: given twice in one object")
         return fields_by_name
 
     def reject_constant(text: str) -> Never:
         raise BadJsonField(f"input: {text} is not a JSON number; write null for what is unknown or infinite")
 
     try:
-        parsed = json.loads(text, object_pairs_hook=unique_fields, parse_constant=reject_constant)
+        parsed = json.loads(text, object_pairs_hook=check_fields_are_unique, parse_constant=reject_constant)
     except BadJsonField:
         raise
     except (ValueError, RecursionError) as error:
@@ -80,75 +80,77 @@ class JsonValue:
     path: str
     found: Any
 
-    def bad(self, wanted: str) -> BadJsonField:
+    def make_error(self, wanted: str) -> BadJsonField:
         """Return the error for a value that is not of the wanted kind."""
         try:
-            shown = json.dumps(self.found, default=str)
+            found_json = json.dumps(self.found, default=str)
         except RecursionError:  # it was parsed a few stack frames further out
-            shown = "a value of a thousand levels"
-        return BadJsonField(f"{self.path}: {shown if len(shown) <= 60 else shown[:57] + '...'} is not {wanted}")  # noqa: PLR2004  one line
+            found_json = "a value of a thousand levels"
+        if len(found_json) > 60:  # noqa: PLR2004  one line
+            found_json = found_json[:57] + "..."
+        return BadJsonField(f"{self.path}: {found_json} is not {wanted}")
 
-    def text(self) -> str:
+    def parse_text(self) -> str:
         """Return a string."""
         if not isinstance(self.found, str):
-            raise self.bad("a string")
+            raise self.make_error("a string")
         return self.found
 
-    def name(self) -> str:
+    def parse_name(self) -> str:
         """Return a string of at least one character."""
-        if not self.text():
-            raise self.bad("a name")
-        return self.text()
+        if not self.parse_text():
+            raise self.make_error("a name")
+        return self.parse_text()
 
-    def one_of(self, *names: str) -> str:
+    def parse_one_of(self, *names: str) -> str:
         """Return the value, which must be one of these strings."""
         if not isinstance(self.found, str) or self.found not in names:
             hint = did_you_mean(self.found, names) if isinstance(self.found, str) else ""
-            raise self.bad(f"one of {', '.join(names)}{hint}")
+            raise self.make_error(f"one of {', '.join(names)}{hint}")
         return self.found
 
-    def flag(self) -> bool:
+    def parse_flag(self) -> bool:
         """Return true or false."""
         if not isinstance(self.found, bool):
-            raise self.bad("true or false")
+            raise self.make_error("true or false")
         return self.found
 
-    def number(self, least: float = 0.0, most: float = LARGEST) -> float:
+    def parse_number(self, least: float = 0.0, most: float = LARGEST) -> float:
         """Return a finite number."""
         if isinstance(self.found, bool) or not isinstance(self.found, int | float):
-            raise self.bad("a number")
+            raise self.make_error("a number")
         if not least <= self.found <= most:
-            raise self.bad(f"between {least:g} and {most:g}")
+            raise self.make_error(f"between {least:g} and {most:g}")
         return float(self.found)
 
-    def whole(self, least: int = 0, most: float = LARGEST) -> int:
+    def parse_integer(self, least: int = 0, most: float = LARGEST) -> int:
         """Return an integer."""
         if isinstance(self.found, bool) or not isinstance(self.found, int):
-            raise self.bad("a whole number")
+            raise self.make_error("a whole number")
         if not least <= self.found <= most:
-            raise self.bad(f"between {least} and {most:g}")
+            raise self.make_error(f"between {least} and {most:g}")
         return self.found
 
-    def decimal(self, most: int) -> int:
+    def parse_decimal(self, most: int) -> int:
         """Return an integer from a decimal string, in which large integers keep all digits, unlike in JSON numbers."""
-        text = self.text()
+        text = self.parse_text()
         if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
-            raise self.bad(f"a decimal string of at most {most}")
+            raise self.make_error(f"a decimal string of at most {most}")
         return int(text)
 
     def items(self) -> list["JsonValue"]:
         """Return the elements of a list."""
         if not isinstance(self.found, list):
-            raise self.bad("a list")
+            raise self.make_error("a list")
         return [JsonValue(f"{self.path}[{index}]", element) for index, element in enumerate(self.found)]
 
     def fields(self) -> "UnreadFields":
         """Return the fields of an object."""
         if not isinstance(self.found, dict):
-            raise self.bad("an object")
+            raise self.make_error("an object")
         return UnreadFields("" if self.path == "input" else f"{self.path}.", dict(self.found))
 
-    def unless_null(self, read: Callable[["JsonValue"], T], *, null: T) -> T:
+    def parse_unless_null(self, read: Callable[["JsonValue"], T], *, null: T) -> T:
         """Return the value that `read` returns, or `null` if the value is null."""
         return null if self.found is None else read(self)
 
@@ -167,18 +169,18 @@ class UnreadFields:
     unread: dict[str, Any] = field(factory=dict)
     asked: set[str] = field(factory=set)
 
-    def need(self, name: str) -> JsonValue:
+    def take_required_field(self, name: str) -> JsonValue:
         """Return a required field."""
         if name not in self.unread:
             raise BadJsonField(f"{self.prefix}{name}: is missing")
         return JsonValue(f"{self.prefix}{name}", self.unread.pop(name))
 
-    def read(self, name: str, read: Callable[[JsonValue], T], default: T) -> T:
+    def take_optional_field(self, name: str, read: Callable[[JsonValue], T], default: T) -> T:
         """Return an optional field."""
         self.asked.add(name)
-        return read(self.need(name)) if name in self.unread else default
+        return read(self.take_required_field(name)) if name in self.unread else default
 
-    def done(self) -> None:
+    def check_all_read(self) -> None:
         """Raise BadJsonField if any field has not been read."""
         for name in self.unread:
             raise BadJsonField(f"{self.prefix}{name}: unknown field{did_you_mean(name, self.asked)}")
@@ -195,7 +197,7 @@ JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle", "annotations
 """The fields of a lease that have another name in JSON."""
 
 
-def lease_json(lease: Lease) -> dict[str, Any]:
+def format_lease_json(lease: Lease) -> dict[str, Any]:
     """Return the lease as a JSON object, which always contains key, owner, version, idle and checkpoint."""
     values = cells(lease)
     default = _DEFAULTS | {"shard": lease.key}
@@ -204,7 +206,7 @@ def lease_json(lease: Lease) -> dict[str, Any]:
     }
 
 
-def shard_json(shard: Shard) -> dict[str, Any]:
+def format_shard_json(shard: Shard) -> dict[str, Any]:
     """Return the shard as a JSON object."""
     hash_range = {} if shard.hash_range is None else {"hash_range": [str(end) for end in shard.hash_range]}
     return {"id": shard.id, "stream": shard.stream, "parents": list(shard.parents), "open": shard.open, **hash_range}
@@ -239,18 +241,20 @@ def parse_plan_request(text: bytes, worker: str | None = None) -> PlanRequest:
         worker: The worker for which to plan, if the document does not contain one. The document may then be the output
             of `leasehold leases --json`.
     """
-    fields = parse(text).fields()
+    fields = parse_json_document(text).fields()
     if worker is not None and "me" in fields.unread:
         raise BadJsonField("me: the document names the worker, and so does --worker")
     for name in LISTING_FIELDS if worker is not None else ():
         fields.unread.pop(name, None)
     request = PlanRequest(
-        leases=_tuple_of(lease_of)(fields.need("leases")),
-        shards=fields.read("shards", _or_null(None, _tuple_of(shard_of)), None),
-        me=_object(Me)(fields.need("me")) if worker is None else Me(JsonValue("--worker", worker).name()),
-        config=fields.read("config", config_of, Config()),
+        leases=_form_of_tuple(parse_lease)(fields.take_required_field("leases")),
+        shards=fields.take_optional_field("shards", _nullable_form(None, _form_of_tuple(parse_shard)), None),
+        me=_form_of_class(Me)(fields.take_required_field("me"))
+        if worker is None
+        else Me(JsonValue("--worker", worker).parse_name()),
+        config=fields.take_optional_field("config", parse_config, Config()),
     )
-    fields.done()
+    fields.check_all_read()
     _check_unique("leases", "key", (lease.key for lease in request.leases))
     _check_unique("shards", "id", (shard.id for shard in request.shards or ()))
     return request
@@ -264,43 +268,59 @@ def _check_unique(path: str, field: str, names: Iterable[str]) -> None:
         seen_names.add(name)
 
 
-def lease_of(value: JsonValue) -> Lease:
+def parse_lease(value: JsonValue) -> Lease:
     """Parse a lease. Raises BadJsonField, naming the field."""
     fields = value.fields()
-    checkpoint = fields.need("checkpoint") if "checkpoint" in fields.unread else JsonValue("checkpoint", "TRIM_HORIZON")
+    checkpoint = (
+        fields.take_required_field("checkpoint")
+        if "checkpoint" in fields.unread
+        else JsonValue("checkpoint", "TRIM_HORIZON")
+    )
     sub, token, sequence = (
-        fields.read("sub", _parse_count, 0),
-        fields.read("token", JsonValue.text, ""),
-        checkpoint.text(),
+        fields.take_optional_field("sub", _parse_count, 0),
+        fields.take_optional_field("token", JsonValue.parse_text, ""),
+        checkpoint.parse_text(),
     )
     try:
-        return _build(Lease, fields, checkpoint=Position(sequence, sub, token))
+        return _build_from_fields(Lease, fields, checkpoint=Position(sequence, sub, token))
     except BadJsonField:
         raise
     except ValueError:
-        raise checkpoint.bad(f"one of {', '.join(sorted(SENTINELS))} or a decimal string") from None
+        raise checkpoint.make_error(f"one of {', '.join(sorted(SENTINELS))} or a decimal string") from None
 
 
-def shard_of(value: JsonValue) -> Shard:
+def parse_shard(value: JsonValue) -> Shard:
     """Parse a shard. Raises BadJsonField, naming the field."""
-    return _build(Shard, value.fields())
+    return _build_from_fields(Shard, value.fields())
 
 
-def config_of(value: JsonValue) -> Config:
+def parse_config(value: JsonValue) -> Config:
     """Parse a configuration, in which the options of the rule set are not nested. Raises BadJsonField."""
     fields = value.fields()
-    rules = _build(RULES[fields.read("rules", lambda name: name.one_of(*RULES), "minimal")], fields, is_complete=False)
-    start = Position(fields.read("initial_position", lambda name: name.one_of(*_FIRST), "LATEST"))
-    if start.sequence == "AT_TIMESTAMP":
-        start = at_timestamp(fields.need("timestamp_ms").whole(most=2**53))
-    return _build(Config, fields, rules=rules, initial_position=start)
+    rules = _build_from_fields(
+        RULES[fields.take_optional_field("rules", lambda name: name.parse_one_of(*RULES), "minimal")],
+        fields,
+        is_complete=False,
+    )
+    initial_position = Position(
+        fields.take_optional_field("initial_position", lambda name: name.parse_one_of(*_FIRST), "LATEST")
+    )
+    if initial_position.sequence == "AT_TIMESTAMP":
+        initial_position = at_timestamp(fields.take_required_field("timestamp_ms").parse_integer(most=2**53))
+    return _build_from_fields(Config, fields, rules=rules, initial_position=initial_position)
 
 
-def _object(kind: type[T]) -> Callable[[JsonValue], T]:
-    return lambda value: _build(kind, value.fields())
+def _form_of_class(kind: type[T]) -> Callable[[JsonValue], T]:
+    return lambda value: _build_from_fields(kind, value.fields())
 
 
-def _build(kind: Callable[..., T], fields: UnreadFields, *, is_complete: bool = True, **attributes: Any) -> T:  # noqa: ANN401  of any kind
+def _build_from_fields(
+    kind: Callable[..., T],
+    fields: UnreadFields,
+    *,
+    is_complete: bool = True,
+    **attributes: Any,  # noqa: ANN401  of any kind
+) -> T:
     """Build a value of this class from the written fields.
 
     Args:
@@ -314,36 +334,36 @@ def _build(kind: Callable[..., T], fields: UnreadFields, *, is_complete: bool = 
     for name, attribute in fields_dict(kind).items():  # type: ignore[arg-type]  # mypy treats the class as a function
         json_name = JSON_NAMES.get(name, name)
         if json_name in forms and (json_name in fields.unread or attribute.default is NOTHING):
-            attributes[name] = forms[json_name](fields.need(json_name))
+            attributes[name] = forms[json_name](fields.take_required_field(json_name))
     if is_complete:
-        fields.done()
+        fields.check_all_read()
     try:
         return kind(**attributes)
     except (TypeError, ValueError) as error:
         raise BadJsonField(f"{fields.prefix}{str(error.args[0]).splitlines()[0]}") from None
 
 
-def _or_null(null: object, form: Form) -> Form:
-    return lambda value: value.unless_null(form, null=null)
+def _nullable_form(null: object, form: Form) -> Form:
+    return lambda value: value.parse_unless_null(form, null=null)
 
 
-def _tuple_of(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[T, ...]]:
+def _form_of_tuple(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[T, ...]]:
     return lambda value: tuple(form(each) for each in value.items())
 
 
-def _hole(value: JsonValue) -> Hole:
+def _parse_hole(value: JsonValue) -> Hole:
     fields = value.fields()
-    return _build(Hole, fields, stream=fields.read("stream", JsonValue.text, ""))
+    return _build_from_fields(Hole, fields, stream=fields.take_optional_field("stream", JsonValue.parse_text, ""))
 
 
-def _pairs_of(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tuple[str, T], ...]]:
+def _form_of_pairs(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tuple[str, T], ...]]:
     """Return a function that parses an object into pairs of name and value, sorted by name."""
 
-    def pairs(value: JsonValue) -> tuple[tuple[str, T], ...]:
+    def parse_pairs(value: JsonValue) -> tuple[tuple[str, T], ...]:
         unread = value.fields()
-        return tuple((name, form(unread.need(name))) for name in sorted(unread.unread))
+        return tuple((name, form(unread.take_required_field(name))) for name in sorted(unread.unread))
 
-    return pairs
+    return parse_pairs
 
 
 def _parse_count(value: JsonValue) -> int:
@@ -351,50 +371,53 @@ def _parse_count(value: JsonValue) -> int:
 
     With AT_TIMESTAMP, `sub` is a time in milliseconds.
     """
-    return value.whole(most=10**COUNT_DIGITS - 1)
+    return value.parse_integer(most=10**COUNT_DIGITS - 1)
 
 
-def _hash_key(value: JsonValue) -> int:
-    return value.decimal(HASH_KEYS[1])
+def _parse_hash_key(value: JsonValue) -> int:
+    return value.parse_decimal(HASH_KEYS[1])
 
 
-def _hash_range(value: JsonValue) -> HashRange:
-    bounds = [_hash_key(end) for end in value.items()]
+def _parse_hash_range(value: JsonValue) -> HashRange:
+    bounds = [_parse_hash_key(end) for end in value.items()]
     if len(bounds) != len(HASH_KEYS) or bounds[0] > bounds[1]:
-        raise value.bad("a first and a last hash key, in this order")
+        raise value.make_error("a first and a last hash key, in this order")
     return (bounds[0], bounds[1])
 
 
-def _form_of_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set declares
+def _form_for_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set declares
     """Return the form of an option by its declared type. The rule set itself checks its other requirements."""
     if get_origin(kind) is Literal:
-        return lambda value: value.one_of(*get_args(kind))
+        return lambda value: value.parse_one_of(*get_args(kind))
     if kind in {bool, float}:
-        return JsonValue.flag if kind is bool else _seconds
+        return JsonValue.parse_flag if kind is bool else _seconds
     plain: Form = _whole_or_none if kind is int or int in get_args(kind) else lambda value: value.found
     if tuple[str, ...] not in get_args(kind):
         return plain
     return lambda value: _names(value) if isinstance(value.found, list) else plain(value)
 
 
-_names, _seconds = _tuple_of(JsonValue.name), JsonValue.number
-_notes: Callable[[JsonValue], Annotations] = _pairs_of(JsonValue.text)
-_name_or_none, _whole_or_none = _or_null(None, JsonValue.name), _or_null(None, JsonValue.whole)
-_seconds_or_infinite = _or_null(math.inf, _seconds)
+_names, _seconds = _form_of_tuple(JsonValue.parse_name), JsonValue.parse_number
+_notes: Callable[[JsonValue], Annotations] = _form_of_pairs(JsonValue.parse_text)
+_name_or_none, _whole_or_none = (
+    _nullable_form(None, JsonValue.parse_name),
+    _nullable_form(None, JsonValue.parse_integer),
+)
+_seconds_or_infinite = _nullable_form(math.inf, _seconds)
 
 _FORMS_OF_KINDS: Mapping[CellKind, Form] = {
-    "name": JsonValue.name,
-    "text": JsonValue.text,
+    "name": JsonValue.parse_name,
+    "text": JsonValue.parse_text,
     "names": _names,
     "worker": _name_or_none,
     "count": _parse_count,
-    "KB/s": _or_null(None, lambda value: round(value.number() * KB)),
+    "KB/s": _nullable_form(None, lambda value: round(value.parse_number() * KB)),
     "seconds": _seconds_or_infinite,
-    "flag": JsonValue.flag,
+    "flag": JsonValue.parse_flag,
     "notes": _notes,
 }
 _OF_A_LEASE = fields_dict(Lease).keys() - {"checkpoint"}
-_HASH_RANGE: Mapping[str, Form] = {"hash_range": _or_null(None, _hash_range)}
+_HASH_RANGE: Mapping[str, Form] = {"hash_range": _nullable_form(None, _parse_hash_range)}
 
 FORMS: Mapping[Any, Mapping[str, Form]] = {
     Lease: {
@@ -404,39 +427,45 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
             if each.name in _OF_A_LEASE
         },
         **_HASH_RANGE,
-        "shard": JsonValue.name,
+        "shard": JsonValue.parse_name,
         "heir_idle": _seconds,  # never infinite
     },
-    Shard: {"id": JsonValue.name, "stream": JsonValue.text, "parents": _names, "open": JsonValue.flag, **_HASH_RANGE},
-    Hole: {"first": _hash_key, "last": _hash_key, "times": lambda value: value.whole(1)},
-    Bulletin: dict.fromkeys(("looks", "acts", "warns"), JsonValue.whole),
+    Shard: {
+        "id": JsonValue.parse_name,
+        "stream": JsonValue.parse_text,
+        "parents": _names,
+        "open": JsonValue.parse_flag,
+        **_HASH_RANGE,
+    },
+    Hole: {"first": _parse_hash_key, "last": _parse_hash_key, "times": lambda value: value.parse_integer(1)},
+    Bulletin: dict.fromkeys(("looks", "acts", "warns"), JsonValue.parse_integer),
     BulletinState: {
-        "latest": _object(Bulletin),
-        "acts_read": JsonValue.whole,
+        "latest": _form_of_class(Bulletin),
+        "acts_read": JsonValue.parse_integer,
         "acts_still": _seconds_or_infinite,
         "looks_still": _seconds,
         "warned": _seconds_or_infinite,
-        "turned": JsonValue.flag,
-        "call": JsonValue.text,
+        "turned": JsonValue.parse_flag,
+        "call": JsonValue.parse_text,
     },
     History: {
         **dict.fromkeys(("owners_still", "fleet_still", "full_still", "full_took"), _seconds),
-        **dict.fromkeys(("gaps", "paces"), _pairs_of(_seconds)),
-        "led": _pairs_of(_seconds_or_infinite),
-        "holes": _tuple_of(_hole),
-        "gone": _tuple_of(lease_of),
+        **dict.fromkeys(("gaps", "paces"), _form_of_pairs(_seconds)),
+        "led": _form_of_pairs(_seconds_or_infinite),
+        "holes": _form_of_tuple(_parse_hole),
+        "gone": _form_of_tuple(parse_lease),
         "full_apart": _seconds_or_infinite,
-        "hearing": _or_null(None, _object(BulletinState)),
+        "hearing": _nullable_form(None, _form_of_class(BulletinState)),
     },
-    Me: {"worker": JsonValue.name, "turn": JsonValue.whole, "history": _object(History)},
+    Me: {"worker": JsonValue.parse_name, "turn": JsonValue.parse_integer, "history": _form_of_class(History)},
     Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _seconds),
-    **{each: {option.name: _form_of_type(option.type) for option in fields(each)} for each in RULES.values()},
+    **{each: {option.name: _form_for_type(option.type) for option in fields(each)} for each in RULES.values()},
 }
 """How the fields of each class are written. A lease's checkpoint and a configuration's rules and initial position are
 not included, because they are made from several fields. Nor is the stream of a hole, which is optional."""
 
 
-def plan_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
+def plan_from_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
     """Return the plan for one JSON document. Raises BadJsonField, naming the field, if the document is not valid.
 
     Args:
@@ -449,16 +478,16 @@ def plan_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
     # The problems explain why no leases of a stream are created (L2).
     problems = [asdict(problem) for family in families(request.shards or ()) for problem in blocking_problems(family)]
     return {
-        "actions": [action_json(action) for action in actions],
+        "actions": [format_action_json(action) for action in actions],
         "look_again_seconds": look.seconds,
         **({} if look.keys is None else {"look_again_keys": list(look.keys)}),
-        **_unless_empty("look_again_notes", dict(look.annotations)),
-        **_unless_empty("look_again_stale_ok", look.stale_ok),
-        **_unless_empty("problems", problems),
+        **_field_unless_empty("look_again_notes", dict(look.annotations)),
+        **_field_unless_empty("look_again_stale_ok", look.stale_ok),
+        **_field_unless_empty("problems", problems),
     }
 
 
-def action_json(action: Action) -> dict[str, Any]:
+def format_action_json(action: Action) -> dict[str, Any]:
     """Return the action as JSON. `from` is the owner that loses the lease, and `to` is its next owner."""
     document: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
     match action:
@@ -466,22 +495,22 @@ def action_json(action: Action) -> dict[str, Any]:
             start = lease.checkpoint
             document |= {"checkpoint": start.sequence, "parents": list(lease.parents)}
             document |= {"timestamp_ms": start.sub} if start.sequence == "AT_TIMESTAMP" else {}
-            document |= _unless_empty("stream", lease.stream)
+            document |= _field_unless_empty("stream", lease.stream)
         case Steal() | RequestHandoff():
             document["from"] = action.from_owner
-            document |= _unless_empty(
+            document |= _field_unless_empty(
                 "stale_heir", action.stale_next_owner if isinstance(action, RequestHandoff) else None
             )
         case Release(next_owner=next_owner):
-            document |= _unless_empty("to", next_owner)
+            document |= _field_unless_empty("to", next_owner)
         case Renew(annotations=annotations):
-            document |= _unless_empty("notes", dict(annotations))
+            document |= _field_unless_empty("notes", dict(annotations))
         case Claim() | Delete():
             pass
         case _:
             assert_never(action)
     alternates = action.alternates if isinstance(action, Claim | Steal | RequestHandoff) else ()
-    return document | _unless_empty("alternates", [action_json(other) for other in alternates])
+    return document | _field_unless_empty("alternates", [format_action_json(other) for other in alternates])
 
 
 _VERBS = {
@@ -495,5 +524,5 @@ _VERBS = {
 }
 
 
-def _unless_empty(name: str, value: object) -> dict[str, Any]:
+def _field_unless_empty(name: str, value: object) -> dict[str, Any]:
     return {name: value} if value else {}

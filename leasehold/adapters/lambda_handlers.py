@@ -29,8 +29,8 @@ from uuid import uuid4
 from attrs import define, field, frozen
 
 from leasehold.adapters.consumer.handling import Delivery, Unhandled, accepts
-from leasehold.adapters.sources.protocol import Addressed, Record, Source
-from leasehold.adapters.threads import boottime
+from leasehold.adapters.sources.protocol import Record, Source, SourceWithArns
+from leasehold.adapters.threads import read_boot_clock
 from leasehold.stores.printable import did_you_mean
 
 PREFIX = "lambda:"
@@ -69,7 +69,7 @@ class FunctionSettings:
     role: str
 
     @property
-    def variables(self) -> Mapping[str, str]:
+    def runtime_variables(self) -> Mapping[str, str]:
         """The environment variables of Lambda's runtime."""
         return {
             "AWS_EXECUTION_ENV": "AWS_Lambda_python",
@@ -83,7 +83,7 @@ class FunctionSettings:
         }
 
 
-def function_settings(text: str) -> FunctionSettings:
+def parse_function_settings(text: str) -> FunctionSettings:
     """Parse the name of a Lambda function with its options. Raises ValueError."""
     target, _, query = text.removeprefix(PREFIX).partition("?")
     module, _, function = target.replace("/", ".").rpartition(".")
@@ -159,8 +159,8 @@ class LambdaFunction:
     function: Callable[[Any, Any], object] = field(validator=accepts("event", "context"))
     settings: FunctionSettings
     handler_seconds: float
-    clock: Callable[[], float] = boottime
-    _source: Addressed | None = None
+    clock: Callable[[], float] = read_boot_clock
+    _source: SourceWithArns | None = None
     _loop: asyncio.AbstractEventLoop | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -170,9 +170,9 @@ class LambdaFunction:
                 "asyncio.run"
             )
 
-    def reads(self, source: Source) -> None:
+    def use_source_arns(self, source: Source) -> None:
         """Use this source's ARNs in events."""
-        self._source = source if isinstance(source, Addressed) else None
+        self._source = source if isinstance(source, SourceWithArns) else None
 
     def close(self) -> None:
         """Free what the calls need."""
@@ -184,19 +184,19 @@ class LambdaFunction:
     def __call__(self, delivery: Delivery) -> None:
         """Call the function. Raises what the function raises, and ReportedFailure."""
         records = delivery.records
-        failed = self.first_failed(delivery.shard, self.arn(delivery), records)
-        if failed is not None:
-            if failed:
-                delivery.checkpoint(records[failed - 1])
-            raise ReportedFailure(f"its response reports record {records[failed].sequence_number} as failed")
+        failed_index = self.call_and_find_failure(delivery.shard, self.arn(delivery), records)
+        if failed_index is not None:
+            if failed_index:
+                delivery.checkpoint(records[failed_index - 1])
+            raise ReportedFailure(f"its response reports record {records[failed_index].sequence_number} as failed")
 
-    def first_failed(self, shard: str, arn: str, records: Sequence[Record]) -> int | None:
+    def call_and_find_failure(self, shard: str, arn: str, records: Sequence[Record]) -> int | None:
         """Call the function with these records, and return the index of the first one that it reports as failed.
 
         Raises what the function raises, and ReportedFailure.
         """
-        event = {"Records": events_of(records, shard=shard, arn=arn, role=self.settings.role)}
-        self._enter_loop()
+        event = {"Records": make_lambda_events(records, shard=shard, arn=arn, role=self.settings.role)}
+        self._set_event_loop()
         try:
             response = self.function(event, self._new_context(arn))
         except SystemExit as error:
@@ -206,11 +206,11 @@ class LambdaFunction:
             raise ReportedFailure("its function returned a coroutine, which Lambda does not await")
         if not self.settings.report_batch_item_failures:
             return None
-        return first_failed(response, [record.sequence_number for record in records])
+        return find_first_failed(response, [record.sequence_number for record in records])
 
     def _new_context(self, arn: str) -> LambdaContext:
         partition, _, region, account = ((arn or "arn:aws") + "::::").split(":")[1:5]
-        settings, variables = self.settings, self.settings.variables
+        settings, variables = self.settings, self.settings.runtime_variables
         return LambdaContext(
             function_name=settings.name,
             invoked_function_arn=f"arn:{partition}:lambda:{region}:{account}:function:{settings.name}",
@@ -221,7 +221,7 @@ class LambdaFunction:
             clock=self.clock,
         )
 
-    def _enter_loop(self) -> None:
+    def _set_event_loop(self) -> None:
         """Set the calling thread's event loop, because functions expect the loop that Lambda's main thread has.
 
         All calls share one loop.
@@ -232,7 +232,9 @@ class LambdaFunction:
         asyncio.set_event_loop(self._loop)
 
 
-def lambda_function(text: str, load: Callable[[str], Callable[..., object]], handler_seconds: float) -> LambdaFunction:
+def make_lambda_function(
+    text: str, load: Callable[[str], Callable[..., object]], handler_seconds: float
+) -> LambdaFunction:
     """Return the handler for the Lambda function named in `text`. Raises ValueError.
 
     Args:
@@ -240,16 +242,16 @@ def lambda_function(text: str, load: Callable[[str], Callable[..., object]], han
         load: Imports `module:function`.
         handler_seconds: The time limit of one call.
     """
-    settings = function_settings(text)
+    settings = parse_function_settings(text)
     if settings.environment:
-        os.environ.update(settings.variables)  # must come before the import, during which libraries read them
+        os.environ.update(settings.runtime_variables)  # must come before the import, during which libraries read them
     return LambdaFunction(load(settings.target), settings, handler_seconds)
 
 
 # Events
 
 
-def events_of(records: Iterable[Record], *, shard: str, arn: str, role: str = "") -> list[dict[str, Any]]:
+def make_lambda_events(records: Iterable[Record], *, shard: str, arn: str, role: str = "") -> list[dict[str, Any]]:
     """Return the `Records` of the event for these records of a shard.
 
     Args:
@@ -260,7 +262,7 @@ def events_of(records: Iterable[Record], *, shard: str, arn: str, role: str = ""
     """
     region = (arn + ":::").split(":")[3]
     if arn.split(":")[2:3] == ["dynamodb"]:
-        return [_change_event(record, arn) for record in records]
+        return [_make_change_event(record, arn) for record in records]
     return [
         {
             "kinesis": {
@@ -282,7 +284,7 @@ def events_of(records: Iterable[Record], *, shard: str, arn: str, role: str = ""
     ]
 
 
-def _change_event(record: Record, arn: str) -> dict[str, Any]:
+def _make_change_event(record: Record, arn: str) -> dict[str, Any]:
     """Return the event of a change: what the API returned, with the stream's ARN and `userIdentity` in lower case."""
     event: dict[str, Any] = json.loads(record.data)
     if (identity := event.pop("userIdentity", None)) is not None:
@@ -293,7 +295,7 @@ def _change_event(record: Record, arn: str) -> dict[str, Any]:
 # Responses
 
 
-def first_failed(response: object, numbers: Sequence[str]) -> int | None:
+def find_first_failed(response: object, numbers: Sequence[str]) -> int | None:
     """Return the index of the first record that the response reports as failed, or None if no record failed.
 
     Args:

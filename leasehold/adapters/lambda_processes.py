@@ -43,8 +43,8 @@ import signal, sys
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     # Before the imports, which take a while. Not SIG_IGN, which programs that the function starts would inherit.
     signal.signal(number, lambda _number, _frame: None)
-from leasehold.adapters.lambda_processes import serve
-serve(int(sys.argv[1]), int(sys.argv[2]))
+from leasehold.adapters.lambda_processes import serve_function_calls
+serve_function_calls(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 WATCH_SECONDS = 1.0
@@ -56,7 +56,7 @@ LOAD_SECONDS = 60.0
 
 
 @frozen
-class Setup:
+class FunctionSetup:
     """What a process needs to load the function."""
 
     settings: FunctionSettings
@@ -74,7 +74,7 @@ class FunctionCall:
 
 
 @frozen
-class Reply:
+class FunctionReply:
     """How a call ended.
 
     Attributes:
@@ -89,7 +89,7 @@ class Reply:
 
 
 @frozen
-class Loaded:
+class FunctionLoaded:
     """The process has loaded the function, and begins the call."""
 
 
@@ -121,56 +121,56 @@ class FunctionProcess:
         loaded: Whether it has loaded the function.
     """
 
-    setup: Setup
+    setup: FunctionSetup
     loaded: bool = False
     _running: StartedProcess | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether there is no process, or it has ended."""
         return self._running is None or self._running.process.poll() is not None
 
     @property
-    def limit(self) -> float:
+    def limit_seconds(self) -> float:
         """The most seconds from now until its call has ended."""
         return self.setup.handler_seconds + (0.0 if self.loaded else LOAD_SECONDS)
 
-    def begin(self, call: FunctionCall) -> Connection:
+    def send_call(self, call: FunctionCall) -> Connection:
         """Begin this call, and return the connection on which the reply will be received.
 
         Raises OSError, and RuntimeError if no thread can be started.
         """
-        if self._running is None or self.ended:
-            self.end()
-            self._running = self._start()
+        if self._running is None or self.has_ended:
+            self.kill_process()
+            self._running = self._start_process()
         running, sent = self._running, threading.Event()
-        limit = min(self.limit, threading.TIMEOUT_MAX)
+        limit_seconds = min(self.limit_seconds, threading.TIMEOUT_MAX)
 
-        def watch() -> None:
-            if not sent.wait(limit):
+        def kill_after_limit() -> None:
+            if not sent.wait(limit_seconds):
                 running.process.kill()
 
         # Limit the time of the send in a second thread, because a suspended process reads nothing, and sending a large
         # call to it would block forever.
-        spawn("leasehold-send", watch, lambda _fault: None)
+        spawn("leasehold-send", kill_after_limit, lambda _fault: None)
         try:
             running.connection.send(call)
         finally:
             sent.set()
         return running.connection
 
-    def reply(self) -> Reply | Loaded:
+    def receive_reply(self) -> FunctionReply | FunctionLoaded:
         """Return what was received from the process, or a failure if it has ended."""
         try:
             if self._running is not None and self._running.connection.poll():
-                reply: Reply | Loaded = self._running.connection.recv()
-                self.loaded = self.loaded or isinstance(reply, Loaded)
+                reply: FunctionReply | FunctionLoaded = self._running.connection.recv()
+                self.loaded = self.loaded or isinstance(reply, FunctionLoaded)
                 return reply
         except (EOFError, OSError):
             pass  # it has ended
-        return Reply(0, f"the process of its function has ended with status {self.end()}")
+        return FunctionReply(0, f"the process of its function has ended with status {self.kill_process()}")
 
-    def end(self) -> int | None:
+    def kill_process(self) -> int | None:
         """Kill the process, if there is one, and return its status."""
         if self._running is None:
             return None
@@ -180,7 +180,7 @@ class FunctionProcess:
         running.process.kill()
         return running.process.wait()
 
-    def _start(self) -> StartedProcess:
+    def _start_process(self) -> StartedProcess:
         our_end, their_end = Pipe()
         watched, lifeline = Pipe(duplex=False)
         with their_end, watched:
@@ -207,7 +207,7 @@ class ParallelFunction(LambdaFunction):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        setup = Setup(self.settings, self.handler_seconds, [*sys.path])
+        setup = FunctionSetup(self.settings, self.handler_seconds, [*sys.path])
         self._processes = [FunctionProcess(setup) for _ in range(self.concurrency)]
 
     def __call__(self, delivery: Delivery) -> None:
@@ -215,73 +215,75 @@ class ParallelFunction(LambdaFunction):
         epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PositionKey]()))
         if epoch != delivery.epoch:
             succeeded = frozenset()  # another worker had the lease, and it may have been reset
-        parts = dict[FunctionProcess, list[Record]]()
+        records_by_process = dict[FunctionProcess, list[Record]]()
         for record in delivery.records:
             if record.position.order not in succeeded:
-                process = self._processes[_slot(record.partition_key or "", self.concurrency)]
-                parts.setdefault(process, []).append(record)
-        replies = self._replies(delivery, parts)
-        failures = list[tuple[Record, Reply]]()
-        for process, records in parts.items():
+                process = self._processes[_slot_for_key(record.partition_key or "", self.concurrency)]
+                records_by_process.setdefault(process, []).append(record)
+        replies = self._collect_replies(delivery, records_by_process)
+        failures = list[tuple[Record, FunctionReply]]()
+        for process, records in records_by_process.items():
             reply = replies[process]
             succeeded |= {record.position.order for record in records[: reply.failed]}
             if reply.failed is not None:
                 failures.append((records[reply.failed], reply))
-        first, reply = min(failures, key=lambda failure: failure[0].position.order, default=(None, Reply()))
-        failed_at = delivery.read_to.order if first is None else first.position.order
-        if succeeded_later := frozenset(order for order in succeeded if order > failed_at):
+        first, reply = min(failures, key=lambda failure: failure[0].position.order, default=(None, FunctionReply()))
+        failed_order = delivery.read_to.order if first is None else first.position.order
+        if succeeded_later := frozenset(order for order in succeeded if order > failed_order):
             self._succeeded[delivery.lease] = delivery.epoch, succeeded_later
         if first is None:
             return
-        done = [record for record in delivery.records if record.position.order < failed_at]
-        if done:
-            delivery.checkpoint(done[-1])
+        completed_records = [record for record in delivery.records if record.position.order < failed_order]
+        if completed_records:
+            delivery.checkpoint(completed_records[-1])
         raise ReportedFailure(reply.why) from (ProcessTraceback(f"\n{reply.trace}") if reply.trace else None)
 
     def close(self) -> None:
         """End the processes."""
         for process in self._processes:
-            process.end()
+            process.kill_process()
 
-    def _replies(
-        self, delivery: Delivery, parts: Mapping[FunctionProcess, Sequence[Record]]
-    ) -> dict[FunctionProcess, Reply]:
+    def _collect_replies(
+        self, delivery: Delivery, records_by_process: Mapping[FunctionProcess, Sequence[Record]]
+    ) -> dict[FunctionProcess, FunctionReply]:
         arn = self.arn(delivery)
-        running = dict[Any, tuple[FunctionProcess, float]]()  # by connection, with the time when the call must end
-        replies = dict[FunctionProcess, Reply]()
-        for process, records in parts.items():
+        running_calls = dict[
+            Any, tuple[FunctionProcess, float]
+        ]()  # by connection, with the time when the call must end
+        replies = dict[FunctionProcess, FunctionReply]()
+        for process, records in records_by_process.items():
             try:
-                connection = process.begin(FunctionCall(delivery.shard, arn, records))
+                connection = process.send_call(FunctionCall(delivery.shard, arn, records))
             except (OSError, RuntimeError) as error:
-                process.end()
-                replies[process] = Reply(0, f"no process of its function could be called: {said(error)}")
+                process.kill_process()
+                replies[process] = FunctionReply(0, f"no process of its function could be called: {said(error)}")
             else:
-                running[connection] = process, self.clock() + process.limit
-        while running:
-            due = min(deadline for _, deadline in running.values()) - self.clock()
-            ready = wait(running, max(0.0, min(WATCH_SECONDS, due)))
-            for connection, (process, deadline) in tuple(running.items()):
-                if connection in ready or process.ended:
-                    reply = process.reply()
-                    if isinstance(reply, Loaded):
-                        running[connection] = process, self.clock() + process.limit
+                running_calls[connection] = process, self.clock() + process.limit_seconds
+        while running_calls:
+            seconds_left = min(deadline for _, deadline in running_calls.values()) - self.clock()
+            ready_connections = wait(running_calls, max(0.0, min(WATCH_SECONDS, seconds_left)))
+            for connection, (process, deadline) in tuple(running_calls.items()):
+                if connection in ready_connections or process.has_ended:
+                    reply = process.receive_reply()
+                    if isinstance(reply, FunctionLoaded):
+                        running_calls[connection] = process, self.clock() + process.limit_seconds
                         continue
                 elif self.clock() >= deadline:
-                    process.end()
-                    reply = Reply(0, f"its function took longer than {self.handler_seconds:g} s")
+                    process.kill_process()
+                    reply = FunctionReply(0, f"its function took longer than {self.handler_seconds:g} s")
                 else:
                     continue
                 replies[process] = reply
-                del running[connection]
+                del running_calls[connection]
         return replies
 
 
-def _slot(key: str, slots: int) -> int:
+def _slot_for_key(key: str, slots: int) -> int:
     # Do not use MD5, by which Kinesis chooses shards. The MD5 hashes of all keys of one shard are in the same range.
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % slots
 
 
-def serve(descriptor: int, lifeline: int) -> None:
+def serve_function_calls(descriptor: int, lifeline: int) -> None:
     """Call the function for each `FunctionCall` that this connection receives, and exit when it is closed.
 
     Args:
@@ -300,40 +302,44 @@ def serve(descriptor: int, lifeline: int) -> None:
     # Configure logging as the command does, because functions may rely on the handler that Lambda's runtime installs.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection, calls = Connection(descriptor), SimpleQueue[FunctionCall]()
-    setup: Setup = connection.recv()
+    setup: FunctionSetup = connection.recv()
 
-    def receive() -> None:
+    def receive_calls() -> None:
         try:
             while True:
                 calls.put(connection.recv())
         finally:  # exit without waiting for a running call, because the worker has ended
             os._exit(0)
 
-    spawn("leasehold-receive", receive, lambda _fault: None)
+    spawn("leasehold-receive", receive_calls, lambda _fault: None)
     function: LambdaFunction | None = None
     while True:
         call = calls.get()
         try:
             if function is None:
                 function = _load_function(setup)
-                connection.send(Loaded())
+                connection.send(FunctionLoaded())
             connection.send(_call_function(function, call))
         except BaseException as error:  # noqa: BLE001  the worker has to know why the call failed
-            connection.send(Reply(0, f"its function raised {type(error).__name__}", traceback.format_exc()))
+            connection.send(FunctionReply(0, f"its function raised {type(error).__name__}", traceback.format_exc()))
 
 
-def _load_function(setup: Setup) -> LambdaFunction:
+def _load_function(setup: FunctionSetup) -> LambdaFunction:
     sys.path[:] = setup.path
     module, _, name = setup.settings.target.partition(":")
     return LambdaFunction(getattr(importlib.import_module(module), name), setup.settings, setup.handler_seconds)
 
 
-def _call_function(function: LambdaFunction, call: FunctionCall) -> Reply:
+def _call_function(function: LambdaFunction, call: FunctionCall) -> FunctionReply:
     try:
-        failed = function.first_failed(call.shard, call.arn, call.records)
+        failed_index = function.call_and_find_failure(call.shard, call.arn, call.records)
     except ReportedFailure as failure:
-        return Reply(0, str(failure))
+        return FunctionReply(0, str(failure))
     finally:
         sys.stdout.flush()  # the process may be killed before its buffer is full
-    why = "" if failed is None else f"its response reports record {call.records[failed].sequence_number} as failed"
-    return Reply(failed, why)
+    why = (
+        ""
+        if failed_index is None
+        else f"its response reports record {call.records[failed_index].sequence_number} as failed"
+    )
+    return FunctionReply(failed_index, why)

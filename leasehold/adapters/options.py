@@ -15,7 +15,7 @@ from attrs import evolve, fields_dict, frozen
 from leasehold.adapters.consumer.exporting import Meter
 from leasehold.adapters.consumer.handling import DeadLetter, Handling
 from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS
-from leasehold.adapters.inputs import SETTING_LIMITS, DurationLimits, checked_duration, seconds_of
+from leasehold.adapters.inputs import SETTING_LIMITS, DurationLimits, check_duration, parse_seconds_option
 from leasehold.adapters.json_form import RULES
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import did_you_mean, escaped
@@ -64,18 +64,18 @@ class Option:
         """The only values, or () if there are others."""
         return get_args(self.types[0]) if get_origin(self.types[0]) is Literal else ()
 
-    def checked(self, value: object, named: str) -> Any:  # noqa: ANN401  each option has its own type
+    def parse_and_check(self, value: object, named: str) -> Any:  # noqa: ANN401  each option has its own type
         """Return the value, with a duration as seconds. Raises ValueError, which begins with `named`."""
         if self.limits is not None:
-            seconds = seconds_of(value, named)
-            if warning := checked_duration(self.limits, seconds, named):
+            seconds = parse_seconds_option(value, named)
+            if warning := check_duration(self.limits, seconds, named):
                 log.warning("%s", warning)
             return seconds
-        if why := self._why_invalid(value):
+        if why := self._explain_invalid(value):
             raise ValueError(f"{named}: {why}")
         return value
 
-    def _why_invalid(self, value: Any) -> str:  # noqa: ANN401  anything
+    def _explain_invalid(self, value: Any) -> str:  # noqa: ANN401  anything
         if self.choices:
             return "" if value in self.choices else f"{value!r} is neither {' nor '.join(self.choices)}"
         match self.types:
@@ -84,15 +84,15 @@ class Option:
             case (kind,) if kind is str and not isinstance(value, str):
                 return f"{value!r} is not a string"
             case (kind,) if kind is int:
-                is_whole = isinstance(value, int) and not isinstance(value, bool)
-                if not is_whole or value < self.least:
+                is_integer = isinstance(value, int) and not isinstance(value, bool)
+                if not is_integer or value < self.least:
                     return f"{value!r} is not a whole number {'above 0' if self.least == 1 else f'from {self.least}'}"
                 if self.most is not None and value > self.most:
                     return f"{value} is more than {self.most}"
         return self.check(value)
 
 
-def options_of(table: type) -> Mapping[str, Option]:
+def options_by_name(table: type) -> Mapping[str, Option]:
     """Return the options of a table by name, in its order."""
     options = dict[str, Option]()
     for name, annotation in get_type_hints(table, include_extras=True).items():
@@ -119,12 +119,12 @@ def check_options(
         ValueError: An option is wrong; the message names it.
         TypeError: There is no such option.
     """
-    options, values = options_of(table), dict[str, Any]()
+    options, values = options_by_name(table), dict[str, Any]()
     for name, value in given.items():
         if name not in options:
             raise TypeError(f"{name}: there is no such option{did_you_mean(name, options)}")
         if value is not None:
-            values[name] = options[name].checked(value, named(name))
+            values[name] = options[name].parse_and_check(value, named(name))
     return values, {name: option.default for name, option in options.items()} | values
 
 

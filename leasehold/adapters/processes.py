@@ -22,7 +22,7 @@ def current_process() -> object:
     return _process
 
 
-def call_at_exit(call: Callable[[], object]) -> None:
+def call_at_exit(function: Callable[[], object]) -> None:
     """Register a function to call at the normal exit of this process, but not of its forked children.
 
     The function is also called in a child process of `multiprocessing`, which runs its own finalizers but no `atexit`
@@ -30,23 +30,23 @@ def call_at_exit(call: Callable[[], object]) -> None:
     """
     registering_process = _process
 
-    def call_here() -> None:
+    def call_in_this_process() -> None:
         if registering_process is _process:
-            call()
+            function()
 
-    atexit.register(call_here)
+    atexit.register(call_in_this_process)
     process, multiprocessing_util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
     if process is not None and multiprocessing_util is not None and process.parent_process() is not None:
-        multiprocessing_util.Finalize(None, call_here, exitpriority=0)
+        multiprocessing_util.Finalize(None, call_in_this_process, exitpriority=0)
 
 
-def _mark_fork() -> None:
+def _renew_process_mark() -> None:
     global _process  # noqa: PLW0603  distinguishes this process from its parent
     _process = object()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_mark_fork)
+    os.register_at_fork(after_in_child=_renew_process_mark)
 
 
 class Origin:
@@ -56,41 +56,41 @@ class Origin:
         self._process, self._id = _process, os.getpid()
 
     @property
-    def in_other_process(self) -> bool:
+    def is_other_process(self) -> bool:
         """Whether this is another process."""
         return self._process is not _process
 
-    def check(self) -> None:
+    def check_same_process(self) -> None:
         """Raise WorkerError in another process."""
-        if self.in_other_process:
+        if self.is_other_process:
             raise WorkerError(
                 f"this worker belongs to process {self._id}, and a fork copies none of its threads; "
                 "start another one in this process"
             )
 
-    def end_copy(self, fault: BaseException | None) -> None:
+    def end_forked_copy(self, fault: BaseException | None) -> None:
         """If this is a forked copy of the process, end it as Python ends a program that raised this exception.
 
         If a handler forks, the child reaches this call when it leaves the handler. If the child continued, it would
         wait forever for threads that the fork did not copy.
         """
-        if self.in_other_process:
-            _end_process(fault)
+        if self.is_other_process:
+            _exit_as_python(fault)
 
 
-def _end_process(fault: BaseException | None) -> NoReturn:
-    status = 1
+def _exit_as_python(fault: BaseException | None) -> NoReturn:
+    exit_status = 1
     try:
         if fault is None:
-            status = 0
+            exit_status = 0
         elif not isinstance(fault, SystemExit):
             traceback.print_exception(fault)
         elif fault.code is None or isinstance(fault.code, int):
-            status = fault.code or 0
+            exit_status = fault.code or 0
         else:
             print(fault.code, file=sys.stderr)  # noqa: T201  as Python does
         for output in (sys.stdout, sys.stderr):
             if output is not None:
                 output.flush()
     finally:
-        os._exit(status & 0xFF)
+        os._exit(exit_status & 0xFF)

@@ -8,8 +8,8 @@ import boto3
 from leasehold.adapters.options import ProduceOptions, check_options
 from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
-from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, create_producer_clients
+from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.stores.aws import session_of
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url
 
@@ -41,7 +41,7 @@ def open_producer(
     """
     # Messages never repeat the URL, which may contain a secret.
     _, stream, url_options = read_url(source, "SOURCE", _SCHEMES)
-    address = stream_address(stream, url_options.get("region"), "SOURCE URL")
+    address = parse_stream_address(stream, url_options.get("region"), "SOURCE URL")
     if not address.name or "/" in address.name:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
     if (wire := url_options.get("wire", "cbor")) not in get_args(WireFormat):
@@ -56,7 +56,7 @@ def open_producer(
         on_late=values["on_late"],
         epoch=values["epoch"],
     )
-    clients = clients_of(
+    clients = create_producer_clients(
         address.region, endpoint, REQUESTS, cast("WireFormat", wire), session=credentials, arn=address.arn
     )
     return Producer(clients, address.name, settings)

@@ -44,25 +44,27 @@ def forget_loop_handler(number: int) -> None:
         del _previous_handlers[number]
 
 
-def _block() -> None:
+def _block_handled_signals() -> None:
     # Block these signals during the fork. Otherwise, a signal that arrives in the child before its handlers are
     # restored would be lost.
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _previous_handlers) if _previous_handlers else None
 
 
-def _unblock() -> None:
+def _unblock_signals() -> None:
     if (mask := getattr(_masks, "before", None)) is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _restore_in_child() -> None:
+def _restore_handlers_in_child() -> None:
     if _previous_handlers:
         signal.set_wakeup_fd(-1)  # the descriptor belongs to the parent's event loop
     for number, handler in _previous_handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
     _previous_handlers.clear()
-    _unblock()
+    _unblock_signals()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_in_child)
+    os.register_at_fork(
+        before=_block_handled_signals, after_in_parent=_unblock_signals, after_in_child=_restore_handlers_in_child
+    )

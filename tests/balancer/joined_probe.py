@@ -13,7 +13,7 @@ from leasehold.balancer import config
 config.RULE_SETS += (Toy,)  # the only line that a new rule set needs; the code below does not depend on the rule set
 
 from leasehold.adapters.cli.plan import EXAMPLE  # noqa: E402  imported after the line, as in a new process
-from leasehold.adapters.json_form import plan_json  # noqa: E402
+from leasehold.adapters.json_form import plan_from_json  # noqa: E402
 from leasehold_lab.checker.cases import build_quick_cases  # noqa: E402
 from leasehold_lab.checker.verdict import judge_case  # noqa: E402
 from leasehold_lab.simulator.chaos import PEERS  # noqa: E402
@@ -29,7 +29,7 @@ outcome = simulated(SimulationQuestion(6, (2, 1), "toy", kind="scale-out", cycle
 verdicts = [judge_case(case) for case in build_quick_cases() if case.name == "two minimal, one toy"]
 json.dump(
     {
-        "plan": [action["rule"] for action in plan_json(json.dumps(QUESTION).encode())["actions"]],
+        "plan": [action["rule"] for action in plan_from_json(json.dumps(QUESTION).encode())["actions"]],
         "help": "toy: most" in EXAMPLE,
         "spread": outcome.spread,
         "moves": outcome.moves,

@@ -28,7 +28,7 @@ from leasehold.adapters.cli.leases import (
 )
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
-from leasehold.adapters.json_form import lease_json, parse_plan_request
+from leasehold.adapters.json_form import format_lease_json, parse_plan_request
 from leasehold.adapters.ops.watching import TableWatch, WatchedTable, picture
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
@@ -245,7 +245,7 @@ def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
     ],
 )
 def test_the_json_can_be_read_by_plan(lease: Lease) -> None:
-    document = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
+    document = json.dumps({"leases": [format_lease_json(lease)], "me": {"worker": "me"}})
     assert parse_plan_request(document.encode()).leases == (lease,)
 
 

@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from leasehold.adapters.cli.common.times import make_seconds_parser
-from leasehold.adapters.inputs import duration, format_time, moment
+from leasehold.adapters.inputs import format_time, parse_duration, parse_time_ms
 
 NOW = 1_700_000_000.0
 
@@ -26,7 +26,7 @@ NOW = 1_700_000_000.0
     ],
 )
 def test_a_duration_is_parsed(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_duration_is_parsed(text: str, seconds: float) -> None:
 )
 def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
-        duration(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_invalid_duration_is_rejected(text: str) -> None:
     ],
 )
 def test_a_time_is_parsed(text: str, milliseconds: int) -> None:
-    assert moment(text, NOW) == milliseconds
+    assert parse_time_ms(text, NOW) == milliseconds
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,13 @@ def test_a_time_is_parsed(text: str, milliseconds: int) -> None:
 )
 def test_an_invalid_time_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a (time|duration)"):
-        moment(text, NOW)
+        parse_time_ms(text, NOW)
 
 
 def test_a_formatted_time_can_be_parsed() -> None:
     """What one command prints can be passed to the next."""
     assert format_time(1_700_000_000_500) == "2023-11-14T22:13:20.500Z"
-    assert moment(format_time(1_700_000_000_500), NOW) == 1_700_000_000_500
+    assert parse_time_ms(format_time(1_700_000_000_500), NOW) == 1_700_000_000_500
 
 
 def test_a_time_outside_the_calendar_is_formatted() -> None:

@@ -19,7 +19,7 @@ from reader import Reader, Terminal, stand_ins
 from standins.spark import SOON, pyspark_path
 
 from leasehold.adapters.spark.pipeline import START_ATTEMPTS, START_TIMEOUT
-from leasehold.adapters.toolchain import ServiceError, java_home
+from leasehold.adapters.toolchain import ServiceError, find_java_home
 
 pytestmark = pytest.mark.timeout(3000)
 
@@ -46,7 +46,7 @@ def pasted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, st
 def user(request: pytest.FixtureRequest, pasted: Mapping[str, str], tmp_path: Path) -> Iterator[Reader]:
     """Return a user with an empty folder, Java, and this version of PySpark."""
     try:
-        java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON, "SPARK_LOCAL_IP": "127.0.0.1"}
+        java = {"JAVA_HOME": str(find_java_home()), "JAVA_TOOL_OPTIONS": SOON, "SPARK_LOCAL_IP": "127.0.0.1"}
     except ServiceError as missing:
         pytest.skip(f"SPARK IS NOT TESTED: {missing}")
     older = [str(pyspark_path(request.param))] if request.param else []

@@ -17,7 +17,7 @@ from leasehold.adapters.cli.main import COMMANDS
 from leasehold.adapters.consumer.status import NUMBERS
 from leasehold.adapters.json_form import RULES
 from leasehold.adapters.ops.serving.app import HELP
-from leasehold.adapters.options import Options, ProduceOptions, options_of
+from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.adapters.sources import urls as source_urls
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.config import Config
@@ -101,7 +101,7 @@ REFERENCE = {
     "errors": ("reference", [f'id="leasehold.errors.{each.__name__}"' for each in RAISED]),
     "options": (
         "options",
-        [f"<code>{name}</code>" for table in (Options, ProduceOptions) for name in options_of(table)],
+        [f"<code>{name}</code>" for table in (Options, ProduceOptions) for name in options_by_name(table)],
     ),
     "settings": ("options", [f"<code>{name}</code>" for name in SETTINGS]),
     "commands": ("command-line", [f'id="leasehold-{name}"' for name in COMMANDS]),

@@ -16,7 +16,7 @@ from leasehold.adapters.consumer import metrics
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.status import NUMBERS
-from leasehold.adapters.options import Options, ProduceOptions, options_of
+from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.adapters.sources.protocol import Record
 
 DOCS = ROOT / "docs"
@@ -31,13 +31,13 @@ REFUSED_BY_SPARK = {"eventhubs.connectionString", "eventhubs.startingPositions"}
 
 def test_settings_of_a_producer_are_options_of_produce() -> None:
     table = (DOCS / "producing.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*options_of(ProduceOptions)]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*options_by_name(ProduceOptions)]
 
 
 def test_durations_on_the_page_of_handlers_are_options() -> None:
     """Every `…_seconds` on the page can be given to `leasehold.run`, or is named as a field of Handling."""
     named = set(re.findall(r"`(\w+_seconds)`", (DOCS / "handlers.md").read_text(encoding="utf-8")))
-    assert named - {*options_of(Options)} - {"behind_seconds"} <= ONLY_OF_HANDLING
+    assert named - {*options_by_name(Options)} - {"behind_seconds"} <= ONLY_OF_HANDLING
     assert {each for each in ONLY_OF_HANDLING if each in named} <= {*get_type_hints(Handling)}
 
 

@@ -12,7 +12,7 @@ import pytest
 from attrs import define, field
 from waiters import until
 
-from leasehold.adapters.threads import boottime
+from leasehold.adapters.threads import read_boot_clock
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
@@ -77,8 +77,8 @@ def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
         )
         worker.hurried = stop_requested.set
         while not ending.is_set():
-            due = min(worker.turn(boottime()), worker.renew(boottime()))
-            stop_requested.wait(min(SOON_SECONDS, max(0.0, due - boottime())))
+            due = min(worker.turn(read_boot_clock()), worker.renew(read_boot_clock()))
+            stop_requested.wait(min(SOON_SECONDS, max(0.0, due - read_boot_clock())))
             stop_requested.clear()
 
 

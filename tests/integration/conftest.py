@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.adapters.toolchain import ServiceError, java_home
+from leasehold.adapters.toolchain import ServiceError, find_java_home
 
 sys.path.append(str(Path(__file__).parents[2] / "lab" / "spark"))
 
@@ -14,6 +14,6 @@ sys.path.append(str(Path(__file__).parents[2] / "lab" / "spark"))
 def java() -> None:
     """Check that there is a Java that processes can start."""
     try:
-        java_home()
+        find_java_home()
     except ServiceError as missing:
         pytest.skip(f"SPARK IS NOT TESTED: {missing}")

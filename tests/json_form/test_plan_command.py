@@ -19,10 +19,10 @@ from leasehold.adapters.json_form import (
     JSON_NAMES,
     RULES,
     BadJsonField,
-    action_json,
-    lease_json,
+    format_action_json,
+    format_lease_json,
     parse_plan_request,
-    plan_json,
+    plan_from_json,
 )
 from leasehold.balancer.actions import (
     Action,
@@ -51,7 +51,7 @@ WHOLE: dict[str, Any] = {
 
 
 def run_plan(document: object) -> dict[str, Any]:
-    return plan_json(json.dumps(document).encode())
+    return plan_from_json(json.dumps(document).encode())
 
 
 def test_the_example_of_the_help_is_correct() -> None:
@@ -181,7 +181,7 @@ LEASE_SEEN = Lease("s-0", owner="v", parents=("p",), checkpoint=at_timestamp(5))
 )
 def test_every_action_has_a_json_form(action: Action, expected: dict[str, Any]) -> None:
     """A caller needs the former or the next owner to carry out an action."""
-    assert action_json(action) == {"key": "s-0", "rule": action.rule} | expected
+    assert format_action_json(action) == {"key": "s-0", "rule": action.rule} | expected
 
 
 def test_a_worker_led_by_a_leader_gets_its_share() -> None:
@@ -237,12 +237,12 @@ def test_no_bytes_end_in_a_traceback(text: bytes) -> None:
 def test_hostile_documents_are_rejected(text: bytes) -> None:
     """Deep nesting, endless numbers, duplicate fields and invalid text are bad input, not bugs."""
     with pytest.raises(BadJsonField):
-        plan_json(text)
+        plan_from_json(text)
 
 
 def _planned_or_rejected(text: bytes) -> None:
     try:
-        response = plan_json(text)
+        response = plan_from_json(text)
     except BadJsonField as refused:
         output = str(refused)
     else:
@@ -278,7 +278,7 @@ def test_a_written_document_is_read_back_unchanged(table: tuple[Lease, ...], me:
     for hole in history["holes"]:
         hole |= {"first": str(hole["first"]), "last": str(hole["last"])}
     document = {
-        "leases": [lease_json(lease) for lease in table],
+        "leases": [format_lease_json(lease) for lease in table],
         "me": {"worker": me.worker, "turn": me.turn, "history": _finite(history)},
     }
     parsed = parse_plan_request(json.dumps(document).encode())
@@ -316,18 +316,18 @@ def test_the_output_of_leases_plus_a_worker_is_a_request() -> None:
     """A pipe connects the two commands without a script in between."""
     listing = {"at": 1.5, "leases": [LEASE | {"owner": None, "idle": None}], "malformed": [], "trouble": "slow"}
     text = json.dumps(listing).encode()
-    assert [each["do"] for each in plan_json(text, "b-1")["actions"]] == ["claim"]
+    assert [each["do"] for each in plan_from_json(text, "b-1")["actions"]] == ["claim"]
     for document, worker, complaint in (
         (listing, None, "me: is missing"),
         (listing | {"me": {"worker": "c"}}, "b-1", "me: the document names"),
         (listing, "", '--worker: "" is not a name'),
     ):
         with pytest.raises(BadJsonField, match=complaint):
-            plan_json(json.dumps(document).encode(), worker)
+            plan_from_json(json.dumps(document).encode(), worker)
 
 
 def test_a_document_of_a_thousand_levels_is_rejected() -> None:
     """A document that could just be parsed used to be too deep to be shown, and caused a traceback."""
     for levels in range(900, 1000):
         with pytest.raises(BadJsonField, match=r"leases.*is not|recursion"):
-            plan_json(b'{"leases":' + b"[" * levels + b"]" * levels + b"}")
+            plan_from_json(b'{"leases":' + b"[" * levels + b"]" * levels + b"}")

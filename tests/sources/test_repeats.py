@@ -20,9 +20,9 @@ from leasehold.adapters.sources.deduplication import (
     RUNS,
     SeenRows,
     Tag,
-    inherited_token,
-    own_token,
-    tags_of,
+    merge_parent_tokens,
+    parse_tags,
+    strip_seen_rows,
 )
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 
@@ -210,14 +210,14 @@ class SinksAndReaders(RuleBasedStateMachine):
             start = shard.checkpoint
             if start == TRIM_HORIZON:
                 start = evolve(
-                    start, token=start.token or inherited_token([parent.lease() for parent in shard.parents])
+                    start, token=start.token or merge_parent_tokens([parent.lease() for parent in shard.parents])
                 )
             shard.seen = SeenRows.of(start)
         for tag, key in shard.records[shard.read : shard.read + most]:
             place = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
             shard.read += 1
             self.untold |= any(is_restored_run(queries.get(tag.query, {}), tag) for _, queries in shard.seen.pieces)
-            if not shard.seen.seen_before(tag, partial(mul, key, WIDTH), place):
+            if not shard.seen.check_duplicate(tag, partial(mul, key, WIDTH), place):
                 shard.handed.append((tag, key))
 
     @rule(draw=st.data())
@@ -277,16 +277,23 @@ def test_short_tag_has_the_context_of_the_previous_record() -> None:
     """Records in the middle of an aggregate have short tags."""
     first = Tag("q", 1, 2, "0-0", "e", 7)
     values = [b"8", first.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5.a-ff"]
-    assert tags_of(values) == [None, first, first._replace(row=8), None, None, Tag("x", 1, 2, "0", "e", 5, (10, 255))]
+    assert parse_tags(values) == [
+        None,
+        first,
+        first._replace(row=8),
+        None,
+        None,
+        Tag("x", 1, 2, "0", "e", 5, (10, 255)),
+    ]
 
 
 def test_token_counts_only_from_its_own_position() -> None:
     """If a lease was reset or moved by the Java KCL, its token is ignored and no record is left out."""
     seen_rows, tag = SeenRows(), Tag("q", 1, 0, "0", "e", 3)
     assert seen_rows.token == ""
-    seen_rows.add(tag, Position("50", 2))
+    seen_rows.record_row(tag, Position("50", 2))
     assert SeenRows.of(Position("50", 2, seen_rows.token)) == seen_rows
-    assert SeenRows.of(Position("70", token=seen_rows.token)).seen_before(tag, lambda: 0, Position("71"))
+    assert SeenRows.of(Position("70", token=seen_rows.token)).check_duplicate(tag, lambda: 0, Position("71"))
     assert not SeenRows.of(Position("50", 1, seen_rows.token))
     assert not SeenRows.of(Position("TRIM_HORIZON", token=seen_rows.token))
     for damaged in (
@@ -304,13 +311,13 @@ def test_token_counts_only_from_its_own_position() -> None:
 def test_rows_of_a_restored_query_are_kept_with_a_warning(run: int, caplog: pytest.LogCaptureFixture) -> None:
     """Rows of a restored checkpoint are kept whatever the run's number, and a warning is logged."""
     seen_rows = SeenRows()
-    seen_rows.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
-    assert seen_rows.seen_before(
+    seen_rows.record_row(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    assert seen_rows.check_duplicate(
         Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2")
     )  # from a task that outlived its batch
     assert not caplog.records
-    assert not seen_rows.seen_before(Tag("q", run, 8, "0", "other", 0), lambda: 0, Position("3"))
-    assert not seen_rows.seen_before(Tag("q", run, 9, "0", "e", 3), lambda: 0, Position("4"))
+    assert not seen_rows.check_duplicate(Tag("q", run, 8, "0", "other", 0), lambda: 0, Position("3"))
+    assert not seen_rows.check_duplicate(Tag("q", run, 9, "0", "e", 3), lambda: 0, Position("4"))
     text = f"query q: run {run} writes batch 8 although another run was at 9: all its rows are kept, perhaps twice"
     assert [record.getMessage() for record in caplog.records] == [text]
 
@@ -318,10 +325,12 @@ def test_rows_of_a_restored_query_are_kept_with_a_warning(run: int, caplog: pyte
 def test_possible_duplicates_are_counted_once() -> None:
     """The count shows how many duplicates a restored checkpoint may have caused."""
     seen_rows = SeenRows()
-    seen_rows.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    seen_rows.record_row(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     tags = [Tag("q", 200, batch, "0", "other", 0) for batch in (8, 8, 9, 10)]
-    repeated = [seen_rows.copy().seen_before(tag, lambda: 0, Position("2")) for tag in tags]
-    duplicates = [seen_rows.seen_before(tag, lambda: 0, Position(str(number))) for number, tag in enumerate(tags, 3)]
+    repeated = [seen_rows.copy().check_duplicate(tag, lambda: 0, Position("2")) for tag in tags]
+    duplicates = [
+        seen_rows.check_duplicate(tag, lambda: 0, Position(str(number))) for number, tag in enumerate(tags, 3)
+    ]
     assert (repeated, duplicates) == ([False] * 4, [False, True, False, False])
     assert (
         seen_rows.copy().take_possible_duplicates(),
@@ -345,7 +354,7 @@ def test_rows_of_concurrent_runs_are_all_kept(steps: list[tuple[int, bool, bool]
         edition = "shared" if shared else f"of {run}"
         tag = Tag("q", run, batches[run], "0", edition, rows[run])
         rows[run] += 1
-        if history.seen_before(tag, lambda: 0, Position(str(number))):
+        if history.check_duplicate(tag, lambda: 0, Position(str(number))):
             assert any((tag.batch, edition, row) in seen_rows for row in range(tag.row, len(steps)))
         seen_rows.add((tag.batch, edition, tag.row))
         if number % 3 == 0:
@@ -355,13 +364,13 @@ def test_rows_of_concurrent_runs_are_all_kept(steps: list[tuple[int, bool, bool]
 def test_rows_of_a_former_run_are_dropped_once_rewritten() -> None:
     """A task that outlives its run repeats no row, even after the next run has begun another batch."""
     seen_rows, former, later = SeenRows(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
-    assert not seen_rows.seen_before(former, lambda: 0, Position("1"))
-    assert seen_rows.seen_before(later, lambda: 0, Position("2"))
-    assert not seen_rows.seen_before(later._replace(row=1), lambda: 0, Position("3"))
-    assert not seen_rows.seen_before(later._replace(batch=5), lambda: 0, Position("4"))
+    assert not seen_rows.check_duplicate(former, lambda: 0, Position("1"))
+    assert seen_rows.check_duplicate(later, lambda: 0, Position("2"))
+    assert not seen_rows.check_duplicate(later._replace(row=1), lambda: 0, Position("3"))
+    assert not seen_rows.check_duplicate(later._replace(batch=5), lambda: 0, Position("4"))
     seen_rows = SeenRows.of(Position("4", token=seen_rows.token))
-    assert seen_rows.seen_before(former._replace(row=1), lambda: 0, Position("5"))
-    assert not seen_rows.seen_before(former._replace(row=2), lambda: 0, Position("6"))
+    assert seen_rows.check_duplicate(former._replace(row=1), lambda: 0, Position("5"))
+    assert not seen_rows.check_duplicate(former._replace(row=2), lambda: 0, Position("6"))
 
 
 class Chosen:
@@ -395,32 +404,34 @@ def test_rows_of_forgotten_runs_pass_to_their_successors() -> None:
     """The token of a batch that was killed many times contains each of its rows."""
     seen_rows, runs = SeenRows(), 3 * RUNS
     tags = [Tag("q", run, 0, str(run), "e", 3) for run in range(runs)]
-    assert not any(seen_rows.seen_before(tag, lambda: 0, Position(str(number))) for number, tag in enumerate(tags, 1))
+    assert not any(
+        seen_rows.check_duplicate(tag, lambda: 0, Position(str(number))) for number, tag in enumerate(tags, 1)
+    )
     seen_rows = SeenRows.of(Position(str(runs), token=seen_rows.token))
     assert len(seen_rows.pieces[0][1]["q"]) == RUNS
     assert all(
-        seen_rows.seen_before(tag._replace(run=runs, row=row), lambda: 0, Position("99"))
+        seen_rows.check_duplicate(tag._replace(run=runs, row=row), lambda: 0, Position("99"))
         for tag in tags
         for row in (0, 3)
     )
-    assert not seen_rows.seen_before(tags[0]._replace(run=runs, row=4), lambda: 0, Position("100"))
+    assert not seen_rows.check_duplicate(tags[0]._replace(run=runs, row=4), lambda: 0, Position("100"))
 
 
 def test_memory_for_deduplication_is_bounded() -> None:
     """Checkpoints stay small for a stream with many writers."""
     seen_rows = SeenRows()
     for number in range(QUERIES + 1):
-        seen_rows.add(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
-    assert not seen_rows.seen_before(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
-    assert seen_rows.seen_before(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
+        seen_rows.record_row(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
+    assert not seen_rows.check_duplicate(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
+    assert seen_rows.check_duplicate(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
     for number in range(RUNS):
-        seen_rows.add(Tag("r", number, 0, "0", f"e{number}", 0), Position("100"))
-    assert seen_rows.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("101"))
-    seen_rows.add(Tag("r", RUNS, BATCHES + 1, "0", "e", 0), Position("102"))
-    assert not seen_rows.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("103"))
+        seen_rows.record_row(Tag("r", number, 0, "0", f"e{number}", 0), Position("100"))
+    assert seen_rows.check_duplicate(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("101"))
+    seen_rows.record_row(Tag("r", RUNS, BATCHES + 1, "0", "e", 0), Position("102"))
+    assert not seen_rows.check_duplicate(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("103"))
     for number in range(PARTS + 1):
-        seen_rows.add(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
-    assert not seen_rows.seen_before(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
+        seen_rows.record_row(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
+    assert not seen_rows.check_duplicate(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
 
 
 @pytest.mark.parametrize("known_batch", [True, False])
@@ -429,24 +440,24 @@ def test_parents_of_a_merge_are_deduplicated_separately(known_batch: bool) -> No
     parents = list[Lease]()
     for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
         seen_rows = SeenRows()
-        seen_rows.add(Tag("q", 1, 0, "0", "e", row), Position("5"))
+        seen_rows.record_row(Tag("q", 1, 0, "0", "e", row), Position("5"))
         checkpoint = Position("SHARD_END", token=seen_rows.token)
         parents.append(Lease(name, checkpoint=checkpoint, hash_range=hash_range if known_batch else None))
-    child = SeenRows.of(Position("TRIM_HORIZON", token=inherited_token(parents)))
+    child = SeenRows.of(Position("TRIM_HORIZON", token=merge_parent_tokens(parents)))
     tag = Tag("q", 1, 0, "0", "e", 5)
-    assert not child.copy().seen_before(tag, lambda: 2**127, Position("1"))
-    assert child.seen_before(tag, lambda: 7, Position("1")) is known_batch
+    assert not child.copy().check_duplicate(tag, lambda: 2**127, Position("1"))
+    assert child.check_duplicate(tag, lambda: 7, Position("1")) is known_batch
 
 
 def test_delayed_rows_of_one_parent_do_not_affect_the_other() -> None:
     """A delayed row for one parent of a merge is kept although a later row for the other parent was read."""
     child = SeenRows()
-    assert not child.seen_before(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
-    assert not child.seen_before(Tag("q", 1, 0, "0", "e", 1, (100, 200)), lambda: 150, Position("2"))
-    assert child.seen_before(Tag("q", 1, 0, "0", "e", 1, (0, 200)), lambda: 50, Position("3"))
+    assert not child.check_duplicate(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
+    assert not child.check_duplicate(Tag("q", 1, 0, "0", "e", 1, (100, 200)), lambda: 150, Position("2"))
+    assert child.check_duplicate(Tag("q", 1, 0, "0", "e", 1, (0, 200)), lambda: 50, Position("3"))
     child = SeenRows.of(Position("9", token=child.token))
-    assert child.seen_before(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("9"))
-    assert not child.seen_before(Tag("q", 1, 1, "0", "f", 0, (0, 200)), lambda: 7, Position("10"))
+    assert child.check_duplicate(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("9"))
+    assert not child.check_duplicate(Tag("q", 1, 1, "0", "f", 0, (0, 200)), lambda: 7, Position("10"))
     assert len(child.pieces) == 2  # the previous batch is forgotten for all parents
 
 
@@ -456,7 +467,7 @@ def test_delayed_rows_of_one_parent_do_not_affect_the_other() -> None:
 def test_token_survives_storage_unchanged(own: str, carried: bool) -> None:
     """An offset is unchanged by a checkpoint or a dead letter, even if it ends in white space."""
     seen_rows = SeenRows()
-    seen_rows.seen_before(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
+    seen_rows.check_duplicate(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
     token = f"{own} {seen_rows.token}" if carried else own
-    assert own_token(token) == own
+    assert strip_seen_rows(token) == own
     assert bool(SeenRows.of(Position("50", 2, token))) == carried

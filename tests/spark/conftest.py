@@ -14,7 +14,7 @@ from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
 from leasehold.adapters.spark.processes import HIDE_TRACEBACK
-from leasehold.adapters.toolchain import ServiceError, java_home
+from leasehold.adapters.toolchain import ServiceError, find_java_home
 
 _names = count()
 
@@ -23,7 +23,7 @@ _names = count()
 def java_environment() -> dict[str, str]:
     """Return the environment in which each Spark process finds Java."""
     try:
-        home = java_home()
+        home = find_java_home()
     except ServiceError as missing:
         pytest.skip(f"SPARK IS NOT TESTED: {missing}")
     return {

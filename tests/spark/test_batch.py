@@ -13,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.slices import LATE_SECONDS, NOTE, Slice, run_slice
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, Settled
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, SettledShard
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader
 from leasehold.adapters.spark.batch import MAX_PARTS, ReadBounds, SlicedReader, plan_parts, split_range, split_times
@@ -54,14 +54,14 @@ class Stream(ListSource):
         self.listed.append(create_shard(name, 0, 9, open=not ended))
         self.shard_logs[name] = ShardRecords(rows, size=size, ended=ended, wait_seconds=0)
 
-    def settled(self, lease: Lease, until: float) -> Settled | None:
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
         """Return the end as a service does, by its clock alone or by its last record."""
         if self.now < until + SETTLE_SECONDS:
             return None
         rows = self.shard_logs[lease.shard].records
         if not self.tells_last:
-            return Settled()
-        return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
+            return SettledShard()
+        return SettledShard(rows[-1].position, rows[-1].arrived) if rows else SettledShard(TRIM_HORIZON)
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock
         """Return the present time, as reported a while ago."""

@@ -93,9 +93,17 @@ def test_rows_match_records(
     assert make_chunk(make_columns("s"), LEASE, arrow) == make_chunk(make_columns("s"), LEASE, plain)
     assert arrow.count == plain.count  # as metrics show it
     assert [
-        (each.read_to, each.behind_seconds, each.wait_seconds, each.ended, each.children, each.size, each.last_arrived)
+        (
+            each.read_to,
+            each.behind_seconds,
+            each.wait_seconds,
+            each.ended,
+            each.children,
+            each.size,
+            each.last_arrival_time,
+        )
         for each in (plain, arrow)
-    ] == [(plain.read_to, 0.007, plain.wait_seconds, True, (), plain.size, plain.last_arrived)] * 2
+    ] == [(plain.read_to, 0.007, plain.wait_seconds, True, (), plain.size, plain.last_arrival_time)] * 2
 
 
 def test_trimmed_records_are_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,8 +149,8 @@ def test_rows_scanned_in_a_response_match_records(records: list[dict[str, Any]],
     plain = Poller(client, "s", "shard-0", start, None).read()
     arrow = ArrowPoller(client, "s", "shard-0", start, None).read()
     assert make_chunk(make_columns("s"), LEASE, arrow) == make_chunk(make_columns("s"), LEASE, plain)
-    assert arrow.last_arrived == plain.last_arrived  # what the annotation on the lease shows
-    assert [(each.read_to, each.count, each.size, each.arrivals) for each in (plain, arrow)] == [
-        (plain.read_to, plain.count, sum(len(row["Data"]) for row in records), plain.arrivals)
+    assert arrow.last_arrival_time == plain.last_arrival_time  # what the annotation on the lease shows
+    assert [(each.read_to, each.count, each.size, each.arrival_times) for each in (plain, arrow)] == [
+        (plain.read_to, plain.count, sum(len(row["Data"]) for row in records), plain.arrival_times)
     ] * 2
     assert isinstance(arrow, ArrowBatch) or (start.numbered and records)

@@ -130,7 +130,7 @@ def test_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyPat
 def test_columns_without_a_time_have_no_arrival_time() -> None:
     rows = pa.RecordBatch.from_pydict({"data": [b"x"]})
     batch = ArrowBatch((), Position("1"), 0.0, 0.0, rows=rows)
-    assert (batch.count, batch.last_arrived) == (1, None)
+    assert (batch.count, batch.last_arrival_time) == (1, None)
 
 
 def test_single_batch_is_not_copied() -> None:

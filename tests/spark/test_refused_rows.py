@@ -63,7 +63,7 @@ def kinesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
             return SimpleNamespace(result=lambda: None)
 
     monkeypatch.setattr(producer, "Producer", Noting)
-    monkeypatch.setattr(producer, "clients_of", lambda *_, **__: OneShard())
+    monkeypatch.setattr(producer, "create_producer_clients", lambda *_, **__: OneShard())
     writer = KinesisRowWriter(KinesisSinkTarget("stream", "eu-west-1", "", "cbor", 1.0, 0.1))
     yield Written(writer, sent_rows)
     writer._producer.close(0)  # noqa: SLF001

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from waiters import until
 
-from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
@@ -59,7 +59,7 @@ def test_stored_records_are_polled() -> None:
 @pytest.fixture
 def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
     """Return a client of a service that supports subscriptions."""
-    client = reading_client("eu-west-1", ferrokinesis_url)
+    client = create_reading_client("eu-west-1", ferrokinesis_url)
     yield client
     client.close()
 

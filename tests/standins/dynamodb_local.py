@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from leasehold.adapters.toolchain import ServiceError, fill_once, java_home
+from leasehold.adapters.toolchain import ServiceError, fill_once, find_java_home
 from leasehold_lab.standins.node import Service, ServiceCommand, run_service
 
 VERSION = "2.6.1"
@@ -37,7 +37,7 @@ def dynamodb_local() -> Iterator[Service]:
     if not opted_in():
         raise ServiceError(f"DynamoDB Local has a licence of its own; set {OPT_IN}=1 to accept it and fetch it")
     jars = fill_once(f"dynamodb-local-{VERSION}", _fetch) / "lib"
-    java = str(java_home() / "bin" / "java")
+    java = str(find_java_home() / "bin" / "java")
 
     def command(port: int) -> ServiceCommand:
         options = ("-inMemory", "-sharedDb", "-disableTelemetry", "-port", str(port))
@@ -73,7 +73,7 @@ def _fetch(folder: Path) -> None:
     pattern = str(folder / "lib" / "[artifact]-[revision](-[classifier]).[ext]")
     with tempfile.TemporaryDirectory(prefix="leasehold-ivy-") as cache:
         completed = subprocess.run(
-            [java_home() / "bin" / "java", "-jar", _ivy(), "-cache", cache, *dependency, "-retrieve", pattern],
+            [find_java_home() / "bin" / "java", "-jar", _ivy(), "-cache", cache, *dependency, "-retrieve", pattern],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.toolchain import fill_once, java_home
+from leasehold.adapters.toolchain import fill_once, find_java_home
 from leasehold_lab.standins.node import ServiceCommand, find_free_port, run_service
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def spark_session(
     from leasehold.adapters.spark import register  # noqa: PLC0415  likewise
     from leasehold.adapters.spark.pipeline import SETTINGS  # noqa: PLC0415  likewise
 
-    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ["JAVA_HOME"] = str(find_java_home())
     # By default Spark's workers run the first python3 on the PATH, where this package is not installed.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master or f"local[{cores}]").config(map={**SETTINGS, **(settings or {})})

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
 
-from leasehold.adapters.sources.kinesis.clients import WireFormat, reading_client
+from leasehold.adapters.sources.kinesis.clients import WireFormat, create_reading_client
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -144,5 +144,5 @@ def quick(*answers: Answer, wire: str = "cbor", way: Way = "through boto3") -> t
     """Return a client as readers have it, and the responses that it gets."""
     spoken, form = Spoken(list(answers)), cast("WireFormat", wire)
     if way == "directly":
-        return reading_client("eu-west-1", listening(spoken), form), spoken
-    return spoken.attach(reading_client("eu-west-1", None, form)), spoken
+        return create_reading_client("eu-west-1", listening(spoken), form), spoken
+    return spoken.attach(create_reading_client("eu-west-1", None, form)), spoken

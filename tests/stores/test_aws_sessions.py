@@ -104,7 +104,7 @@ def test_a_role_is_assumed_on_first_use_with_its_external_id(sts: Asked, profile
 def test_a_callers_session_serves_source_and_store() -> None:
     session = boto3.Session("AKIAOWN", "own", region_name="eu-south-1")
     source: Any = open_source("kinesis://orders", session=session)
-    client = source._clients.with_timeout(5.0)  # noqa: SLF001
+    client = source._clients.client_with_timeout(5.0)  # noqa: SLF001
     assert (client.meta.region_name, client._request_signer._credentials.access_key) == ("eu-south-1", "AKIAOWN")  # noqa: SLF001
     source.close()
     with pytest.raises(ValueError, match=r"^source URL: pass either a session, or profile, role_arn "):

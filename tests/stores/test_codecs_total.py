@@ -15,7 +15,7 @@ from odd_values import (
     unowned,
 )
 
-from leasehold.adapters.json_form import lease_json
+from leasehold.adapters.json_form import format_lease_json
 from leasehold.balancer.model import Lease, Version
 from leasehold.stores.dynamodb.rows import to_item, to_lease
 from leasehold.stores.embedded.sqlite import SqliteStore, to_row
@@ -86,7 +86,7 @@ def test_one_bad_row_leaves_the_others_readable(tmp_path: Path, spoil: str) -> N
     (bad,) = listing.malformed
     assert (bad.key, bad.field) == ("bad", spoil.split("=", maxsplit=1)[0].strip())
     assert_said(bad)
-    assert [lease_json(lease)["key"] for lease in listing.leases] == ["good"]
+    assert [format_lease_json(lease)["key"] for lease in listing.leases] == ["good"]
 
 
 def test_a_key_that_is_not_a_string_is_reported(tmp_path: Path) -> None:

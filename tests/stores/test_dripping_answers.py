@@ -11,9 +11,9 @@ import pytest
 
 from leasehold.adapters.consumer.dead_letters import stream as letters
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
-from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient
-from leasehold.adapters.sources.kinesis.producer.producer import client_of as client_of_put
+from leasehold.adapters.sources.kinesis.producer.producer import create_producer_client as client_of_put
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record
 from leasehold.errors import DeadLetterError, OutcomeUnknown, SourceUnavailable
@@ -106,8 +106,12 @@ ASKS: dict[str, Callable[[str], object]] = {
     "blob get": lambda url: blob(url).get("fleet/a"),
     "blob put": lambda url: blob(url).put_new("fleet/a", {}),
     "dynamodb": dynamodb,
-    "kinesis shards": lambda url: KinesisSource(reading_client("x", url, read_seconds=SECONDS), "orders").shards(),
-    "kinesis put": lambda url: KinesisPutClient(client_of_put("x", url, 1, read_seconds=SECONDS), "orders").shards(),
+    "kinesis shards": lambda url: KinesisSource(
+        create_reading_client("x", url, read_seconds=SECONDS), "orders"
+    ).shards(),
+    "kinesis put": lambda url: KinesisPutClient(
+        client_of_put("x", url, 1, read_seconds=SECONDS), "orders"
+    ).list_shards(),
     "letters": put_dead_letter,
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.consuming import consumption
+from leasehold.adapters.consuming import check_consumption_options
 from leasehold.balancer.model import Lease, Position, Version
 from leasehold.errors import StoreError
 from leasehold.stores.embedded.file import FileStore
@@ -114,4 +114,4 @@ def test_an_unusable_file_is_reported(path: Path) -> None:
 def test_a_backup_is_rejected_as_a_lease_table(path: Path) -> None:
     """Workers cannot use a backup, because its conditions do not hold between processes."""
     with pytest.raises(ValueError, match=r"leases: file:// is a backup, on which no fleet works"):
-        consumption("kinesis://orders?region=eu-west-1", f"file://{path}", print, {})
+        check_consumption_options("kinesis://orders?region=eu-west-1", f"file://{path}", print, {})

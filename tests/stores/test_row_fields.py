@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve, fields_dict
 
-from leasehold.adapters.json_form import JSON_NAMES, JsonValue, lease_json, lease_of
+from leasehold.adapters.json_form import JSON_NAMES, JsonValue, format_lease_json, parse_lease
 from leasehold.balancer.model import Lease, Position, Version
 from leasehold.stores.dynamodb.rows import to_item
 from leasehold.stores.dynamodb.rows import to_lease as item_to_lease
@@ -102,8 +102,8 @@ def test_a_sqlite_row_contains_every_field_of_the_lease(lease: Lease, written: M
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, JSON), (LEAST, LEAST_JSON)])
 def test_the_json_form_contains_every_field_of_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
     """Programs in other languages read these names, and people read them in this order."""
-    assert list(lease_json(lease).items()) == list(written.items())
-    read = lease_of(JsonValue("lease", written))
+    assert list(format_lease_json(lease).items()) == list(written.items())
+    read = parse_lease(JsonValue("lease", written))
     assert (read, read.checkpoint.token) == (lease, lease.checkpoint.token)
 
 

@@ -12,7 +12,7 @@ from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.dead_letters.sinks import open_stream
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient
-from leasehold.adapters.sources.kinesis.producer.producer import client_of as client_of_put
+from leasehold.adapters.sources.kinesis.producer.producer import create_producer_client as client_of_put
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.errors import DeadLetterError, OutcomeUnknown, SourceUnavailable
@@ -96,8 +96,8 @@ ASKS: dict[str, Callable[[str], object]] = {
     "gcs put": lambda url: gcs(url).put_new("fleet/a", {}),
     "dynamodb open": lambda url: DynamoStore("leases", region="eu-west-1", endpoint=url, request_seconds=1),
     "kinesis shards": lambda url: open_source(f"kinesis://orders?region=eu-west-1&endpoint={url}").shards(),
-    "kinesis put": lambda url: putting(url).shards(),
-    "kinesis fitting": lambda url: putting(url).with_stream_limits(Settings()),
+    "kinesis put": lambda url: putting(url).list_shards(),
+    "kinesis fitting": lambda url: putting(url).add_stream_limits(Settings()),
     "kinesis letters": lambda url: open_stream(f"kinesis://orders?region=eu-west-1&endpoint={url}").put_back(LETTER),
     "table stream": lambda url: open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={url}").shards(),
     "blob list": lambda url: blob(url).list("fleet/"),

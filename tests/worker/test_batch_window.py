@@ -14,7 +14,7 @@ from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Hand
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.consumer.status import lag_of, status_of
-from leasehold.adapters.consuming import consumption
+from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -283,7 +283,7 @@ def test_linger_is_rejected_for_a_handler_that_checkpoints() -> None:
 
 
 def test_linger_option_is_a_duration() -> None:
-    described = consumption(shard_of(0).source, "memory://window", print, Options(linger_seconds="2m"))
+    described = check_consumption_options(shard_of(0).source, "memory://window", print, Options(linger_seconds="2m"))
     assert described.handling.linger_seconds == 120
     with pytest.raises(ValueError, match="--linger-seconds"):
-        consumption(shard_of(0).source, "memory://window", print, Options(linger_seconds=-1), flag_name)
+        check_consumption_options(shard_of(0).source, "memory://window", print, Options(linger_seconds=-1), flag_name)

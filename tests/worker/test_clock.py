@@ -5,7 +5,7 @@ import time
 import pytest
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.threads import boottime
+from leasehold.adapters.threads import read_boot_clock
 from leasehold.adapters.worker.worker import Worker
 from leasehold_lab.simulator.world.world import ListSource
 
@@ -21,4 +21,4 @@ def test_worker_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -> 
 def test_monotonic_clock_is_used_without_boottime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    assert boottime() == 100.0
+    assert read_boot_clock() == 100.0

@@ -14,7 +14,7 @@ from leasehold.adapters import consuming
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.consumer.events import EventLines
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.consuming import load
+from leasehold.adapters.consuming import load_function
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -122,7 +122,7 @@ def test_handler_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: 
     (tmp_path / "my_handlers.py").write_text("def handle(batch):\n    return len(batch.records)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["elsewhere"])
-    assert load("my_handlers:handle").__name__ == "handle"
+    assert load_function("my_handlers:handle").__name__ == "handle"
 
 
 def test_event_lines_show_each_record_before_its_checkpoint() -> None:

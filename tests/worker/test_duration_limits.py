@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from attrs import fields
 
-from leasehold.adapters.consuming import consumption
-from leasehold.adapters.inputs import SETTING_LIMITS, checked_duration, flag_name
-from leasehold.adapters.options import Options, ProduceOptions, options_of
+from leasehold.adapters.consuming import check_consumption_options
+from leasehold.adapters.inputs import SETTING_LIMITS, check_duration, flag_name
+from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.balancer.config import RULE_SETS, Config
 
 SET = {
@@ -23,13 +23,14 @@ SET = {
 
 def consumed(**options: Any) -> None:  # noqa: ANN401  each option has its own type
     """Check these options as the command does, without opening anything."""
-    consumption("kinesis://orders?region=eu-west-1", "memory://x", lambda _batch: None, options, flag_name)  # type: ignore[arg-type]
+    source = "kinesis://orders?region=eu-west-1"
+    check_consumption_options(source, "memory://x", lambda _batch: None, options, flag_name)  # type: ignore[arg-type]
 
 
 LIMITS = SETTING_LIMITS | {
     name: option.limits
     for table in (Options, ProduceOptions)
-    for name, option in options_of(table).items()
+    for name, option in options_by_name(table).items()
     if option.limits is not None
 }
 
@@ -56,7 +57,7 @@ def test_setting_is_checked_like_its_option(
         consumed(**options_with(limits.usual))
         assert caplog.messages == []
         consumed(**options_with(limits.usual + 1))
-    assert caplog.messages == [checked_duration(limits, limits.usual + 1, f"--set {name}")]
+    assert caplog.messages == [check_duration(limits, limits.usual + 1, f"--set {name}")]
     if limits.least:
         with pytest.raises(ValueError, match=f"^--set {name}: .* s is less than {limits.least:g} s"):
             consumed(**options_with(limits.least / 2))
@@ -66,18 +67,18 @@ def test_setting_is_checked_like_its_option(
 def test_duration_below_its_minimum_is_rejected_and_unusually_large_ones_warn(option: str) -> None:
     """Both limits themselves are accepted without a warning."""
     limits = LIMITS[option]
-    assert checked_duration(limits, limits.least, option) == ""
+    assert check_duration(limits, limits.least, option) == ""
     with pytest.raises(ValueError, match=f"^{option}: .* s is less than {limits.least:g} s"):
-        checked_duration(limits, math.nextafter(limits.least, -1), option)
-    assert checked_duration(limits, limits.usual, option) == ""
-    warning = checked_duration(limits, limits.usual * 1.001, f"--{option}")
+        check_duration(limits, math.nextafter(limits.least, -1), option)
+    assert check_duration(limits, limits.usual, option) == ""
+    warning = check_duration(limits, limits.usual * 1.001, f"--{option}")
     assert warning.startswith(f"--{option} is ")
     assert "in seconds" in warning
-    assert checked_duration(limits, math.inf, option) == ""
+    assert check_duration(limits, math.inf, option) == ""
 
 
 def test_lease_seconds_of_ten_thousand_are_taken_for_milliseconds() -> None:
     """The KCL's `failoverTimeMillis = 10000` may have been copied into `lease_seconds`."""
-    assert "the KCL's settings are in milliseconds" in checked_duration(
+    assert "the KCL's settings are in milliseconds" in check_duration(
         LIMITS["lease_seconds"], 10_000, "--lease-seconds"
     )

@@ -7,7 +7,7 @@ from attrs import evolve
 from virtual_fleet import KCL, DrivenWorker, FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.inputs import configuration_for, with_hub_times
+from leasehold.adapters.inputs import config_for_source, with_event_hub_times
 from leasehold.balancer.config import Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
@@ -30,22 +30,22 @@ SOURCE = "eventhubs://contoso/flights"
 )
 def test_event_hubs_durations_suit_official_workers(rules: RuleSet, seconds: tuple[float, float, float]) -> None:
     """Official workers renew every 30 s. At 10 s we would take them for dead; at 40 s they would steal from us."""
-    config = with_hub_times(Config(rules=rules), {"rules"})
+    config = with_event_hub_times(Config(rules=rules), {"rules"})
     assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
 
 
 def test_explicit_lease_seconds_are_kept() -> None:
     config = Config(lease_seconds=6.0, cycle_seconds=45.0)
-    assert with_hub_times(config, {"lease_seconds", "cycle_seconds"}) == config
-    assert with_hub_times(evolve(config, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
+    assert with_event_hub_times(config, {"lease_seconds", "cycle_seconds"}) == config
+    assert with_event_hub_times(evolve(config, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
 
 
 def test_command_tells_an_event_hub_from_a_stream() -> None:
     settings = {"rules": "event-hubs", "dialect": "python", "cycle_seconds": 10}
-    assert configuration_for(SOURCE, settings) == Config(
+    assert config_for_source(SOURCE, settings) == Config(
         rules=EventHubs("python"), lease_seconds=180.0, cycle_seconds=10.0, renew_seconds=20.0
     )
-    assert configuration_for("kinesis://orders", {}) == Config()
+    assert config_for_source("kinesis://orders", {}) == Config()
 
 
 def settled(clock: Clock, store: FaultyStore) -> DrivenWorker:

@@ -25,9 +25,9 @@ from leasehold import Lease, Position
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.cli.produce import app as produce_app
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consuming import consumption
-from leasehold.adapters.options import Options, ProduceOptions, Seconds, options_of
-from leasehold.adapters.sources.protocol import Record, Settled
+from leasehold.adapters.consuming import check_consumption_options
+from leasehold.adapters.options import Options, ProduceOptions, Seconds, options_by_name
+from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.balancer.model import at_timestamp
 from leasehold.errors import SourceError
 from leasehold.stores.urls import open_store
@@ -50,9 +50,9 @@ def stream(shards: int = 4, count: int = 6, size: int = 2) -> ListSource:
 class Complete(ListSource):
     """A stream that gets no more records."""
 
-    def settled(self, _lease: Lease, _until: float) -> Settled:
+    def settled(self, _lease: Lease, _until: float) -> SettledShard:
         """The first empty read shows the end of the shard."""
-        return Settled()
+        return SettledShard()
 
 
 class NoStream(ListSource):
@@ -100,7 +100,7 @@ def test_completion_lists_all_public_names() -> None:
 )
 def test_options_match_those_of_the_command(command: Any, options: type, own: set[str]) -> None:  # noqa: ANN401  typer's
     names = {str(parameter.name) for parameter in get_command(command).params} - {"help"}
-    table = options_of(options)
+    table = options_by_name(options)
     assert names - own == {name for name, option in table.items() if option.in_command}
     assert {name for name, option in table.items() if not option.in_command} <= {"metrics", "slow_seconds"}
 
@@ -108,12 +108,12 @@ def test_options_match_those_of_the_command(command: Any, options: type, own: se
 @pytest.mark.parametrize("table", [Options, ProduceOptions])
 def test_each_option_has_help_limits_and_a_valid_default(table: type) -> None:
     """A help is a sentence; a duration has limits; a default is valid by the option's own check."""
-    for name, option in options_of(table).items():
+    for name, option in options_by_name(table).items():
         assert re.fullmatch("[A-Z][a-z].*[.]", option.help), name
         assert (option.limits is not None) == (Seconds == Union[option.types]), name  # noqa: UP007  made of a tuple
         if option.default is not None:
             assert option.unset == ""
-            assert option.checked(option.default, name) == option.default
+            assert option.parse_and_check(option.default, name) == option.default
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_bad_usage_is_rejected_before_anything_is_opened(options: dict[str, Any]
 
 
 def test_producer_bad_usage_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasehold.adapters.producing.clients_of", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr("leasehold.adapters.producing.create_producer_clients", lambda *_: pytest.fail("it was opened"))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"linger": 3}, "linger: there is no such option; did you mean 'linger_ms'?"),
         ({"on_late": "drop"}, "on_late: 'drop' is neither block nor fail"),
@@ -369,12 +369,14 @@ def test_background_worker_error_is_raised_by_its_block() -> None:
 
 
 def test_workers_of_one_process_have_different_ids() -> None:
-    made = [consumption(stream(), FaultyStore(), print, Options()).me for _ in range(2)]
+    made = [check_consumption_options(stream(), FaultyStore(), print, Options()).me for _ in range(2)]
     assert made[0] != made[1]
 
 
 def test_handling_keeps_what_no_option_replaces() -> None:
-    consumed = consumption(stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3))
+    consumed = check_consumption_options(
+        stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3)
+    )
     assert (consumed.handling.attempts, consumed.handling.slow_seconds) == (3, 9.0)
 
 

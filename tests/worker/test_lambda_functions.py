@@ -21,23 +21,23 @@ from waiters import until
 
 import leasehold
 from leasehold import Delivery, Record
-from leasehold.adapters.consuming import consumption, load
+from leasehold.adapters.consuming import check_consumption_options, load_function
 from leasehold.adapters.lambda_handlers import (
     FunctionSettings,
     LambdaFunction,
     ReportedFailure,
-    events_of,
-    first_failed,
-    function_settings,
+    find_first_failed,
+    make_lambda_events,
+    parse_function_settings,
 )
 from leasehold.adapters.options import Options
-from leasehold.adapters.sources.dynamodb_streams import record_of
+from leasehold.adapters.sources.dynamodb_streams import convert_record
 from leasehold.balancer.model import Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 ARN = "arn:aws:kinesis:us-east-2:111122223333:stream/lambda-stream"
-REPORTING = function_settings("lambda:app.handler?report_batch_item_failures=true")
-PLAIN = function_settings("lambda:app.handler")
+REPORTING = parse_function_settings("lambda:app.handler?report_batch_item_failures=true")
+PLAIN = parse_function_settings("lambda:app.handler")
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_kinesis_event_has_the_published_form() -> None:
     number = "49590338271490256608559692538361571095921575989136588898"
     given_now = [Record(b"Hello, this is a test.", number, partition_key="1", arrived=1545084650.987)]
     role = "arn:aws:iam::111122223333:role/lambda-role"
-    assert events_of(given_now, shard="shardId-000000000006", arn=ARN, role=role) == [
+    assert make_lambda_events(given_now, shard="shardId-000000000006", arn=ARN, role=role) == [
         {
             "kinesis": {
                 "kinesisSchemaVersion": "1.0",
@@ -105,7 +105,7 @@ def test_dynamodb_event_has_the_published_form() -> None:
         "userIdentity": {"Type": "Service", "PrincipalId": "dynamodb.amazonaws.com"},
         "dynamodb": change | {"NewImage": image, "ApproximateCreationDateTime": when},
     }
-    assert events_of([record_of(row)], shard="shardId-1", arn=TABLE_ARN) == [published]
+    assert make_lambda_events([convert_record(row)], shard="shardId-1", arn=TABLE_ARN) == [published]
 
 
 # Responses
@@ -130,7 +130,7 @@ def test_dynamodb_event_has_the_published_form() -> None:
 )
 def test_lowest_reported_record_is_the_first_failed(response: object, failed: int | None) -> None:
     """The first failed record is the lowest sequence number in the response; an empty response means success."""
-    assert first_failed(response, ["7", "8", "9", "9", "10"]) == failed
+    assert find_first_failed(response, ["7", "8", "9", "9", "10"]) == failed
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_lowest_reported_record_is_the_first_failed(response: object, failed: in
 )
 def test_malformed_response_fails_the_whole_batch(response: object) -> None:
     with pytest.raises(ReportedFailure):
-        first_failed(response, ["7", "8", "9"])
+        find_first_failed(response, ["7", "8", "9"])
 
 
 @define
@@ -306,7 +306,7 @@ def test_context_has_the_fields_of_lambda_and_counts_down() -> None:
     """Functions stop early by the remaining time, which counts down from `handler_seconds`."""
     now = [100.0]
     function = LambdaFunction(Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: now[0])
-    function.reads(Arned())
+    function.use_source_arns(Arned())
     harness = ReaderHarness(ShardRecords(create_records(2)), on_batch=function)
     harness.steps(harness.reading(), 2)
     context = function.function.contexts[0]  # type: ignore[attr-defined]  # the class above
@@ -407,7 +407,7 @@ def test_calls_in_one_process_run_one_at_a_time(app: str) -> None:
 def test_runtime_variables_are_set_on_request_before_the_import(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries read these variables at import, and take them for a sign that they run on Lambda."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    described = consumption(
+    described = check_consumption_options(
         ListSource(), "memory://variables", f"lambda:{app}.handler?environment=true&name=orders", {}
     )
     assert sys.modules[app].IMPORTED == "orders"
@@ -424,7 +424,7 @@ def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
         ("kinesis://orders?aggregates=records", "kinesis://orders?aggregates=records"),
         ("dynamodb-streams://carts", "dynamodb-streams://carts"),
     ):
-        assert consumption(given_now, "memory://x", f"lambda:{app}.handler", {}).source == opened
+        assert check_consumption_options(given_now, "memory://x", f"lambda:{app}.handler", {}).source == opened
 
 
 @pytest.mark.parametrize(
@@ -449,28 +449,28 @@ def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
 )
 def test_function_that_cannot_be_called_is_rejected_at_start(app: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        consumption(ListSource(), "memory://x", text.format(app=app), {})
+        check_consumption_options(ListSource(), "memory://x", text.format(app=app), {})
 
 
 def test_event_hub_has_no_mapping(app: str) -> None:
     with pytest.raises(ValueError, match="kinesis:// and dynamodb-streams://"):
-        consumption("eventhubs://n/h", "memory://x", f"lambda:{app}.handler", {})
+        check_consumption_options("eventhubs://n/h", "memory://x", f"lambda:{app}.handler", {})
 
 
 def test_lambda_prefix_is_for_handlers_only() -> None:
     """A function cannot be a dead letter, and a module cannot be named `lambda`, which is a Python keyword."""
     with pytest.raises(ValueError, match="rename a module that is called lambda"):
-        load("lambda:app.handler")
+        load_function("lambda:app.handler")
 
 
 def test_file_named_lambda_can_be_imported(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(f"{app}.py").rename("lambda.py")
     monkeypatch.delitem(sys.modules, "lambda", raising=False)
-    described = consumption(ListSource(), "memory://x", "lambda:lambda.handler", {})
+    described = check_consumption_options(ListSource(), "memory://x", "lambda:lambda.handler", {})
     assert described.function is not None
     assert (described.function.settings.target, described.function.settings.name) == ("lambda:handler", "lambda")
 
 
 def test_slashes_in_the_handler_name_are_packages(app: str) -> None:
-    assert function_settings("lambda:src/app.handler").target == "src.app:handler"
+    assert parse_function_settings("lambda:src/app.handler").target == "src.app:handler"
     assert (app, PLAIN.name) == (app, "app")

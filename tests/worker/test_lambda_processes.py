@@ -21,15 +21,15 @@ from waiters import WAIT, until
 
 import leasehold
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.consuming import consumption
-from leasehold.adapters.lambda_handlers import ReportedFailure, function_settings
-from leasehold.adapters.lambda_processes import FunctionProcess, ParallelFunction, Reply
+from leasehold.adapters.consuming import check_consumption_options
+from leasehold.adapters.lambda_handlers import ReportedFailure, parse_function_settings
+from leasehold.adapters.lambda_processes import FunctionProcess, FunctionReply, ParallelFunction
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Lease, Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards
 
-REPORTING = function_settings("lambda:app.handler?report_batch_item_failures=true")
+REPORTING = parse_function_settings("lambda:app.handler?report_batch_item_failures=true")
 
 
 @pytest.fixture(autouse=True)
@@ -57,17 +57,17 @@ class Judged(ParallelFunction):
     calls: list[list[list[bytes]]] = field(factory=list)
     succeeded: list[bytes] = field(factory=list)
 
-    def _replies(
-        self, _delivery: Delivery, parts: Mapping[FunctionProcess, Sequence[Record]]
-    ) -> dict[FunctionProcess, Reply]:
-        self.calls.append(sorted([record.data for record in records] for records in parts.values()))
-        replies = dict[FunctionProcess, Reply]()
-        for process, records in parts.items():
+    def _collect_replies(
+        self, _delivery: Delivery, records_by_process: Mapping[FunctionProcess, Sequence[Record]]
+    ) -> dict[FunctionProcess, FunctionReply]:
+        self.calls.append(sorted([record.data for record in records] for records in records_by_process.values()))
+        replies = dict[FunctionProcess, FunctionReply]()
+        for process, records in records_by_process.items():
             failing = [index for index, record in enumerate(records) if self.faults.get(record.data, 0) > 0]
             for index in failing[:1]:
                 self.faults[records[index].data] -= 1
             self.succeeded += [record.data for record in records[: failing[0] if failing else None]]
-            replies[process] = Reply(failing[0], "its function failed") if failing else Reply()
+            replies[process] = FunctionReply(failing[0], "its function failed") if failing else FunctionReply()
         return replies
 
 
@@ -222,7 +222,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
 def test_parts_run_in_separate_processes_and_their_faults_fail_the_batch(app: App) -> None:
     """Exceptions, exits and crashes cost an attempt. A call that takes too long also costs its process."""
     options = Options(concurrency=2, handler_seconds=60)
-    described = consumption(ListSource(), "memory://x", f"lambda:{app.name}.handler", options)
+    described = check_consumption_options(ListSource(), "memory://x", f"lambda:{app.name}.handler", options)
     function = described.function
     assert isinstance(function, ParallelFunction)
     assert (described.handling.max_records, described.handling.most_calls) == (100, 1)
@@ -300,7 +300,7 @@ def test_hung_call_costs_an_attempt_and_its_process(
 def called_in_one_process(app: App, limit: float) -> Iterator[Callable[[bytes], None]]:
     """Return a function that calls the app with one record, which may take this many seconds."""
     options = Options(concurrency=1, handler_seconds=limit)
-    function = consumption(ListSource(), "memory://x", f"lambda:{app.name}.handler", options).function
+    function = check_consumption_options(ListSource(), "memory://x", f"lambda:{app.name}.handler", options).function
     assert isinstance(function, ParallelFunction)
 
     def call(number: bytes) -> None:

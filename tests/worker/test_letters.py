@@ -23,7 +23,7 @@ from leasehold.adapters.consumer.dead_letters.objects import ObjectSink
 from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCalls, ReplayVerdict, replay
 from leasehold.adapters.consumer.dead_letters.sinks import FolderSink, dead_letters, open_dead_letters
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.consuming import dead_letter_of
+from leasehold.adapters.consuming import open_dead_letter
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.progress import ProgressMeter, progress_of
 from leasehold.balancer.model import TRIM_HORIZON, Position
@@ -312,7 +312,7 @@ def test_groups_that_differ_by_a_url_option_have_separate_dead_letters(
     one: tuple[str, str], other: tuple[str, str], tmp_path: Path
 ) -> None:
     for source, store in (one, one, other):
-        dead_letter_of(url(tmp_path), source, store)(delivery(), ValueError("poison"))
+        open_dead_letter(url(tmp_path), source, store)(delivery(), ValueError("poison"))
     written = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
     assert sorted((entry.source, entry.table) for entry in written) == sorted([one, other])
 
@@ -326,7 +326,7 @@ def test_url_options_that_name_no_place_do_not_duplicate_dead_letters(
         ("kinesis://o?region=eu-west-1&endpoint=http://a:1&poll_seconds=1", "sqlite://leases.db"),
         ("kinesis://o?endpoint=http://a:1&consumer=c&region=eu-west-1", f"sqlite://{tmp_path}/leases.db"),
     ):
-        dead_letter_of("file://dead", source, store)(delivery(), ValueError("poison"))
+        open_dead_letter("file://dead", source, store)(delivery(), ValueError("poison"))
     (file,) = (tmp_path / "dead").iterdir()
     written = dead_letter_from(file.read_bytes())
     assert written.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"

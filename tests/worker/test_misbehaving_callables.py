@@ -21,7 +21,7 @@ from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
 from leasehold.adapters.consumer.events import EventLines
 from leasehold.adapters.consumer.handling import Delivery, Handling, Happening, Unhandled
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.consuming import load
+from leasehold.adapters.consuming import load_function
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import TRIM_HORIZON, Position
@@ -208,7 +208,7 @@ def test_handler_file_that_cannot_be_imported_is_one_sentence(
     monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     with pytest.raises(ValueError, match="mine:handle") as caught:
-        load("mine:handle")
+        load_function("mine:handle")
     assert str(caught.value).startswith(message.format(file=tmp_path / "mine.py"))
 
 
@@ -221,5 +221,5 @@ def test_file_in_the_working_directory_does_not_shadow_a_library(
     monkeypatch.setattr("sys.path", list(sys.path))
     for name in ("graphlib", "beside"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    assert Path(load("beside:handle")(None)).parent != tmp_path
+    assert Path(load_function("beside:handle")(None)).parent != tmp_path
     assert sys.path[-1] == str(tmp_path)

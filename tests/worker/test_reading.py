@@ -14,7 +14,7 @@ from virtual_fleet import KCL, FaultySource
 from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.lifecycle import ReadingStart
-from leasehold.adapters.sources.deduplication import SeenRows, Tag, inherited_token
+from leasehold.adapters.sources.deduplication import SeenRows, Tag, merge_parent_tokens
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.annotations import latest_annotations
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
@@ -76,12 +76,12 @@ def test_child_waits_for_its_parents() -> None:
 def test_child_begins_with_the_positions_of_its_parents() -> None:
     """Rows that a sink sends again after a split are recognized as duplicates (R4)."""
     history = SeenRows()
-    history.add(Tag("q", 1, 0, "0", "e", 9), Position("5"))
+    history.record_row(Tag("q", 1, 0, "0", "e", 9), Position("5"))
     parent = Lease("p", checkpoint=evolve(SHARD_END, token=history.token), hash_range=(0, 9))
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     start = ReadingStart(harness.holding, harness.source, MINIMAL).find({"p": parent})
     assert start == TRIM_HORIZON
-    assert start.token == inherited_token([parent]) != ""  # comparing positions ignores tokens
+    assert start.token == merge_parent_tokens([parent]) != ""  # comparing positions ignores tokens
 
 
 def test_latest_is_pinned_before_the_first_read() -> None:

@@ -22,7 +22,7 @@ from leasehold.adapters.consumer.handling import Delivery, Handling, TooOld
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.consuming import consumption
+from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Record
@@ -213,6 +213,6 @@ def test_record_age_option_needs_a_dead_letter_option() -> None:
         """Take the record."""
 
     options = Options(max_age_seconds="1h", dead_letter=take)
-    assert consumption(ListSource(), "memory://aged", print, options).handling.max_age_seconds == 3600
+    assert check_consumption_options(ListSource(), "memory://aged", print, options).handling.max_age_seconds == 3600
     with pytest.raises(ValueError, match="--max-age-seconds: it goes with --dead-letter"):
-        consumption(ListSource(), "memory://aged", print, Options(max_age_seconds=60), flag_name)
+        check_consumption_options(ListSource(), "memory://aged", print, Options(max_age_seconds=60), flag_name)

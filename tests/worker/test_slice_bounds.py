@@ -6,7 +6,7 @@ from timed_shards import CUT, UNTIL, Timed, read_to_the_end, record
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.slices import LATE_SECONDS, NOTE, Slice, SliceReader
-from leasehold.adapters.sources.protocol import Batch, Reader, Record, Settled
+from leasehold.adapters.sources.protocol import Batch, Reader, Record, SettledShard
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceUnavailable, StoreError
 from leasehold.stores.protocol import Done, Listing, Malformed
@@ -61,7 +61,7 @@ def test_failing_clock_check_reads_nothing() -> None:
     class Down(Timed):
         fails: int = 1
 
-        def settled(self, lease: Lease, until: float) -> Settled | None:
+        def settled(self, lease: Lease, until: float) -> SettledShard | None:
             self.fails -= 1
             if self.fails >= 0:
                 raise SourceUnavailable("not now")
@@ -128,10 +128,10 @@ class Scripted:
     """A source and its reader that respond as told."""
 
     answers: list[Batch]
-    settles: list[Settled | None]
+    settles: list[SettledShard | None]
     requests: list[tuple[Lease, float]]
 
-    def settled(self, lease: Lease, until: float) -> Settled | None:
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
         self.requests.append((lease, until))
         return self.settles.pop(0)
 
@@ -143,7 +143,7 @@ class Scripted:
         self.answers.clear()
 
 
-def ends(settled: Settled | None, *read: Batch, start: Position = TRIM_HORIZON) -> list[bool]:
+def ends(settled: SettledShard | None, *read: Batch, start: Position = TRIM_HORIZON) -> list[bool]:
     """Return after which of these reads the shard has ended."""
     script = Scripted(list(read), [settled] * len(read), [])
     reader = SliceReader(script, script, Lease("s-0"), CUT, start)
@@ -151,7 +151,7 @@ def ends(settled: Settled | None, *read: Batch, start: Position = TRIM_HORIZON) 
 
 
 EMPTY = batch(behind=0.0)
-SEVEN = Settled(Position("7"))
+SEVEN = SettledShard(Position("7"))
 
 
 @pytest.mark.parametrize(
@@ -162,20 +162,22 @@ SEVEN = Settled(Position("7"))
         (None, batch(1064.9), False),
         (None, batch(1065.0), True),
         (None, batch(None), False),
-        (Settled(), EMPTY, True),
-        (Settled(), batch(behind=1.0), False),
-        (Settled(), batch(behind=None), False),
-        (Settled(), batch(1001.0, behind=0.0), False),
-        (Settled(), Batch((), Position("6"), 0.0, 0.0), False),
+        (SettledShard(), EMPTY, True),
+        (SettledShard(), batch(behind=1.0), False),
+        (SettledShard(), batch(behind=None), False),
+        (SettledShard(), batch(1001.0, behind=0.0), False),
+        (SettledShard(), Batch((), Position("6"), 0.0, 0.0), False),
         (SEVEN, EMPTY, False),
         (SEVEN, batch(1001.0, first=6), False),
         (SEVEN, batch(1001.0, first=7), True),
         (SEVEN, batch(1001.0, first=8), True),
-        (Settled(Position("7"), 994.5), EMPTY, True),
-        (Settled(Position("7"), 995.0), EMPTY, False),
+        (SettledShard(Position("7"), 994.5), EMPTY, True),
+        (SettledShard(Position("7"), 995.0), EMPTY, False),
     ],
 )
-def test_shard_ends_once_all_records_of_the_slice_are_read(settled: Settled | None, read: Batch, ended: bool) -> None:
+def test_shard_ends_once_all_records_of_the_slice_are_read(
+    settled: SettledShard | None, read: Batch, ended: bool
+) -> None:
     assert ends(settled, read) == [ended]
 
 

@@ -14,7 +14,7 @@ from running import WAIT, running
 
 from leasehold.adapters.consumer.handling import Delivery, Handler, Handling
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.sources.protocol import Selective
+from leasehold.adapters.sources.protocol import SelectiveSource
 from leasehold.adapters.worker.worker import Worker, spans_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -158,7 +158,7 @@ class PartSource(ListSource):
 
 def test_traced_source_of_several_streams_knows_its_leases() -> None:
     traced = spans_of("a-1", Traced().tracer).source(PartSource([]))
-    assert isinstance(traced, Selective)
+    assert isinstance(traced, SelectiveSource)
     assert [traced.reads(Lease("s-0", stream=stream)) for stream in ("orders", "invoices")] == [True, False]
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from leasehold.adapters.consumer.pool import Pool, Signal
-from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, boottime
+from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, read_boot_clock
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def received_elsewhere() -> Iterator[None]:
 
 
 def test_signal_received_by_another_thread_wakes_the_main_thread() -> None:
-    queue = ThreadQueue(boottime)
+    queue = ThreadQueue(read_boot_clock)
     before = signal.signal(signal.SIGUSR1, lambda _number, _frame: queue.put("signal"))
     too_late = threading.Timer(20, queue.put, ["nothing"])
     too_late.start()
@@ -42,11 +42,11 @@ def test_signal_received_by_another_thread_wakes_the_main_thread() -> None:
 
 
 def test_queue_waits_until_the_given_time() -> None:
-    queue = ThreadQueue(boottime)
-    assert queue.get(boottime() + 0.05) is None
+    queue = ThreadQueue(read_boot_clock)
+    assert queue.get(read_boot_clock() + 0.05) is None
     assert queue.get(-1.0) is None
     queue.put("item")
-    assert queue.get(boottime() - 1) == "item"
+    assert queue.get(read_boot_clock() - 1) == "item"
 
 
 def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
@@ -58,7 +58,7 @@ def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
         finished.append(item)
         return item
 
-    pool = Pool(ThreadScheduler(boottime), 2, "test", lambda _fault: None)
+    pool = Pool(ThreadScheduler(read_boot_clock), 2, "test", lambda _fault: None)
     with pytest.raises(ValueError, match=r"^refused$"):
         pool.map(work, range(4))
     assert sorted(finished) == [0, 2, 3]
@@ -68,7 +68,7 @@ class Counted(ThreadScheduler):
     """Notes which threads it started, and in a queue which of them ended."""
 
     def __init__(self) -> None:
-        super().__init__(boottime)
+        super().__init__(read_boot_clock)
         self.names, self.ended = list[str](), self.queue()
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
@@ -88,11 +88,11 @@ def test_idle_tasks_end_after_a_burst_of_work() -> None:
     for burst in (1, 2):
         together = threading.Barrier(6)
         assert sorted(pool.map(together.wait, [20] * 6)) == [*range(6)]
-        until = boottime() + 20
+        until = read_boot_clock() + 20
         assert [scheduler.ended.get(until) for _ in range(4)] == ["test"] * 4
         assert len(scheduler.names) == 2 + 4 * burst
-    assert pool.close(boottime() + 20)
-    assert [scheduler.ended.get(boottime() + 20) for _ in range(2)] == ["test"] * 2
+    assert pool.close(read_boot_clock() + 20)
+    assert [scheduler.ended.get(read_boot_clock() + 20) for _ in range(2)] == ["test"] * 2
 
 
 def test_pool_grows_and_shrinks_to_its_size() -> None:
@@ -103,12 +103,12 @@ def test_pool_grows_and_shrinks_to_its_size() -> None:
     assert sorted(pool.map(together.wait, [20] * 4)) == [*range(4)]
     pool.resize(1)
     assert len(pool.map(abs, range(4))) == 4
-    assert [scheduler.ended.get(boottime() + 20) for _ in range(3)] == ["test"] * 3
-    assert pool.close(boottime() + 20)
+    assert [scheduler.ended.get(read_boot_clock() + 20) for _ in range(3)] == ["test"] * 3
+    assert pool.close(read_boot_clock() + 20)
 
 
 def test_signal_set_while_it_is_consumed_is_not_lost() -> None:
-    scheduler, queue, taken = ThreadScheduler(boottime), ThreadQueue(boottime), list[bool]()
+    scheduler, queue, taken = ThreadScheduler(read_boot_clock), ThreadQueue(read_boot_clock), list[bool]()
     put = queue.put
 
     def consume_and_put(item: object) -> None:
@@ -126,16 +126,16 @@ def test_signal_set_while_it_is_consumed_is_not_lost() -> None:
 
 def test_wait_continues_after_a_signal_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.threads.SIGNAL_SECONDS", 0.01)
-    queue = ThreadQueue(boottime)
-    until = boottime() + 0.05
+    queue = ThreadQueue(read_boot_clock)
+    until = read_boot_clock() + 0.05
     assert queue.get(until) is None
-    assert boottime() >= until
+    assert read_boot_clock() >= until
     threading.Timer(0.05, queue.put, ["item"]).start()
     assert queue.get() == "item"
 
 
 def test_signal_set_many_times_ends_one_wait_and_can_be_set_again() -> None:
-    signal_ = Signal(ThreadScheduler(boottime))
+    signal_ = Signal(ThreadScheduler(read_boot_clock))
     answers = []
     for count in (3, 0, 1, 0):
         for _ in range(count):

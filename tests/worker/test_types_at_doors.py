@@ -9,8 +9,8 @@ import pytest
 import leasehold
 from leasehold import Lease, Position
 from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint
-from leasehold.adapters.consuming import consumption
-from leasehold.adapters.options import Options, options_of
+from leasehold.adapters.consuming import check_consumption_options
+from leasehold.adapters.options import Options, options_by_name
 from leasehold.stores import AnnotateLease, CheckpointLease, ClaimLease, CreateLease, ReleaseLease, open_store
 
 STRANGE: list[Any] = [None, b"x", 7, 1.5, float("nan"), 10**400, True, "\ud800", ["x"], {}, object()]
@@ -49,11 +49,11 @@ def test_source_or_store_of_the_wrong_type_is_rejected_by_name(argument: str, va
         leasehold.read(arguments["source"], leases=arguments["leases"])
 
 
-@pytest.mark.parametrize("option", options_of(Options))
+@pytest.mark.parametrize("option", options_by_name(Options))
 def test_option_of_the_wrong_type_is_rejected_by_name(option: str) -> None:
     for value in strange(option):
         with pytest.raises((ValueError, TypeError)) as refused:
-            consumption("kinesis://orders?region=eu-west-1", "memory://types", print, {option: value})  # type: ignore[misc]
+            check_consumption_options("kinesis://orders?region=eu-west-1", "memory://types", print, {option: value})  # type: ignore[misc]
         assert str(refused.value), value
 
 
@@ -62,7 +62,7 @@ def test_option_of_the_wrong_type_is_rejected_by_name(option: str) -> None:
 )
 def test_handler_that_cannot_be_called_is_rejected(handler: Any) -> None:  # noqa: ANN401  anything
     with pytest.raises((ValueError, TypeError)):
-        consumption("kinesis://orders?region=eu-west-1", "memory://types", handler, {})
+        check_consumption_options("kinesis://orders?region=eu-west-1", "memory://types", handler, {})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import cast
 from attrs import define
 
 from leasehold.adapters.consumer.slices import Slice
-from leasehold.adapters.sources.protocol import Reader, Record, Settled
+from leasehold.adapters.sources.protocol import Reader, Record, SettledShard
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold_lab.simulator.world.world import ListReader, ListSource
 
@@ -27,14 +27,14 @@ class Timed(ListSource):
     now: float = UNTIL / 1000 + 60
     tells_last: bool = False
 
-    def settled(self, lease: Lease, until: float) -> Settled | None:
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
         """Decide as a service does: by its clock alone, or by its last record."""
         if self.now < until:
             return None
         rows = self.shard_logs[lease.key].records
         if not self.tells_last:
-            return Settled()
-        return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
+            return SettledShard()
+        return SettledShard(rows[-1].position, rows[-1].arrived) if rows else SettledShard(TRIM_HORIZON)
 
     def open(self, lease: Lease, start: Position) -> Reader:
         """Open just after the record, or at the time."""

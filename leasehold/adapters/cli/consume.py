@@ -14,7 +14,7 @@ from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.runner import termination_signals
-from leasehold.adapters.consuming import Consumption, consumption, worker_id
+from leasehold.adapters.consuming import Consumption, check_consumption_options, make_worker_id
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Options
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
@@ -93,7 +93,7 @@ def command(
     **options: Unpack[Options],
 ) -> None:
     """Run one or more workers until they are stopped."""
-    me = options["worker"] = worker_id() if options["worker"] is None else options["worker"]
+    me = options["worker"] = make_worker_id() if options["worker"] is None else options["worker"]
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log == "json":
         for log_handler in logging.getLogger().handlers:
@@ -104,12 +104,12 @@ def command(
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
             raise typer.Exit(CLOSED_STATUS)
-        setup = consumption(source, store, chosen_handler, options, flag_name)
+        setup = check_consumption_options(source, store, chosen_handler, options, flag_name)
         if processes < 1:
             raise ValueError(f"--processes: {processes} is not a whole number above 0")
         if processes > 1:
             raise typer.Exit(_run_supervised(me, store, processes, setup))
-        with setup.opened() as worker, print_start_lines(worker, source, store):
+        with setup.open_worker() as worker, print_start_lines(worker, source, store):
             verdict = setup.run(worker, begun=lambda runner: call_at_end_of_supervisor(runner.stop))
     if verdict is not None:
         summary_text = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"

@@ -22,7 +22,7 @@ from leasehold.adapters.cli.common.times import make_seconds_parser
 from leasehold.adapters.cli.lease_tables import describe_totals_and_problems, draw_page, tabulate_leases
 from leasehold.adapters.cli.live import has_keys, run_live_view
 from leasehold.adapters.consumer.status import MEANINGS, NUMBERS
-from leasehold.adapters.json_form import lease_json
+from leasehold.adapters.json_form import format_lease_json
 from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.ops.watching import LOOK_SECONDS, SeenMove, TableWatch, WatchedTable, owner_changes
 from leasehold.adapters.options import Options
@@ -252,7 +252,9 @@ def _convert_to_json(table: WatchedTable) -> dict[str, Any]:
     return {
         "at": round(time.time(), 3),
         **table.status.as_json(),
-        "leases": [lease_json(lease) for lease in sorted((*table.leases, *table.left), key=lambda lease: lease.key)],
+        "leases": [
+            format_lease_json(lease) for lease in sorted((*table.leases, *table.left), key=lambda lease: lease.key)
+        ],
         "malformed": [asdict(row) for row in table.malformed],
         **{name: value for name, value in optional_fields.items() if value},
     }

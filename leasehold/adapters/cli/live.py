@@ -31,7 +31,7 @@ from leasehold.adapters.cli.lease_tables import (
     format_move,
     tabulate_leases,
 )
-from leasehold.adapters.json_form import lease_json
+from leasehold.adapters.json_form import format_lease_json
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
 
@@ -350,7 +350,7 @@ def _draw_lease(table: WatchedTable, view: LiveView) -> Group:
     key_hint = _format_text_line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
         return Group(_format_text_line(f"there is no lease {view.selected} any more", "red"), key_hint)
-    shown_values = lease_json(lease) | {
+    shown_values = format_lease_json(lease) | {
         "owner": lease.owner or "nobody",
         "checkpoint": format_checkpoint(lease.checkpoint, full=True),
     }

@@ -8,7 +8,7 @@ import typer
 from attrs import fields
 
 from leasehold.adapters.cli.common.ending import exit_on_failure
-from leasehold.adapters.json_form import JSON_NAMES, RULES, BadJsonField, plan_json
+from leasehold.adapters.json_form import JSON_NAMES, RULES, BadJsonField, plan_from_json
 from leasehold.stores.fields import FIELDS
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -80,5 +80,5 @@ def command(
 ) -> None:
     """Read a JSON request from standard input, and print the plan."""
     with exit_on_failure("plan", misuse=(BadJsonField, OSError)):
-        planned_json = plan_json(sys.stdin.buffer.read(), worker)
+        planned_json = plan_from_json(sys.stdin.buffer.read(), worker)
     print(json.dumps(planned_json, indent=indent))

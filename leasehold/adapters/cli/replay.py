@@ -23,8 +23,8 @@ from leasehold.adapters.consumer.dead_letters.replaying import (
 from leasehold.adapters.consumer.dead_letters.sinks import open_dead_letters, open_stream
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.slices import exclusive_table
-from leasehold.adapters.consuming import load
-from leasehold.adapters.inputs import start
+from leasehold.adapters.consuming import load_function
+from leasehold.adapters.inputs import parse_initial_position
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -107,7 +107,7 @@ def command(  # noqa: PLR0917  one for each option
 def _replay_from_stream(
     dead_letters: str, store: str, since: str | None, handler: str | None, to: str | None
 ) -> ReplayVerdict:
-    start_position = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
+    start_position = TRIM_HORIZON if since is None else parse_initial_position(since, time.time(), "--from")
     stream_url = dead_letters.partition("?")[0]
     if not stream_url.startswith("kinesis://"):
         raise ValueError("--store: it is only for dead letters in a stream, kinesis://…")
@@ -135,7 +135,7 @@ def _open_delivery(handler: str | None, to: str | None) -> Iterator[Deliver]:
             yield stream.put_back
         return
     # Create a `Handling`, which checks the handler in the same way as for `consume`.
-    with HandlerCalls(Handling(load(handler or "")).handler) as calls:
+    with HandlerCalls(Handling(load_function(handler or "")).handler) as calls:
         yield calls.deliver
 
 

@@ -18,8 +18,8 @@ from attrs import frozen
 from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds, StoreUrl
 from leasehold.adapters.cli.common.columns import format_position, print_moves
 from leasehold.adapters.cli.common.ending import exit_on_failure
-from leasehold.adapters.inputs import checked_time, named, shift, start
-from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
+from leasehold.adapters.inputs import check_time_ms, find_named_position, parse_initial_position, parse_shift_seconds
+from leasehold.adapters.json_form import BadJsonField, JsonValue, parse_json_document, parse_lease
 from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, live_keys, planned_resets, read_leases, reset
 from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
@@ -40,13 +40,13 @@ def parse_resets(text: bytes) -> tuple[PlannedReset, ...]:
     """Return the leases in a plan. Raises ValueError, naming the field that is not valid."""
     resets = []
     try:
-        for value in parse(text).fields().need("leases").items():
+        for value in parse_json_document(text).fields().take_required_field("leases").items():
             fields = value.fields()
             resets.append(
                 PlannedReset(
-                    fields.need("key").name(),
-                    _parse_position(fields.need("was")),
-                    _parse_position(fields.need("wanted")),
+                    fields.take_required_field("key").parse_name(),
+                    _parse_position(fields.take_required_field("was")),
+                    _parse_position(fields.take_required_field("wanted")),
                 )
             )
     except BadJsonField as error:
@@ -81,8 +81,8 @@ def plan_moves_from_resets(
 
 def _parse_position(value: JsonValue) -> Position:
     """Parse a position from the fields that a lease has."""
-    value.fields().need("checkpoint")
-    return lease_of(JsonValue(value.path, {"key": "-", **value.found})).checkpoint
+    value.fields().take_required_field("checkpoint")
+    return parse_lease(JsonValue(value.path, {"key": "-", **value.found})).checkpoint
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -140,7 +140,7 @@ def command(  # noqa: PLR0917  one for each option
             raise ValueError("--key: a plan already names its leases")
         # Check all options before opening the store.
         position = None if to is None else _position_from_options(to, timestamp_ms, sub, offset, keys=len(key or ()))
-        seconds_on = 0.0 if shift_by is None else shift(shift_by)
+        seconds_on = 0.0 if shift_by is None else parse_shift_seconds(shift_by)
         resets: tuple[PlannedReset, ...] = ()
         if plan is not None:
             try:
@@ -168,14 +168,14 @@ def command(  # noqa: PLR0917  one for each option
 
 
 def _position_from_options(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
-    if (named(to) == "AT_TIMESTAMP") != (timestamp_ms is not None):
+    if (find_named_position(to) == "AT_TIMESTAMP") != (timestamp_ms is not None):
         raise ValueError("--timestamp-ms: give it with --to AT_TIMESTAMP, and only then")
     if to.isascii() and to.isdigit():
         position = Position(to, sub, offset)
     elif timestamp_ms is not None:
-        position = at_timestamp(checked_time(timestamp_ms, "--timestamp-ms"))
+        position = at_timestamp(check_time_ms(timestamp_ms, "--timestamp-ms"))
     else:
-        position = SHARD_END if named(to) == "SHARD_END" else start(to, time(), "--to")
+        position = SHARD_END if find_named_position(to) == "SHARD_END" else parse_initial_position(to, time(), "--to")
     _reject_position(position, "--to" if timestamp_ms is None else "--timestamp-ms")
     if (sub or offset) and not position.numbered:
         raise ValueError("--sub and --offset: they go with a sequence number")

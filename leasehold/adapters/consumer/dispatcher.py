@@ -171,7 +171,7 @@ class Dispatcher:
 
     def _finish_call(self, handler_call: HandlerCall, outcome: CallState) -> None:
         fault = outcome.fault if isinstance(outcome, CallEnded) else None
-        self._origin.end_copy(_original_error(fault))
+        self._origin.end_forked_copy(_original_error(fault))
         key = handler_call.holding.key
         # Remove the call before waking the lease reader. Otherwise, its next batch would be rejected.
         del self._running[key]
@@ -241,7 +241,7 @@ class Dispatcher:
             raise
         except BaseException as error:  # noqa: BLE001  the reader continues after any exception
             fault = as_fault(error)
-        self._origin.end_copy(_original_error(fault))
+        self._origin.end_forked_copy(_original_error(fault))
         if isinstance(fault, Ending):
             self.end(fault.__cause__ or fault)
         elif fault is not None and name not in self._logged_names:

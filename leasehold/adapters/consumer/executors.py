@@ -220,7 +220,7 @@ class EventLoop:
             finally:
                 # If the handler has forked, end the forked process here. Its copy of the event loop must not continue,
                 # because the two loops share a pipe, and the copy would consume wake-ups of the original loop.
-                self._origin.end_copy(handler_error)
+                self._origin.end_forked_copy(handler_error)
 
         def begin() -> None:
             task = loop.create_task(await_fault())

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from attrs import evolve
 
-from leasehold.adapters.sources.deduplication import inherited_token
+from leasehold.adapters.sources.deduplication import merge_parent_tokens
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
 from leasehold.adapters.worker.holding import Holding
@@ -67,7 +67,7 @@ class ReadingStart:
         """
         holding, lease = self._holding, self._holding.lease
         if lease.checkpoint == TRIM_HORIZON and parents:
-            return evolve(TRIM_HORIZON, token=lease.checkpoint.token or inherited_token([*parents.values()]))
+            return evolve(TRIM_HORIZON, token=lease.checkpoint.token or merge_parent_tokens([*parents.values()]))
         if lease.checkpoint == LATEST:
             if (position := pinned_latest(lease)) is not None:
                 return position

@@ -25,7 +25,7 @@ Waits and faults:
     event              effect
     parents_pending    ask again after PARENT_WAITS, growing
     step_failed        no response from the store or the stream: rest for FAULT_WAITS, growing until a step succeeds
-    request_rejected   rest for REJECTED_WAITS if the rejection may pass (`Rejections`), otherwise give the lease up
+    request_rejected   rest for REJECTED_WAITS if the rejection may pass (`RejectionCounter`), else give the lease up
     batch_read         read no earlier than the batch allows; a response ends a series of rejections
     rest               neither read nor deliver before a time, even if woken: the end of a handler wakes the reader, too
     checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later
@@ -41,7 +41,7 @@ from attrs import frozen
 
 from leasehold.adapters.consumer.cursor import Cursor, CursorOrder, OpenReader, ReadBatch, ReleaseAt
 from leasehold.adapters.sources.call_timeouts import Backoff
-from leasehold.adapters.sources.protocol import Batch, Rejections
+from leasehold.adapters.sources.protocol import Batch, RejectionCounter
 from leasehold.balancer.model import Position
 from leasehold.errors import SourceError
 
@@ -102,7 +102,7 @@ class ReaderState:
         self._parents_wait, self._fault_waits = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
         # Only a response of the source resets the count of rejections. If every successful step reset the count, steps
         # that send no request would make the retries endless.
-        self._rejections, self._rejected_waits = Rejections(), Backoff(*REJECTED_WAITS, uniform)
+        self._rejections, self._rejected_waits = RejectionCounter(), Backoff(*REJECTED_WAITS, uniform)
         # For consumers that checkpoint by themselves, keep the furthest position that failed and the growing pauses
         # between requests for the final checkpoint.
         self._failed_at, self._final_waits = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)

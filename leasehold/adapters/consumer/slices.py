@@ -18,7 +18,7 @@ from leasehold.adapters.consumer.executors import HandlerExecutor
 from leasehold.adapters.consumer.exporting import Meter
 from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, Happening
 from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, Runner, stopping_on_signals
-from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Settled, Sliceable, Source
+from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, SettledShard, SliceableSource, Source
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -74,9 +74,9 @@ class Slice:
         """Return the part of the batch that belongs to the slice (rule 3)."""
         since, until = self.since_ms / 1000, self.until_ms / 1000
         # Most batches lie completely within the slice. Return them unchanged, with their columns.
-        if all(arrived is None or since <= arrived < until for arrived in batch.arrivals):
+        if all(arrived is None or since <= arrived < until for arrived in batch.arrival_times):
             return batch
-        return batch.between(since, until)
+        return batch.select_arrived_between(since, until)
 
     @property
     def note(self) -> str:
@@ -89,7 +89,7 @@ class Slice:
 
     def source(self, source: Source) -> "SliceSource":
         """Return the source cut to the slice. Raises ValueError if the source can't detect that a time is reached."""
-        if not isinstance(source, Sliceable):
+        if not isinstance(source, SliceableSource):
             raise ValueError("slice: this source cannot detect that a shard was read up to a time")  # noqa: TRY004  bad usage
         return SliceSource(source, source, self)
 
@@ -142,7 +142,7 @@ class SliceStore(PassingStore):
 class SliceSource(PassingSource):
     """A source whose shards end at the end of the slice."""
 
-    def __init__(self, source: Source, bounded: Sliceable, cut: Slice) -> None:
+    def __init__(self, source: Source, bounded: SliceableSource, cut: Slice) -> None:
         super().__init__(source)
         self._bounded, self._cut = bounded, cut
 
@@ -158,10 +158,10 @@ class SliceSource(PassingSource):
 class SliceReader:
     """Reads one shard up to the end of the slice, and treats the end of the slice as the end of the shard."""
 
-    def __init__(self, reader: Reader, source: Sliceable, lease: Lease, cut: Slice, start: Position) -> None:
+    def __init__(self, reader: Reader, source: SliceableSource, lease: Lease, cut: Slice, start: Position) -> None:
         self._reader, self._source, self._lease, self._cut = reader, source, lease, cut
         self._reached, self._until = start, cut.until_ms / 1000
-        self._settled: Settled | None = None
+        self._settled: SettledShard | None = None
 
     def read(self) -> Batch:
         """Read once. Raises SourceUnavailable or SourceError, before anything is read."""
@@ -172,7 +172,7 @@ class SliceReader:
         self._reached = batch.end or self._reached
         # Arrival times are not strictly in order, so only a record that is later by the margin shows that the slice is
         # over.
-        past_end = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
+        past_end = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrival_times)
         is_over = batch.ended or past_end
         if not is_over and self._settled is not None:
             last_position, arrived = self._settled.last, self._settled.arrived

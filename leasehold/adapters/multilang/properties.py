@@ -21,11 +21,11 @@ from urllib.parse import quote, urlencode
 import javaproperties
 from attrs import field, frozen
 
-from leasehold.adapters.inputs import checked_time
+from leasehold.adapters.inputs import check_time_ms
 from leasehold.adapters.multilang.credentials import Credentials, parse_credentials
 from leasehold.adapters.multilang.protocol import DEFAULT_MAX_RECORDS
 from leasehold.adapters.options import Options
-from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.balancer.model import Position, at_timestamp
 from leasehold.stores.printable import did_you_mean, printable
 
@@ -333,7 +333,7 @@ class _PropertiesInterpreter:
                 raise ValueError(
                     "initialPositionInStreamExtended: set either this or initialPositionInStream, not both"
                 )
-            return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
+            return at_timestamp(check_time_ms(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
         position_name = (position_name or "LATEST").upper()
         if position_name not in {"LATEST", "TRIM_HORIZON"}:
             raise ValueError(
@@ -346,7 +346,7 @@ class _PropertiesInterpreter:
         region = self._read_text("kinesisClient.region") or self._read_text("regionName")
         stream_name, arn = self._read_text("streamName"), self._read_text("streamArn")
         if arn is not None:
-            parsed_arn = stream_address(arn, None, "streamArn")
+            parsed_arn = parse_stream_address(arn, None, "streamArn")
             if parsed_arn.arn is None:
                 raise ValueError(f"streamArn: {printable(arn)!r} is not the ARN of a stream")
             stream_name = arn

@@ -16,7 +16,7 @@ from typing import Any
 from attrs import Factory, evolve, frozen
 
 from leasehold.adapters.consumer.status import LeaseLag, Status
-from leasehold.adapters.json_form import action_json, lease_json
+from leasehold.adapters.json_form import format_action_json, format_lease_json
 from leasehold.adapters.ops.watching import WatchedTable, leases_by_owner, owner_changes, shares, without_dead_owners
 from leasehold.adapters.worker.progress import Progress, progress_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
@@ -200,7 +200,7 @@ class WorkerPlan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
-        actions = [action_json(action) | {"says": describe_action(action)} for action in self.actions]
+        actions = [format_action_json(action) | {"says": describe_action(action)} for action in self.actions]
         document = {
             "worker": self.worker,
             "ours": self.ours,
@@ -328,7 +328,9 @@ class LeaseStory:
     def as_json(self) -> dict[str, Any]:
         """Return the story as JSON values."""
         sentences = {"past": list(self.past), "reading": list(self.reading), "should": self.should, "moves": self.moves}
-        return {"lease": lease_json(self.lease)} | self.status.as_json() | sentences | {"lag": self.lag.as_json()}
+        return (
+            {"lease": format_lease_json(self.lease)} | self.status.as_json() | sentences | {"lag": self.lag.as_json()}
+        )
 
 
 def story(table: WatchedTable, config: Config, lease: Lease, worker_plans: Sequence[WorkerPlan]) -> LeaseStory:

@@ -73,10 +73,10 @@ class TimedClients:
         self._by_timeout: dict[float, Any] = {}
         self.timeouts, self.subscription_timeouts, self.clock = timeouts, subscription_timeouts, clock
         # Use a daemon thread, so that the program can exit without waiting for the response.
-        self.start = start or (lambda work: spawn("leasehold-kinesis", work, _log_lost))
+        self.start = start or (lambda work: spawn("leasehold-kinesis", work, _log_lost_response))
         self.pending_calls = Semaphore(MAX_PENDING_CALLS)
 
-    def with_timeout(self, timeout: float) -> Any:  # noqa: ANN401  each service has its own
+    def client_with_timeout(self, timeout: float) -> Any:  # noqa: ANN401  each service has its own
         """Return the client with this timeout, creating it when it is first needed."""
         with self._lock:
             if timeout not in self._by_timeout:
@@ -131,15 +131,15 @@ class CallTimeouts:
         """Whether the timeout was lengthened after the most recent call that timed out."""
 
     @property
-    def step(self) -> int:
+    def longest_step(self) -> int:
         """The index in `timeouts` of the longest timeout of all operations."""
         return max([self._initial_step, *self._steps.values()]) if self._steps else self._initial_step
 
-    def timeout(self, operation: str) -> float:
+    def timeout_for(self, operation: str) -> float:
         """Return the timeout of the next call of this operation."""
-        return self._timeouts[self._steps.setdefault(operation, self.step)]
+        return self._timeouts[self._steps.setdefault(operation, self.longest_step)]
 
-    def for_subscriptions(self) -> "CallTimeouts":
+    def timeouts_for_subscriptions(self) -> "CallTimeouts":
         """Return the timeouts for the events of a subscription.
 
         Quick responses don't shorten the timeouts of subscriptions, because a subscription that starts quickly may
@@ -154,12 +154,12 @@ class CallTimeouts:
             SourceUnavailable: If the call timed out. Anything else that it raises propagates.
         """
         while True:
-            timeout, started = self.timeout(operation), self._clients.clock()
+            timeout, started = self.timeout_for(operation), self._clients.clock()
             try:
-                response = getattr(self._clients.with_timeout(timeout), operation)(**parameters)
+                response = getattr(self._clients.client_with_timeout(timeout), operation)(**parameters)
             except self._clients.timeout_error as error:
                 message = f"{self._clients.service} did not respond within {timeout:g} s"
-                message += f"; the timeout of the next call is {self.lengthen(operation, timeout):g} s"
+                message += f"; the timeout of the next call is {self.lengthen_timeout(operation, timeout):g} s"
                 if not (self._retries_first_call and self.lengthened):
                     raise SourceUnavailable(message) from error
                 log.warning("%s", message)
@@ -172,14 +172,15 @@ class CallTimeouts:
             self._steps[operation] = self._initial_step = 0
         return response
 
-    def lengthen(self, operation: str, timeout: float) -> float:
+    def lengthen_timeout(self, operation: str, timeout: float) -> float:
         """Lengthen the timeout, if possible, after a call exceeded `timeout`. Return the timeout of the next call."""
         self._quick_in_a_row[operation] = 0
-        step = self._steps[operation]
-        self.lengthened = step < len(self._timeouts) - 1
-        if timeout == self._timeouts[step] and self.lengthened:  # of concurrent calls, only the first one lengthens it
-            self._steps = {name: max(index, step + 1) for name, index in self._steps.items()}
-        return self.timeout(operation)
+        own_step = self._steps[operation]
+        self.lengthened = own_step < len(self._timeouts) - 1
+        # Of concurrent calls, only the first one lengthens it.
+        if timeout == self._timeouts[own_step] and self.lengthened:
+            self._steps = {name: max(index, own_step + 1) for name, index in self._steps.items()}
+        return self.timeout_for(operation)
 
     def try_call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  as above
         """Make the call as `call` does, but in the background if its timeout is not the shortest one (rule 2).
@@ -189,13 +190,13 @@ class CallTimeouts:
             SourceUnavailable: If the call timed out. Anything else that it raises propagates.
         """
         if self._pending is None:
-            if self.timeout(operation) == self._timeouts[0]:
+            if self.timeout_for(operation) == self._timeouts[0]:
                 return self.call(operation, **parameters)
             if not self._clients.pending_calls.acquire(blocking=False):
                 raise ResponsePending
             future: Future[Any] = Future()
 
-            def make_call() -> None:
+            def make_call_for_future() -> None:
                 try:
                     future.set_result(self.call(operation, **parameters))
                 except BaseException as error:  # noqa: BLE001  raised by the `try_call` that picks up the response
@@ -204,7 +205,7 @@ class CallTimeouts:
                     self._clients.pending_calls.release()
 
             try:
-                self._clients.start(make_call)
+                self._clients.start(make_call_for_future)
             except BaseException:
                 self._clients.pending_calls.release()  # the thread did not start, so nothing waits
                 raise
@@ -215,11 +216,11 @@ class CallTimeouts:
         return done.result()
 
 
-def _log_lost(fault: BaseException) -> None:
+def _log_lost_response(fault: BaseException) -> None:
     log.error("the thread of a call failed, and its response is lost: %s", said(fault))
 
 
-def datetime_of(position: Position) -> datetime:
+def datetime_at_position(position: Position) -> datetime:
     """Return the time of a position AT_TIMESTAMP.
 
     Raises:

@@ -39,19 +39,19 @@ class Change:
     by: str = ""
 
 
-def change_of(data: bytes) -> Change:
+def decode_change(data: bytes) -> Change:
     """Decode the item change in a record's data. Raises ValueError if the data is not a change."""
     try:
-        row = json.loads(data)
-        details = row["dynamodb"]
-        created, identity = details.get("ApproximateCreationDateTime"), row.get("userIdentity") or {}
+        change_row = json.loads(data)
+        details = change_row["dynamodb"]
+        created, identity = details.get("ApproximateCreationDateTime"), change_row.get("userIdentity") or {}
         if created is not None and created >= _MILLISECONDS:
             created /= 1000
         return Change(
-            event=row["eventName"],
-            keys=_to_python(details["Keys"]) or {},
-            new=_to_python(details.get("NewImage")),
-            old=_to_python(details.get("OldImage")),
+            event=change_row["eventName"],
+            keys=_image_to_python(details["Keys"]) or {},
+            new=_image_to_python(details.get("NewImage")),
+            old=_image_to_python(details.get("OldImage")),
             sequence_number=details.get("SequenceNumber", ""),
             created=None if created is None else datetime.fromtimestamp(created, UTC),
             by=identity.get("PrincipalId") or identity.get("principalId") or "",
@@ -75,5 +75,5 @@ class _JsonDeserializer(TypeDeserializer):
 _deserialize = _JsonDeserializer().deserialize
 
 
-def _to_python(image: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _image_to_python(image: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if image is None else {name: _deserialize(tagged_value) for name, tagged_value in image.items()}

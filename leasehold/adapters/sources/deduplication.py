@@ -92,87 +92,87 @@ _TAG = re.compile(rf"{_TEXT}(?:\.([0-9a-f]{{1,32}})-([0-9a-f]{{1,32}}))?".encode
 _ROW = re.compile(rb"\d{1,15}")
 
 
-def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
+def parse_tags(values: Iterable[bytes]) -> list[Tag | None]:
     """Return the tags of an aggregate's records, in order.
 
     If a value is only a row number, the context and span of the previous record's tag apply. A value that is not the
     tag of a Spark sink becomes None. A record without a tag is never treated as a duplicate.
     """
-    tags, previous = list[Tag | None](), None
+    tags, previous_tag = list[Tag | None](), None
     for value in values:
         if (match := _TAG.fullmatch(value)) is not None:
             query, run, batch, part, edition, row, low, high = (group.decode() for group in match.groups(b""))
             span = (int(low, 16), int(high, 16)) if low else HASH_KEYS
-            previous = Tag(query, int(run), int(batch), part, edition, int(row), span)
-        elif previous is None or _ROW.fullmatch(value) is None:
-            previous = None
+            previous_tag = Tag(query, int(run), int(batch), part, edition, int(row), span)
+        elif previous_tag is None or _ROW.fullmatch(value) is None:
+            previous_tag = None
         else:
-            previous = previous._replace(row=int(value))
-        tags.append(previous)
+            previous_tag = previous_tag._replace(row=int(value))
+        tags.append(previous_tag)
     return tags
 
 
 @define
-class _RunState:
+class _WritingRun:
     """The current batch of a run, and the highest row of each part and edition."""
 
     batch: int
     parts: dict[str, dict[str, int]] = field(factory=dict)
 
-    def contains(self, tag: Tag) -> bool:
+    def contains_row(self, tag: Tag) -> bool:
         return tag.batch == self.batch and tag.row <= self.parts.get(tag.part, {}).get(tag.edition, -1)
 
-    def add(self, part: str, edition: str, row: int) -> None:
+    def add_row(self, part: str, edition: str, row: int) -> None:
         editions = self.parts.setdefault(part, {})
         editions[edition] = max(row, editions.pop(edition, -1))
         for entries, limit in ((editions, EDITIONS), (self.parts, PARTS)):
             if len(entries) > limit:
                 del entries[next(iter(entries))]
 
-    def copy_rows_to(self, others: Iterable["_RunState"]) -> None:
+    def merge_rows_into(self, others: Iterable["_WritingRun"]) -> None:
         """Copy the rows of this run to the other runs at the same batch. Call this before dropping the rows."""
         for other in others:
             if other.batch == self.batch:
                 for part, editions in self.parts.items():
                     for edition, row in editions.items():
-                        other.add(part, edition, row)
+                        other.add_row(part, edition, row)
 
-    def copy(self) -> "_RunState":
-        return _RunState(self.batch, {part: dict(editions) for part, editions in self.parts.items()})
+    def copy(self) -> "_WritingRun":
+        return _WritingRun(self.batch, {part: dict(editions) for part, editions in self.parts.items()})
 
 
-_RunStates = dict[int, _RunState]
+_WritingRuns = dict[int, _WritingRun]
 """The runs of a query by number. The run that wrote most recently comes last."""
-_Queries = dict[str, _RunStates]
+_Queries = dict[str, _WritingRuns]
 """The queries by name. The query that wrote most recently comes last."""
 
 
-def _is_duplicate(runs: _RunStates, tag: Tag) -> bool:
-    own_run = runs.get(tag.run)
-    if own_run is not None and (tag.batch < own_run.batch or own_run.contains(tag)):  # R2, R1
+def _is_duplicate(runs: _WritingRuns, tag: Tag) -> bool:
+    run_of_tag = runs.get(tag.run)
+    if run_of_tag is not None and (tag.batch < run_of_tag.batch or run_of_tag.contains_row(tag)):  # R2, R1
         return True
-    return (own_run is None or len(runs) > 1) and any(run.contains(tag) for run in runs.values())  # R1
+    return (run_of_tag is None or len(runs) > 1) and any(run.contains_row(tag) for run in runs.values())  # R1
 
 
-def _add_row(runs: _RunStates, tag: Tag, *, is_in_span: bool) -> None:
+def _record_row(runs: _WritingRuns, tag: Tag, *, is_in_span: bool) -> None:
     """Record a row for one piece of the hash key space. `is_in_span` is true if the row's span includes that piece."""
-    own_run = runs.get(tag.run)
-    if own_run is None:
+    run_of_tag = runs.get(tag.run)
+    if run_of_tag is None:
         for number in [number for number, run in runs.items() if run.batch > tag.batch]:
             del runs[number]  # R3
-        own_run = _RunState(tag.batch)
-    elif tag.batch > own_run.batch:
-        own_run.copy_rows_to(run for run in runs.values() if run is not own_run)
-        own_run.batch, own_run.parts = tag.batch, {}
-    if is_in_span and own_run.batch == tag.batch:
-        own_run.add(tag.part, tag.edition, tag.row)
+        run_of_tag = _WritingRun(tag.batch)
+    elif tag.batch > run_of_tag.batch:
+        run_of_tag.merge_rows_into(run for run in runs.values() if run is not run_of_tag)
+        run_of_tag.batch, run_of_tag.parts = tag.batch, {}
+    if is_in_span and run_of_tag.batch == tag.batch:
+        run_of_tag.add_row(tag.part, tag.edition, tag.row)
     if len(runs) > 1 or tag.run not in runs:
         runs.pop(tag.run, None)
-        for number in [number for number, run in runs.items() if run.batch + BATCHES < own_run.batch]:
+        for number in [number for number, run in runs.items() if run.batch + BATCHES < run_of_tag.batch]:
             del runs[number]
-        runs[tag.run] = own_run
+        runs[tag.run] = run_of_tag
         if len(runs) > RUNS:
-            runs.pop(next(iter(runs))).copy_rows_to(runs.values())
+            runs.pop(next(iter(runs))).merge_rows_into(runs.values())
 
 
 @define
@@ -196,7 +196,7 @@ class SeenRows:
     def __bool__(self) -> bool:
         return any(queries for _, queries in self.pieces)
 
-    def seen_before(self, tag: Tag, hash_key: Callable[[], int], position: Position) -> bool:
+    def check_duplicate(self, tag: Tag, hash_key: Callable[[], int], position: Position) -> bool:
         """Return whether the record with this tag is a duplicate. If it is not a duplicate, remember it as read.
 
         Args:
@@ -206,20 +206,20 @@ class SeenRows:
         """
         queries = self.pieces[0][1]
         if len(self.pieces) > 1:
-            key = hash_key()
-            queries = next(piece_queries for last_key, piece_queries in self.pieces if key <= last_key)
+            hash_key_number = hash_key()
+            queries = next(piece_queries for last_key, piece_queries in self.pieces if hash_key_number <= last_key)
         runs = queries.get(tag.query)
         if runs and _is_duplicate(runs, tag):
             return True
-        if runs and tag.run not in runs and (latest := max(run.batch for run in runs.values())) > tag.batch:
+        if runs and tag.run not in runs and (latest_batch := max(run.batch for run in runs.values())) > tag.batch:
             message = (
                 "query %s: run %d writes batch %d although another run was at %d: all its rows are kept, perhaps twice"
             )
-            log.warning(message, tag.query, tag.run, tag.batch, latest)
-            self._undecided_until = {**self._undecided_until, (tag.query, tag.run): latest}
+            log.warning(message, tag.query, tag.run, tag.batch, latest_batch)
+            self._undecided_until = {**self._undecided_until, (tag.query, tag.run): latest_batch}
         if self._undecided_until and tag.batch <= self._undecided_until.get((tag.query, tag.run), -1):
             self._possible_duplicates += 1
-        self.add(tag, position)
+        self.record_row(tag, position)
         return False
 
     def take_possible_duplicates(self) -> int:
@@ -227,7 +227,7 @@ class SeenRows:
         possible_duplicates, self._possible_duplicates = self._possible_duplicates, 0
         return possible_duplicates
 
-    def add(self, tag: Tag, position: Position) -> None:
+    def record_row(self, tag: Tag, position: Position) -> None:
         """Record a new row's number for the hash keys in its span (W1), and its batch for all hash keys (W2)."""
         self.position, self._token = position, None
         first, last = tag.span
@@ -236,16 +236,16 @@ class SeenRows:
         for bound, queries in self.pieces:
             runs = queries.pop(tag.query, None) or {}
             # After the cuts at both ends, each piece lies entirely inside or entirely outside the span.
-            _add_row(runs, tag, is_in_span=first <= bound <= last)
+            _record_row(runs, tag, is_in_span=first <= bound <= last)
             queries[tag.query] = runs
             if len(queries) > QUERIES:
                 del queries[next(iter(queries))]
         if len(self.pieces) > 1:
-            merged = self.pieces[-1:]
+            merged_pieces = self.pieces[-1:]
             for piece in reversed(self.pieces[:-1]):
-                if piece[1] != merged[0][1]:
-                    merged.insert(0, piece)
-            self.pieces = merged
+                if piece[1] != merged_pieces[0][1]:
+                    merged_pieces.insert(0, piece)
+            self.pieces = merged_pieces
 
     def _split_at(self, last_key: int) -> None:
         """Split the piece that contains this hash key, so that one piece ends with it."""
@@ -258,8 +258,8 @@ class SeenRows:
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        pieces = [(last, _copy_queries(queries)) for last, queries in self.pieces]
-        return type(self)(pieces, self.position, self._token, self._undecided_until, self._possible_duplicates)
+        copied_pieces = [(last, _copy_queries(queries)) for last, queries in self.pieces]
+        return type(self)(copied_pieces, self.position, self._token, self._undecided_until, self._possible_duplicates)
 
     @property
     def token(self) -> str:
@@ -268,7 +268,7 @@ class SeenRows:
             self._token = ""
             if self.position is not None and self:
                 pieces = [
-                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _format_queries(queries)
+                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _queries_to_text(queries)
                     for last, queries in self.pieces
                 ]
                 self._token = f"{_PREFIX} {self.position.sequence}.{self.position.sub} {' '.join(pieces)}"
@@ -302,7 +302,7 @@ class SeenRows:
 _PREFIX = "had1"
 
 
-def own_token(token: str) -> str:
+def strip_seen_rows(token: str) -> str:
     """Return the part of a token that belongs to the source itself: the offset for Event Hubs, "" for Kinesis."""
     source_token, separator, _ = token.partition(f"{_PREFIX} ")
     # Remove only the one space between the two parts, because the service's offset may itself end with spaces.
@@ -313,27 +313,29 @@ def _copy_queries(queries: _Queries) -> _Queries:
     return {name: {number: run.copy() for number, run in runs.items()} for name, runs in queries.items()}
 
 
-def _format_queries(queries: _Queries) -> str:
-    return ";".join(_format_run(name, number, run) for name, runs in queries.items() for number, run in runs.items())
+def _queries_to_text(queries: _Queries) -> str:
+    return ";".join(_run_to_text(name, number, run) for name, runs in queries.items() for number, run in runs.items())
 
 
-def _format_run(name: str, number: int, run: _RunState) -> str:
-    parts = (f"{part}={edition}={row}" for part, editions in run.parts.items() for edition, row in editions.items())
-    return ",".join((name, str(number), str(run.batch), *parts))
+def _run_to_text(name: str, number: int, run: _WritingRun) -> str:
+    formatted_parts = (
+        f"{part}={edition}={row}" for part, editions in run.parts.items() for edition, row in editions.items()
+    )
+    return ",".join((name, str(number), str(run.batch), *formatted_parts))
 
 
 def _parse_queries(text: str) -> _Queries:
     queries = _Queries()
     for run in filter(None, text.split(";")):
         name, number, batch, *rows = run.split(",")
-        parts = dict[str, dict[str, int]]()
+        rows_by_part = dict[str, dict[str, int]]()
         for part, edition, row in (entry.split("=") for entry in rows):
-            parts.setdefault(part, {})[edition] = int(row)
-        queries.setdefault(name, {})[int(number)] = _RunState(int(batch), parts)
+            rows_by_part.setdefault(part, {})[edition] = int(row)
+        queries.setdefault(name, {})[int(number)] = _WritingRun(int(batch), rows_by_part)
     return queries
 
 
-def inherited_token(parents: Sequence[Lease]) -> str:
+def merge_parent_tokens(parents: Sequence[Lease]) -> str:
     """Return the token with which the child of these shards starts (R4), or "" if they have no state.
 
     With two parents, the token is also "" if the hash range of one of them is unknown.
@@ -344,13 +346,13 @@ def inherited_token(parents: Sequence[Lease]) -> str:
     # Use TRIM_HORIZON as the state's position, so that the state is valid for all records of the child shard.
     if len(parent_states) == 1:
         return SeenRows(parent_states[0][1].pieces, TRIM_HORIZON).token
-    ranges: list[tuple[HashRange, SeenRows]] = sorted(
+    states_by_range: list[tuple[HashRange, SeenRows]] = sorted(
         ((hash_range, state) for hash_range, state in parent_states if hash_range), key=lambda pair: pair[0]
     )
-    if len(ranges) < len(parent_states):
+    if len(states_by_range) < len(parent_states):
         return ""
     pieces = list[tuple[int, _Queries]]()
-    for (_, last), state in ranges:
+    for (_, last), state in states_by_range:
         pieces += [
             (min(bound, last), queries) for bound, queries in state.pieces if not pieces or bound > pieces[-1][0]
         ]
@@ -377,29 +379,29 @@ class Trail(NamedTuple):
     before: SeenRows
     new_rows: Sequence[tuple[NewRow, ...]]
 
-    def token(self, row: int) -> str:
+    def token_for_row(self, row: int) -> str:
         """Return the token of this row's position."""
         return self._state_before(row + 1).token
 
-    def from_row(self, row: int) -> "Trail":
+    def starting_at_row(self, row: int) -> "Trail":
         """Return the trail of the rows from this one on."""
         return Trail(self._state_before(row), self.new_rows[row:])
 
-    def select(self, selected: Sequence[bool | None]) -> "Trail":
+    def select_rows(self, selected: Sequence[bool | None]) -> "Trail":
         """Return a trail with only the rows whose entry in `selected` is true."""
-        rows, pending = list[tuple[NewRow, ...]](), tuple[NewRow, ...]()
+        rows, pending_rows = list[tuple[NewRow, ...]](), tuple[NewRow, ...]()
         for is_selected, new_rows in zip(selected, self.new_rows, strict=True):
-            pending += new_rows
+            pending_rows += new_rows
             if is_selected:
-                rows.append(pending)
-                pending = ()
+                rows.append(pending_rows)
+                pending_rows = ()
         return Trail(self.before, rows)
 
     def _state_before(self, row: int) -> SeenRows:
-        seen = self.before.copy()
+        seen_rows = self.before.copy()
         for tag, position in chain.from_iterable(self.new_rows[:row]):
-            seen.add(tag, position)
-        return seen
+            seen_rows.record_row(tag, position)
+        return seen_rows
 
 
 class Tokens(NamedTuple):
@@ -407,10 +409,10 @@ class Tokens(NamedTuple):
 
     values: Sequence[str]
 
-    def token(self, row: int) -> str:
+    def token_for_row(self, row: int) -> str:
         """Return the token of this row's position."""
         return self.values[row]
 
-    def from_row(self, row: int) -> "Tokens":
+    def starting_at_row(self, row: int) -> "Tokens":
         """Return the tokens of the rows from this one on."""
         return Tokens(self.values[row:])

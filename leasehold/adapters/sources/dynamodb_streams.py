@@ -28,16 +28,16 @@ from leasehold.adapters.sources.kinesis.clients import create_client
 from leasehold.adapters.sources.kinesis.faults import (
     AwsService,
     PollPace,
-    code_of,
-    max_records_of,
-    poll_seconds_of,
+    error_code,
+    parse_max_records,
+    parse_poll_seconds,
     translate_errors,
     translate_parse_errors,
 )
 from leasehold.adapters.sources.kinesis.poller import TRIMMED_TEXT, Poller
 from leasehold.adapters.sources.kinesis.source import PolledStream
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.threads import boottime
+from leasehold.adapters.threads import read_boot_clock
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, Trimmed
 from leasehold.stores.aws import session_of
@@ -115,7 +115,7 @@ class ChangePoller(Poller):
         try:
             return super()._new_iterator()
         except (ClientError, ParamValidationError) as error:
-            is_unsupported = isinstance(error, ParamValidationError) or code_of(error) == "ValidationException"
+            is_unsupported = isinstance(error, ParamValidationError) or error_code(error) == "ValidationException"
             if not (is_unsupported and self._starting_position()["Type"] == "AT_TIMESTAMP"):
                 raise
             self._start = TRIM_HORIZON
@@ -126,44 +126,48 @@ class ChangePoller(Poller):
             return iterator
 
     def _rewind_from(self, error: ClientError) -> None:
-        if code_of(error) != "TrimmedDataAccessException":
+        if error_code(error) != "TrimmedDataAccessException":
             raise error
         self._restart_or_raise(error)
 
     def _needs_new_iterator(self, error: ClientError) -> bool:
-        if code_of(error) == "TrimmedDataAccessException":
+        if error_code(error) == "TrimmedDataAccessException":
             self._restart_or_raise(error)
             return True
         return super()._needs_new_iterator(error)
 
     def _restart_or_raise(self, error: ClientError | None) -> None:
         """Restart at the oldest record. Raise Trimmed if a sequence number is known and `rewind` is not set."""
-        number = self._last_read or (self._start.sequence if self._start.numbered else None)
-        if number is not None and not self._rewind:
-            raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, number)) from error
+        sequence_number = self._last_read or (self._start.sequence if self._start.numbered else None)
+        if sequence_number is not None and not self._rewind:
+            raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, sequence_number)) from error
         self._start, self._last_read, self._skip_through = TRIM_HORIZON, None, None
-        log.warning("shard %s: %s no longer exists; starting at TRIM_HORIZON", self._shard, number or "its start")
+        log.warning(
+            "shard %s: %s no longer exists; starting at TRIM_HORIZON", self._shard, sequence_number or "its start"
+        )
 
-    def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
-        new_records = records = tuple(map(record_of, response["Records"]))
+    def _make_batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
+        new_records = records = tuple(map(convert_record, response["Records"]))
         skip_through, since = self._skip_through, self._since
         # Drop only leading records. Records are in order of time, so the first record to keep is followed only by
         # records to keep.
         if skip_through is not None:
             new_records = tuple(dropwhile(lambda record: record.position.order <= skip_through, new_records))
         if since is not None:
-            new_records = tuple(dropwhile(lambda record: _latest_arrival(record) < since, new_records))
+            new_records = tuple(dropwhile(lambda record: _latest_possible_arrival(record) < since, new_records))
         if records:
             self._log_gap(records[0].sequence_number)
         next_iterator = response.get("NextShardIterator") or None
         self._empty_in_a_row = 0 if records else self._empty_in_a_row + 1
-        at_tip = next_iterator is None or self._empty_in_a_row >= EMPTY_AT_TIP
-        behind_seconds = 0.0 if at_tip else None
+        is_at_tip = next_iterator is None or self._empty_in_a_row >= EMPTY_AT_TIP
+        behind_seconds = 0.0 if is_at_tip else None
         if records:
             # Compute the age of the last record by the service's clock, which the response contains.
             server_time = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
-            arrived = records[-1].arrived
-            behind_seconds = None if server_time is None or arrived is None else max(0.0, server_time - arrived)
+            last_arrived = records[-1].arrived
+            behind_seconds = (
+                None if server_time is None or last_arrived is None else max(0.0, server_time - last_arrived)
+            )
         has_more = behind_seconds is not None and behind_seconds > BEHIND_SECONDS
         batch = Batch(
             records=new_records,
@@ -179,7 +183,7 @@ class ChangePoller(Poller):
         return batch
 
 
-def record_of(row: Mapping[str, Any]) -> Record:
+def convert_record(row: Mapping[str, Any]) -> Record:
     """Convert a stream record from boto3.
 
     The record's data is the change in the format of the API, as JSON with sorted keys, so that every reader returns the
@@ -198,19 +202,19 @@ def record_of(row: Mapping[str, Any]) -> Record:
     if not is_valid:
         raise ValueError(f"record {number} has an invalid eventName or userIdentity")
     return Record(
-        canonical_json(row).encode(),
+        encode_canonical_json(row).encode(),
         number,
-        partition_key=canonical_json(details["Keys"]),
+        partition_key=encode_canonical_json(details["Keys"]),
         arrived=None if created is None else created.timestamp(),
     )
 
 
-def canonical_json(value: object) -> str:
+def encode_canonical_json(value: object) -> str:
     """Return `value` as JSON; equal values have equal strings."""
-    return json.dumps(value, default=_json_value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, default=_encode_json_value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
-def _json_value(value: object) -> object:
+def _encode_json_value(value: object) -> object:
     match value:
         case bytes() | bytearray():
             return b64encode(value).decode()
@@ -221,7 +225,7 @@ def _json_value(value: object) -> object:
             raise TypeError(f"{type(value).__name__} is not a DynamoDB type")
 
 
-def _latest_arrival(record: Record) -> float:
+def _latest_possible_arrival(record: Record) -> float:
     """Return the latest time at which the record may have been created. Its time is in whole seconds or minutes."""
     if record.arrived is None:
         return float("inf")
@@ -253,7 +257,7 @@ class TableStream(PolledStream):
         rewind: bool = False,
         poll_seconds: float | None = None,
         max_records: int | None = None,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = read_boot_clock,
     ) -> None:
         super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
         self._tables, self._table_timeouts = tables, CallTimeouts(tables, retry_first_call=True)
@@ -287,7 +291,7 @@ class TableStream(PolledStream):
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        self._find_stream()
+        self._find_current_stream()
         with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
             rows: list[Any] = []
             page_parameters: dict[str, str] = {}
@@ -299,9 +303,9 @@ class TableStream(PolledStream):
                     break
                 page_parameters = {"ExclusiveStartShardId": last_shard}
             self._note_server_time(page)
-            created = int(description["CreationRequestDateTime"].timestamp())
-            self._incarnation = f"{self._arn.split(':')[4]}:{description['TableName']}:{created}"
-            return shards_from(rows)
+            created_seconds = int(description["CreationRequestDateTime"].timestamp())
+            self._incarnation = f"{self._arn.split(':')[4]}:{description['TableName']}:{created_seconds}"
+            return convert_shards(rows)
 
     def latest(self, lease: Lease) -> Position:
         """Return the service's time in whole seconds, because the times of records are truncated to seconds."""
@@ -309,13 +313,13 @@ class TableStream(PolledStream):
 
     def open(self, lease: Lease, start: Position) -> ChangePoller:
         return ChangePoller(
-            self._clients.with_timeout(self._clients.timeouts[0]),
+            self._clients.client_with_timeout(self._clients.timeouts[0]),
             self._request_name(),
             lease.shard,
             start,
             rewind=self._rewind,
             pace=PollPace(self._poll_seconds),
-            timeouts=CallTimeouts(self._clients, step=self._timeouts.step),
+            timeouts=CallTimeouts(self._clients, step=self._timeouts.longest_step),
             max_records=self._max_records,
         )
 
@@ -325,10 +329,10 @@ class TableStream(PolledStream):
 
     def _request_name(self) -> str:
         if not self._arn:
-            self._find_stream()
+            self._find_current_stream()
         return self._arn
 
-    def _find_stream(self) -> None:
+    def _find_current_stream(self) -> None:
         """Look up the table's current stream. It changes when streaming is disabled and enabled again."""
         if is_arn(self.name):
             return
@@ -349,20 +353,20 @@ def is_arn(name: str) -> bool:
     return name.startswith("arn:")
 
 
-def shards_from(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
+def convert_shards(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
     """Return the shards of a listing. A shard that has a child is closed, even if its own entry is still open."""
-    parents = {row.get("ParentShardId") for row in rows}
+    parent_ids = {row.get("ParentShardId") for row in rows}
     return tuple(
         Shard(
             id=row["ShardId"],
             parents=tuple(parent for parent in (row.get("ParentShardId"),) if parent),
-            open="EndingSequenceNumber" not in row["SequenceNumberRange"] and row["ShardId"] not in parents,
+            open="EndingSequenceNumber" not in row["SequenceNumberRange"] and row["ShardId"] not in parent_ids,
         )
         for row in rows
     )
 
 
-def region_of(name: str, options: Mapping[str, str]) -> str | None:
+def parse_region(name: str, options: Mapping[str, str]) -> str | None:
     """Return the region of a table or ARN, or None for the environment's. Raises ValueError if the name is neither."""
     if not is_arn(name):
         if "/" in name or "," in name:
@@ -383,21 +387,21 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
         SourceError: If no region is known.
         ValueError: If the name or an option is wrong.
     """
-    region, endpoint = region_of(name, options), options.get("endpoint")
+    region, endpoint = parse_region(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError(
             "source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, a shard with a trimmed checkpoint is "
             "not read"
         )
-    poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
-    max_records = max_records_of(options, ChangePoller.max_records)
+    poll_seconds = parse_poll_seconds(options["poll_seconds"]) if "poll_seconds" in options else None
+    max_records = parse_max_records(options, ChangePoller.max_records)
     opened_session = session_of(options, "source URL", session)
     clients = StreamsClients(
         lambda timeout: create_client("dynamodbstreams", region, endpoint, timeout, opened_session)
     )
     tables = TableClients(lambda timeout: create_client("dynamodb", region, endpoint, timeout, opened_session))
     with translate_errors(name, STREAMS):
-        clients.with_timeout(clients.timeouts[0])  # raises now if no region is known
+        clients.client_with_timeout(clients.timeouts[0])  # raises now if no region is known
     return TableStream(
         clients, name, tables, rewind="if_trimmed" in options, poll_seconds=poll_seconds, max_records=max_records
     )

@@ -63,9 +63,9 @@ class Record(NamedTuple):
     @property
     def change(self) -> "Change":
         """The DynamoDB item change that the data contains. Raises ValueError if the data is not a change."""
-        from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  needs boto3, which is an extra
+        from leasehold.adapters.sources.changes import decode_change  # noqa: PLC0415  needs boto3, which is an extra
 
-        return change_of(self.data)
+        return decode_change(self.data)
 
 
 class TransientRejection(SourceError):
@@ -77,7 +77,7 @@ class TransientRejection(SourceError):
 
 
 @contextmanager
-def foreign_as_unavailable() -> Iterator[None]:
+def turn_foreign_errors_into_unavailable() -> Iterator[None]:
     """Turn exceptions of other libraries into SourceUnavailable."""
     try:
         yield
@@ -91,7 +91,7 @@ REJECTION_RETRIES = 3
 """How many times a request is repeated after a TransientRejection before the rejection counts as permanent."""
 
 
-class Rejections:
+class RejectionCounter:
     """Counts consecutive rejections, and decides whether a retry may help."""
 
     def __init__(self) -> None:
@@ -168,30 +168,32 @@ class Batch:
         return len(self.records)
 
     @property
-    def arrivals(self) -> Sequence[float | None]:
+    def arrival_times(self) -> Sequence[float | None]:
         """The time of arrival of each record, in seconds since 1970, or None if unknown."""
         return [record.arrived for record in self.records]
 
     @property
-    def first_arrived(self) -> float | None:
+    def first_arrival_time(self) -> float | None:
         """The time of arrival of the first record, in seconds since 1970, or None if there is none or it is unknown."""
         return self.records[0].arrived if self.records else None
 
     @property
-    def last_arrived(self) -> float | None:
+    def last_arrival_time(self) -> float | None:
         """The time of arrival of the last record, in seconds since 1970, or None if there is none or it is unknown."""
         return self.records[-1].arrived if self.records else None
 
-    def between(self, since: float, until: float) -> "Batch":
+    def select_arrived_between(self, since: float, until: float) -> "Batch":
         """Return a batch with only the records that arrived at or after `since`, and before `until`.
 
         Records whose time of arrival is unknown are kept, too.
         """
-        records = tuple(record for record in self.records if record.arrived is None or since <= record.arrived < until)
-        return evolve(self, records=records, read_to=self.end)
+        kept_records = tuple(
+            record for record in self.records if record.arrived is None or since <= record.arrived < until
+        )
+        return evolve(self, records=kept_records, read_to=self.end)
 
 
-def call_rows_of(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an extra
+def call_rows_from_records(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an extra
     """Import a module and call its `rows_of`. Raises ModuleNotFoundError that names the extra to install."""
     try:
         module = import_module(module_name)  # imports pyarrow
@@ -221,7 +223,7 @@ class Reader(Protocol):
 
 
 @runtime_checkable
-class Selective(Protocol):
+class SelectiveSource(Protocol):
     """A source that reads only some of the leases in a table."""
 
     def reads(self, lease: Lease) -> bool:
@@ -233,16 +235,16 @@ class Selective(Protocol):
 
 
 @runtime_checkable
-class MultiStream(Protocol):
+class MultiStreamSource(Protocol):
     """A source of several streams, which lists the shards of those that respond."""
 
     @property
-    def unlisted(self) -> "SourceUnavailable | None":
+    def unlisted_stream_error(self) -> "SourceUnavailable | None":
         """The error of a stream that is missing from the last listing, or None. Permanent errors are not included."""
 
 
 @runtime_checkable
-class Identified(Protocol):
+class IdentifiedSource(Protocol):
     """A source that can distinguish its stream from a deleted stream with the same name."""
 
     def incarnation(self) -> str:
@@ -257,8 +259,8 @@ class Identified(Protocol):
 
 
 @frozen
-class Settled:
-    """The result of `Sliceable.settled`. It means that all records that arrived before the given time have appeared.
+class SettledShard:
+    """The result of `SliceableSource.settled`: all records that arrived before the given time have appeared.
 
     Attributes:
         last: The position of the shard's last record, TRIM_HORIZON if it has none, or None if the source cannot name
@@ -271,10 +273,10 @@ class Settled:
 
 
 @runtime_checkable
-class Sliceable(Protocol):
+class SliceableSource(Protocol):
     """A source that can tell when all of a shard's records up to a given time have appeared."""
 
-    def settled(self, lease: Lease, until: float) -> Settled | None:
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
         """Return the shard's last record once all records that arrived before `until` have appeared; until then, None.
 
         Args:
@@ -320,7 +322,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class Named(Protocol):
+class NamedSource(Protocol):
     """A source of one stream that provides the stream's name, which its leases do not contain."""
 
     @property
@@ -329,7 +331,7 @@ class Named(Protocol):
 
 
 @runtime_checkable
-class Addressed(Protocol):
+class SourceWithArns(Protocol):
     """A source whose streams have ARNs."""
 
     def arn(self, stream: str) -> str:
@@ -349,16 +351,16 @@ class PassingSource:
     @property
     def name(self) -> str:
         """The source's name, or "" if it has none."""
-        return self._source.name if isinstance(self._source, Named) else ""
+        return self._source.name if isinstance(self._source, NamedSource) else ""
 
     def reads(self, lease: Lease) -> bool:
-        return self._source.reads(lease) if isinstance(self._source, Selective) else True
+        return self._source.reads(lease) if isinstance(self._source, SelectiveSource) else True
 
     def arn(self, stream: str) -> str:
-        return self._source.arn(stream) if isinstance(self._source, Addressed) else ""
+        return self._source.arn(stream) if isinstance(self._source, SourceWithArns) else ""
 
     def incarnation(self) -> str:
-        return self._source.incarnation() if isinstance(self._source, Identified) else ""
+        return self._source.incarnation() if isinstance(self._source, IdentifiedSource) else ""
 
     def shards(self) -> tuple[Shard, ...]:
         return self._source.shards()

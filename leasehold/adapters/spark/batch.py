@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from leasehold.adapters.consumer.cursor import Cursor, ShardPull
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.sources.call_timeouts import Backoff
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, SettledShard, SliceableSource, Source
 from leasehold.adapters.spark.lease_loop import STALL_SECONDS
 from leasehold.adapters.spark.options import OptionReader
 from leasehold.adapters.spark.range_reader import read_range
@@ -128,7 +128,7 @@ def _parse_position(position_fields: Mapping[str, Any] | None) -> Position | Non
     return at_timestamp(position_fields["timestamp_ms"]) if position_name == "AT_TIMESTAMP" else Position(position_name)
 
 
-class BoundedSource(Source, Sliceable, Protocol):
+class BoundedSource(Source, SliceableSource, Protocol):
     """A source that can find out whether a shard has been read up to a time."""
 
 
@@ -242,9 +242,9 @@ def _make_lease(shard: Shard) -> Lease:
     return Lease(shard.id, hash_range=shard.hash_range)
 
 
-def _find_last_record(source: BoundedSource, lease: Lease) -> Settled:
+def _find_last_record(source: BoundedSource, lease: Lease) -> SettledShard:
     """Return the position of the shard's last record, if the source can look it up."""
-    return source.settled(lease, 0.0) or Settled()
+    return source.settled(lease, 0.0) or SettledShard()
 
 
 class _ShardPlanner:
@@ -256,7 +256,7 @@ class _ShardPlanner:
     def plan_parts_of_shard(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard, or none if the shard has no records in the slice."""
         lease, cut, end_position = _make_lease(shard), self._cut, None
-        last_record = Settled()
+        last_record = SettledShard()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
             last_record = _find_last_record(self._source, lease)
         # Don't make a task for a shard without records, because the task would wait at the tip until the lag is

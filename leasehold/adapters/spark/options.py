@@ -13,8 +13,8 @@ from uuid import uuid4
 
 from attrs import field, frozen
 
-from leasehold.adapters.inputs import SETTING_LIMITS, checked_duration, checked_time
-from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, config_of
+from leasehold.adapters.inputs import SETTING_LIMITS, check_duration, check_time_ms
+from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, parse_config
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, printable, text_of
@@ -219,7 +219,7 @@ def parse_lease_options(
 
 def _parse_config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
     duration_ms = opts.read_number("lease.durationMs", int(seconds * 1000), minimum=500) or 0
-    if warning := checked_duration(SETTING_LIMITS["lease_seconds"], duration_ms / 1000, "option lease.durationMs"):
+    if warning := check_duration(SETTING_LIMITS["lease_seconds"], duration_ms / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
     rules_name = opts.read_choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
     # Limit the leases by a number or by the session's cores, so that a large cluster takes more than a laptop (M7).
@@ -234,7 +234,7 @@ def _parse_config(opts: OptionReader, position: Mapping[str, Any], seconds: floa
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules_name, "lease_seconds": duration_ms / 1000, **position}
     try:
-        return config_of(JsonValue("input", fields))
+        return parse_config(JsonValue("input", fields))
     except BadJsonField as error:
         raise ValueError(f"option lease.rules: {printable(text_of(error))}") from None
 
@@ -262,7 +262,7 @@ def parse_start(
         timestamp_ms = decimal(timestamp, 2**53)
         if timestamp_ms is None:
             raise ValueError(f"option {name}: the time must be whole milliseconds since 1970, not {timestamp!r}")
-        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": checked_time(timestamp_ms, f"option {name}")}
+        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": check_time_ms(timestamp_ms, f"option {name}")}
     if text.upper() in oldest_words:
         return {"initial_position": "TRIM_HORIZON"}
     if text.upper() in newest_words:

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.spark.registration import register
-from leasehold.adapters.toolchain import java_home
+from leasehold.adapters.toolchain import find_java_home
 from leasehold.stores.printable import escaped, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -71,7 +71,7 @@ def open_session(name: str) -> SparkSession:
     """
     builder = SparkSession.builder.appName(name)
     if not any(variable in os.environ for variable in SUBMIT_VARIABLES):
-        os.environ["JAVA_HOME"] = str(java_home())
+        os.environ["JAVA_HOME"] = str(find_java_home())
         # By default Spark's workers run the first `python3` on the PATH, which may lack this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.config(map={**SETTINGS, "spark.log.level": "FATAL"})
@@ -85,6 +85,6 @@ def build_session_at(master: str, name: str) -> SparkSession:
 
     Raises ServiceError if no Java was found.
     """
-    os.environ.setdefault("JAVA_HOME", str(java_home()))
+    os.environ.setdefault("JAVA_HOME", str(find_java_home()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return SparkSession.builder.master(master).appName(name).getOrCreate()

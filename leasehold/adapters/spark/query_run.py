@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
 
 from leasehold.adapters.sources.call_timeouts import Backoff
-from leasehold.adapters.sources.protocol import Identified, Source
+from leasehold.adapters.sources.protocol import IdentifiedSource, Source
 from leasehold.adapters.spark.available_now import should_flush
 from leasehold.adapters.spark.compat import HAS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows
 from leasehold.adapters.spark.fetching import Rows, RowTransport, spread_over_tasks
@@ -173,7 +173,7 @@ class QueryRun:
             source = self._source
             try:
                 source.shards()  # some sources get the incarnation from a listing
-                self._incarnation = source.incarnation() if isinstance(source, Identified) else ""
+                self._incarnation = source.incarnation() if isinstance(source, IdentifiedSource) else ""
             except SourceUnavailable as fault:
                 if not backoff.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)

@@ -67,8 +67,8 @@ class RowBuffer:
                 end_position, trail = self._columns.position(first_chunk.rows, fitting_row_count - 1), first_chunk.trail
                 if trail is not None:
                     end_position, trail = (
-                        evolve(end_position, token=trail.token(fitting_row_count - 1)),
-                        trail.from_row(fitting_row_count),
+                        evolve(end_position, token=trail.token_for_row(fitting_row_count - 1)),
+                        trail.starting_at_row(fitting_row_count),
                     )
                 remaining_chunk = evolve(first_chunk, rows=first_chunk.rows.slice(fitting_row_count), trail=trail)
                 self._chunks.appendleft((remaining_chunk, size := self._measure_chunk(remaining_chunk)))

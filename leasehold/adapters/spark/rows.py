@@ -75,31 +75,31 @@ class ArrowBatch(Batch):
         return len(self.records) if self.rows is None else int(self.rows.num_rows)
 
     @property
-    def arrivals(self) -> Sequence[float | None]:
+    def arrival_times(self) -> Sequence[float | None]:
         """When each row arrived."""
-        return super().arrivals if self.rows is None else _convert_to_seconds(self.rows[self.arrived])
+        return super().arrival_times if self.rows is None else _convert_to_seconds(self.rows[self.arrived])
 
     @property
-    def first_arrived(self) -> float | None:
+    def first_arrival_time(self) -> float | None:
         """When the first row arrived."""
-        return super().first_arrived if self.rows is None else self._find_arrival_time(slice(0, 1))
+        return super().first_arrival_time if self.rows is None else self._find_arrival_time(slice(0, 1))
 
     @property
-    def last_arrived(self) -> float | None:
+    def last_arrival_time(self) -> float | None:
         """When the last row arrived."""
-        return super().last_arrived if self.rows is None else self._find_arrival_time(slice(-1, None))
+        return super().last_arrival_time if self.rows is None else self._find_arrival_time(slice(-1, None))
 
     def _find_arrival_time(self, part: slice) -> float | None:
         return (
             next(iter(_convert_to_seconds(self.rows[self.arrived][part])), None) if self.rows and self.arrived else None
         )
 
-    def between(self, since: float, until: float) -> Batch:
+    def select_arrived_between(self, since: float, until: float) -> Batch:
         """Return this read with only the rows that arrived between these times."""
         if self.rows is None:
-            return super().between(since, until)
-        arrived_between = [time is None or since <= time < until for time in self.arrivals]
-        trail = None if self.trail is None else self.trail.select(arrived_between)
+            return super().select_arrived_between(since, until)
+        arrived_between = [time is None or since <= time < until for time in self.arrival_times]
+        trail = None if self.trail is None else self.trail.select_rows(arrived_between)
         return evolve(self, rows=self.rows.filter(pa.array(arrived_between)), read_to=self.end, trail=trail)
 
 

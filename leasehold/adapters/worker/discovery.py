@@ -15,12 +15,12 @@ from attrs import evolve
 
 from leasehold.adapters.inputs import format_time
 from leasehold.adapters.sources.protocol import (
-    Identified,
-    MultiStream,
-    Rejections,
-    Selective,
+    IdentifiedSource,
+    MultiStreamSource,
+    RejectionCounter,
+    SelectiveSource,
     Source,
-    foreign_as_unavailable,
+    turn_foreign_errors_into_unavailable,
 )
 from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.adapters.worker.holding import Holding
@@ -92,7 +92,7 @@ class Discovery:
 
     def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:
         self._source, self._safety_seconds = source, safety_seconds
-        self._selective = source if isinstance(source, Selective) else None  # cached, because the check is slow
+        self._selective = source if isinstance(source, SelectiveSource) else None  # cached, because the check is slow
         self._wanted = Event()
         self._wanted.set()
         self._next_due, self._rounds = 0.0, 0
@@ -102,7 +102,7 @@ class Discovery:
         self.answered = False
         self._unread: frozenset[str] = frozenset()
         self._logged: frozenset[str] = frozenset()
-        self._fault, self._rejections = "", Rejections()
+        self._fault, self._rejections = "", RejectionCounter()
         self.refused = self.calling = False
         self.open_shards: int | None = None
         self.incarnation = ""
@@ -244,7 +244,7 @@ class Discovery:
             return listing
         # This source does not list the shards of these leases. Without this check, the leases would be deleted as if
         # their shards were gone.
-        with foreign_as_unavailable():
+        with turn_foreign_errors_into_unavailable():
             return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
@@ -306,7 +306,7 @@ class Discovery:
                 shards = self._source.shards()
             # Some sources cannot distinguish two streams of the same name. There, only contradictions show that the
             # stream was recreated.
-            if isinstance(self._source, Identified):
+            if isinstance(self._source, IdentifiedSource):
                 try:
                     # The incarnation may have become unreadable, for example because a permission was revoked. The last
                     # known one is still valid.
@@ -333,8 +333,10 @@ class Discovery:
             )
         self.incarnation = incarnation
         self.answered, self._next_due = True, now + self._safety_seconds
-        if isinstance(self._source, MultiStream) and self._source.unlisted is not None:
-            self._note_failure("the shards of a stream could not be listed", self._source.unlisted, is_temporary=True)
+        if isinstance(self._source, MultiStreamSource) and self._source.unlisted_stream_error is not None:
+            self._note_failure(
+                "the shards of a stream could not be listed", self._source.unlisted_stream_error, is_temporary=True
+            )
         else:
             if self._fault:
                 log.warning("the shards are listed again")
@@ -348,7 +350,7 @@ class Discovery:
     def _call(self) -> Iterator[None]:
         self.calling = True
         try:
-            with foreign_as_unavailable():
+            with turn_foreign_errors_into_unavailable():
                 yield
         finally:
             self.calling = False

@@ -324,7 +324,7 @@ class Holding:
         self._lose(f"given to {recipient}" if recipient else "released")
 
     def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
-        self._origin.check()
+        self._origin.check_same_process()
         with self._lock:
             # A lost response causes one rejection. A next owner that registers in the meantime causes another
             # rejection, so retry a few times.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from attrs import evolve
 
-from leasehold.adapters.sources.protocol import foreign_as_unavailable
+from leasehold.adapters.sources.protocol import turn_foreign_errors_into_unavailable
 from leasehold.adapters.worker.annotations import latest_annotations
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
@@ -132,7 +132,7 @@ class PendingCreations:
         A shard that does not respond delays only its own lease.
         """
         try:
-            with foreign_as_unavailable():
+            with turn_foreign_errors_into_unavailable():
                 return self._tip_of(lease)
         except SourceError as fault:
             log.warning("lease %s is not created yet, because the position of LATEST is unknown: %s", lease.key, fault)

@@ -414,12 +414,12 @@ class ProgressMeter:
             self._tried = self._read = now
             self._batch_unfinished = bool(batch.count)
             if batch.count:
-                self._oldest = self._arrival(batch.first_arrived, now, batch.behind_seconds or 0.0)
+                self._oldest = self._arrival(batch.first_arrival_time, now, batch.behind_seconds or 0.0)
             elif batch.behind_seconds == 0 or batch.ended:
                 self._oldest = None
             # An empty response is no progress while an earlier record is not handled.
             self._pending = self._batch_unfinished or self._oldest is None
-            self._batch_arrived, self._excused = batch.last_arrived, waits
+            self._batch_arrived, self._excused = batch.last_arrival_time, waits
             if waits:
                 self._done = now  # otherwise a shard whose records must wait would look stalled
             if batch.behind_seconds is not None:

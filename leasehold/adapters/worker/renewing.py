@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from heapq import heappop, heappush
 from typing import Protocol, TypeVar
 
-from leasehold.adapters.threads import boottime
+from leasehold.adapters.threads import read_boot_clock
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.actions import Look, Renew
 from leasehold.balancer.bulletin import BulletinTracker, bulletin_of
@@ -68,7 +68,7 @@ class Renewing:
     """
 
     def __init__(
-        self, config: Config, release: Callable[[Holding], None], clock: Callable[[], float] = boottime
+        self, config: Config, release: Callable[[Holding], None], clock: Callable[[], float] = read_boot_clock
     ) -> None:
         self._config, self._release, self._clock = config, release, clock
         self._average_seconds = 0.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, assert_never
 from attrs import evolve
 
 from leasehold.adapters.sources.call_timeouts import Backoff
-from leasehold.adapters.sources.protocol import Named, Source
+from leasehold.adapters.sources.protocol import NamedSource, Source
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter, MadeAnew, expired_unread
@@ -122,7 +122,7 @@ class Worker:
         self.hurried: Callable[[], None] = wake_nothing
         """A callback, set by the runner and called from any thread, which requests an earlier call of `turn`."""
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
-        name = source.name if isinstance(source, Named) else ""
+        name = source.name if isinstance(source, NamedSource) else ""
         self._identity = Identity(me, self.scheduler.process_id, lambda: self.discovery.incarnation, name)
         self._restarter = LeaseRestarter(self.store, me, self.discovery, if_recreated)
         self._hurry = Event()

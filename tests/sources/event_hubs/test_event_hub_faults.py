@@ -27,11 +27,16 @@ from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
     AsyncCredential,
-    by_connection_string,
+    access_by_connection_string,
     translate_error,
 )
-from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, EventPosition, event_position, open_url
-from leasehold.adapters.sources.protocol import Record, Settled
+from leasehold.adapters.sources.event_hubs.poller import (
+    BackgroundLoop,
+    EventPosition,
+    open_url,
+    starting_event_position,
+)
+from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError, SourceUnavailable
@@ -85,7 +90,7 @@ def test_scheme_opens_the_source_with_its_options(monkeypatch: pytest.MonkeyPatc
 def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
     """Errors end up in logs, and a mistyped key is still mostly the key."""
     with pytest.raises(ValueError, match="not an Event Hubs connection string") as raised:
-        by_connection_string(secret, "place", "hub", "$Default")
+        access_by_connection_string(secret, "place", "hub", "$Default")
     assert "hidden" not in f"{raised.value!r}{raised.value.__cause__!r}{ACCESS!r}"
 
 
@@ -101,14 +106,14 @@ def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
 )
 def test_offset_is_preferred_if_there_is_one(position: Position, start: EventPosition) -> None:
     """Some SDKs have written `no offset` into checkpoints; as an offset it would read nothing."""
-    assert event_position(position) == start
+    assert starting_event_position(position) == start
 
 
 @pytest.mark.parametrize("position", [LATEST, SHARD_END])
 def test_reader_start_is_always_resolved(position: Position) -> None:
     """LATEST is resolved first, so that a restart does not skip events that arrived in between."""
     with pytest.raises(ValueError, match=position.sequence):
-        event_position(position)
+        starting_event_position(position)
 
 
 class _Said(EventHubError):
@@ -265,17 +270,19 @@ def test_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> 
     now = iter([104.999, 105.0])
     enqueued = datetime.fromtimestamp(99, UTC)
     properties = {"is_empty": False, "last_enqueued_sequence_number": 7, "last_enqueued_time_utc": enqueued}
-    monkeypatch.setattr(source, "BackgroundLoop", lambda: SimpleNamespace(run=lambda work: work.close() or properties))
+    monkeypatch.setattr(
+        source, "BackgroundLoop", lambda: SimpleNamespace(run_and_wait=lambda work: work.close() or properties)
+    )
     monkeypatch.setattr(source, "time", SimpleNamespace(time=lambda: next(now)))
     hub = source.EventHubsSource(ACCESS)
-    assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, Settled(Position("7"), 99.0)]
+    assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, SettledShard(Position("7"), 99.0)]
 
 
 def test_unanswered_request_times_out_and_is_cancelled() -> None:
     asking = BackgroundLoop()
     work = asyncio.sleep(3600)
     with pytest.raises(SourceUnavailable, match=r"did not respond within 0\.02 s"):
-        asking.run(work, 0.02)
+        asking.run_and_wait(work, 0.02)
     until(lambda: inspect.getcoroutinestate(work) == inspect.CORO_CLOSED)
     asking.close()
 
@@ -289,9 +296,9 @@ def test_request_timeout_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> No
         raise TimeoutError
 
     monkeypatch.setattr(silent, "result", result)
-    monkeypatch.setattr(asking, "start", lambda _work: silent)
+    monkeypatch.setattr(asking, "start_coroutine", lambda _work: silent)
     with pytest.raises(SourceUnavailable, match="did not respond within 30 s"):
-        asking.run(cast("Any", None))
+        asking.run_and_wait(cast("Any", None))
     assert (waited, silent.cancelled()) == ([30.0], True)
     asking.close()
 
@@ -309,7 +316,7 @@ def test_close_waits_for_links_to_close() -> None:
             closed.set()
 
     closing = BackgroundLoop()
-    closing.start(slow())
+    closing.start_coroutine(slow())
     assert started.wait(20.0)
     closing.close()
     assert closed.is_set()
@@ -328,7 +335,7 @@ def test_link_whose_close_is_unanswered_is_abandoned(monkeypatch: pytest.MonkeyP
             await asyncio.Event().wait()
 
     closing, work = BackgroundLoop(), unanswered()
-    closing.start(work)
+    closing.start_coroutine(work)
     assert started.wait(20.0)
     closing.close()
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
@@ -349,7 +356,7 @@ def test_link_that_never_closes_does_not_block_close(
     before = set(threading.enumerate())
     closing = BackgroundLoop()
     (thread,) = set(threading.enumerate()) - before
-    closing.start(stubborn())
+    closing.start_coroutine(stubborn())
     assert started.wait(20.0)
     closing.close()
     until(lambda: not thread.is_alive())
@@ -387,6 +394,6 @@ def test_failed_connection_logs_no_lines_about_forgotten_objects(
         loop.call_exception_handler({"message": "a task was lost"})
 
     background = BackgroundLoop()
-    background.start(report()).result(30.0)
+    background.start_coroutine(report()).result(30.0)
     background.close()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == ["a task was lost"]

@@ -6,7 +6,7 @@ import pytest
 from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 
-from leasehold.adapters.sources.event_hubs.records import record_of_event
+from leasehold.adapters.sources.event_hubs.records import convert_event
 from leasehold.errors import SourceError
 
 NOTED: dict[bytes, Any] = {b"x-opt-sequence-number": 17, b"x-opt-offset": b"4096", b"x-opt-partition-key": b"k"}
@@ -28,15 +28,15 @@ def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData
     ],
 )
 def test_event_with_any_body_becomes_a_record(body: dict[str, Any], data: bytes) -> None:
-    assert record_of_event(event(**body)).data == data
+    assert convert_event(event(**body)).data == data
 
 
 def test_unusual_key_or_time_stops_nothing() -> None:
-    odd = record_of_event(event({b"x-opt-partition-key": b"\xff", b"x-opt-enqueued-time": "noon"}, data_body=[b""]))
+    odd = convert_event(event({b"x-opt-partition-key": b"\xff", b"x-opt-enqueued-time": "noon"}, data_body=[b""]))
     assert (odd.partition_key, odd.arrived, odd.position.token) == ("\\xff", None, "4096")
 
 
 def test_event_without_a_sequence_number_is_rejected() -> None:
     """It could not be checkpointed, and checkpoints of later events would skip it."""
     with pytest.raises(SourceError, match="sequence number"):
-        record_of_event(event({b"x-opt-sequence-number": None}, data_body=[b""]))
+        convert_event(event({b"x-opt-sequence-number": None}, data_body=[b""]))

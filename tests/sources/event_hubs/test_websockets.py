@@ -9,7 +9,7 @@ from aiohttp import WSMsgType, web
 from azure.eventhub._pyamqp.aio import _connection_async
 from hub_steps import HubSteps, collect, texts
 
-from leasehold.adapters.sources.event_hubs.access import http_proxy_of
+from leasehold.adapters.sources.event_hubs.access import find_http_proxy
 from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, open_url
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 from leasehold_lab.standins.node import HOST, find_free_port
@@ -39,10 +39,10 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
     application = web.Application()
     application.router.add_get(PATH, carry)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
-    loop.run(runner.setup())
-    loop.run(web.TCPSite(runner, HOST, port).start())
+    loop.run_and_wait(runner.setup())
+    loop.run_and_wait(web.TCPSite(runner, HOST, port).start())
     yield port, protocols
-    loop.run(runner.cleanup())
+    loop.run_and_wait(runner.cleanup())
     loop.close()
 
 
@@ -111,8 +111,8 @@ def test_environment_proxy_is_read_with_its_credentials(
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     monkeypatch.setenv("NO_PROXY", "other.servicebus.windows.net")
-    assert http_proxy_of("ns.servicebus.windows.net", "") == settings
-    assert http_proxy_of("other.servicebus.windows.net", "") is None
+    assert find_http_proxy("ns.servicebus.windows.net", "") == settings
+    assert find_http_proxy("other.servicebus.windows.net", "") is None
 
 
 @pytest.mark.parametrize(
@@ -134,17 +134,17 @@ def test_no_proxy_is_read_in_its_usual_forms(monkeypatch: pytest.MonkeyPatch, no
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
     monkeypatch.delenv("no_proxy", raising=False)
-    assert (http_proxy_of("ns.servicebus.windows.net", "") is None) == direct
+    assert (find_http_proxy("ns.servicebus.windows.net", "") is None) == direct
 
 
 @pytest.mark.parametrize("proxy", ["http://proxy:port", "socks5://proxy:1", "http://:80"])
 def test_unreadable_proxy_is_rejected_without_being_repeated(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     with pytest.raises(ValueError, match=r"^eventhubs URL: proxy: write http://host:port$"):
-        http_proxy_of("ns", proxy)
+        find_http_proxy("ns", proxy)
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     monkeypatch.setenv("NO_PROXY", "")
     with pytest.raises(ValueError, match=r"^HTTPS_PROXY: write http://host:port$"):
-        http_proxy_of("ns", "")
+        find_http_proxy("ns", "")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import pytest
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
-from leasehold.adapters.sources.kinesis.producer.producer import client_of
+from leasehold.adapters.sources.kinesis.producer.producer import create_producer_client
 
 
 @pytest.fixture
 def client(kinesis_url: str) -> Iterator[KinesisClient]:
     """A client that does not retry."""
-    client = client_of("eu-west-1", kinesis_url, 8)
+    client = create_producer_client("eu-west-1", kinesis_url, 8)
     yield client
     client.close()
 

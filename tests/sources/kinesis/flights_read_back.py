@@ -25,7 +25,7 @@ from standins.dynamodb_local import dynamodb_local
 from standins.flight_rows import ROWS
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
-from leasehold.adapters.sources.kinesis.producer.producer import client_of
+from leasehold.adapters.sources.kinesis.producer.producer import create_producer_client
 from leasehold.adapters.sources.kinesis.source import open_url
 from leasehold.balancer.model import Lease
 from leasehold.stores.urls import open_store
@@ -129,7 +129,7 @@ def _main() -> None:
     os.environ.update(ENVIRONMENT)
     rows = list(flights(options.count))
     with run_kinesis_local() as kinesis, dynamodb_local() as dynamodb, tempfile.TemporaryDirectory() as folder:
-        client, places = client_of("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
+        client, places = create_producer_client("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
         stream, faulty, writings, producer = produce(client, rows, (8, 16, 8), options.rate, pending=5000)
         records = list(stored(client, stream))
         print(judge(rows, records, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")

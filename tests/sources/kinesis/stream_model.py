@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from attrs import define, evolve, field
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
-from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
 from leasehold.adapters.sources.kinesis.producer.core import Unit, UnitWritten
 from leasehold.balancer.model import HASH_KEYS, Shard
 
@@ -63,4 +63,4 @@ class Stream:
 
 
 def falls(key: str) -> int:
-    return hash_of(key)
+    return hash_partition_key(key)

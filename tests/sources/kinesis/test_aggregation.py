@@ -10,7 +10,7 @@ from kpl_samples import SAMPLES
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, UserRecord, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
-from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
 from leasehold.balancer.model import HASH_KEYS
 
 
@@ -108,4 +108,4 @@ def test_kcl_reads_mutated_records_as_we_do() -> None:
 
 
 def test_hash_of_matches_kinesis() -> None:
-    assert f"{hash_of('abcd'):X}" == "E2FC714C4727EE9395F324CD2E7F331F"
+    assert f"{hash_partition_key('abcd'):X}" == "E2FC714C4727EE9395F324CD2E7F331F"

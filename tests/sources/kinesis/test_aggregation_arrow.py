@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.adapters.sources.kinesis.aggregation import arrow as aggregation_arrow
-from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
+from leasehold.adapters.sources.kinesis.aggregation.arrow import deaggregate_to_arrow
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced, deaggregate
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
@@ -45,7 +45,7 @@ def together(
     records: list[bytes], keys: list[str], hash_range: HashRange | None, misplaced: Misplaced = "keep"
 ) -> list[Row]:
     """Return the rows of the batch."""
-    batch = user_record_batch(records, keys, hash_range, misplaced=misplaced)
+    batch = deaggregate_to_arrow(records, keys, hash_range, misplaced=misplaced)
     batch.validate(full=True)
     return [tuple(row.values()) for row in batch.to_pylist()]
 
@@ -94,7 +94,7 @@ def test_every_small_size_decodes_alike() -> None:
 def test_batch_beyond_arrows_offsets_is_rejected() -> None:
     """Arrow's offsets have 32 bits."""
     with pytest.raises(ValueError, match="records: 2147483648 bytes in one batch; at most 2147483647 fit"):
-        user_record_batch([bytes(1 << 20)] * 2048)
+        deaggregate_to_arrow([bytes(1 << 20)] * 2048)
 
 
 def test_keys_beyond_arrows_offsets_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,4 +102,4 @@ def test_keys_beyond_arrows_offsets_are_rejected(monkeypatch: pytest.MonkeyPatch
     record = packed([("k" * 100, None, b"")] * 50)[0].encode()
     monkeypatch.setattr(aggregation_arrow, "_MAX_BYTES", 5000)
     with pytest.raises(ValueError, match="records: 5000 bytes of partition keys in one batch; at most 4999 fit"):
-        user_record_batch([record])
+        deaggregate_to_arrow([record])

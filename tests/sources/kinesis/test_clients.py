@@ -14,7 +14,7 @@ from botocore.stub import Stubber
 from standins.wire_service import Raw
 
 from leasehold.adapters.sources.kinesis import clients, source
-from leasehold.adapters.sources.kinesis.clients import reading_client, seconds_of, utc_time
+from leasehold.adapters.sources.kinesis.clients import create_reading_client, parse_record_time, parse_utc_time
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.errors import SourceUnavailable
 
@@ -33,7 +33,7 @@ def test_record_time_is_parsed_as_utc_without_a_local_time_zone(monkeypatch: pyt
     def answer(request: AWSPreparedRequest, **_event: object) -> AWSResponse:
         return AWSResponse(request.url, 200, HTTPHeaders(), Raw(json.dumps(body).encode()))
 
-    client = reading_client("eu-west-1", None)
+    client = create_reading_client("eu-west-1", None)
     # The stubs do not allow a handler of this event to respond instead of the service.
     client.meta.events.register("before-send.kinesis.GetRecords", cast("Callable[..., None]", answer))
     (row,) = client.get_records(ShardIterator="i-1")["Records"]
@@ -47,10 +47,10 @@ def test_silent_connection_times_out_soon(monkeypatch: pytest.MonkeyPatch, optio
 
     def keep(*settings: str | None, read_seconds: float, session: object, arn: str | None) -> "KinesisClient":
         assert (session, arn) == (None, None)
-        clients.append(reading_client(settings[0], settings[1], read_seconds=read_seconds))
+        clients.append(create_reading_client(settings[0], settings[1], read_seconds=read_seconds))
         return clients[0]
 
-    monkeypatch.setattr(source, "reading_client", keep)
+    monkeypatch.setattr(source, "create_reading_client", keep)
     source.open_url("orders", {"region": "eu-west-1", **options}).close()
     config: Any = clients[0].meta.config
     assert (config.connect_timeout, config.read_timeout) == (5, 5.0)
@@ -60,11 +60,11 @@ def test_closed_source_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -
     closed = list[str]()
 
     def made(*settings: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
-        client = reading_client(settings[0], settings[1], read_seconds=read_seconds)
+        client = create_reading_client(settings[0], settings[1], read_seconds=read_seconds)
         monkeypatch.setattr(client, "close", lambda: closed.append("closed"))
         return client
 
-    monkeypatch.setattr(source, "reading_client", made)
+    monkeypatch.setattr(source, "create_reading_client", made)
     source.open_url("orders", {"region": "eu-west-1"}).close()
     assert closed == ["closed"]
 
@@ -78,7 +78,7 @@ def test_transient_failure_is_retried_once_by_the_client(monkeypatch: pytest.Mon
         requests.append(request.url)
         return AWSResponse(request.url, 500, HTTPHeaders(), Raw(b"{}"))
 
-    client = reading_client("eu-west-1", None)
+    client = create_reading_client("eu-west-1", None)
     client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", fail))
     with pytest.raises(ClientError):
         client.get_shard_iterator(StreamName="orders", ShardId="s-0", ShardIteratorType="LATEST")
@@ -87,7 +87,7 @@ def test_transient_failure_is_retried_once_by_the_client(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("timestamp", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])
 def test_every_time_format_is_parsed(timestamp: object) -> None:
-    assert utc_time(timestamp) == datetime.fromtimestamp(ARRIVED, UTC)
+    assert parse_utc_time(timestamp) == datetime.fromtimestamp(ARRIVED, UTC)
 
 
 def test_timed_out_call_is_not_retried_by_the_client() -> None:
@@ -98,7 +98,7 @@ def test_timed_out_call_is_not_retried_by_the_client() -> None:
         requests.append(request.url)
         raise ReadTimeoutError(endpoint_url=request.url)
 
-    client = reading_client("eu-west-1", None)
+    client = create_reading_client("eu-west-1", None)
     client.meta.events.register("before-send.kinesis.GetShardIterator", cast("Callable[..., None]", wait))
     with pytest.raises(ReadTimeoutError):
         client.get_shard_iterator(StreamName="orders", ShardId="s-0", ShardIteratorType="LATEST")
@@ -117,7 +117,7 @@ def test_timed_out_call_is_not_retried_by_the_client() -> None:
 )
 def test_record_time_is_in_seconds_in_every_encoding(timestamp: object, seconds: float | None) -> None:
     """A record may lack a time, and the unit of the time depends on the encoding."""
-    assert seconds_of(timestamp) == seconds
+    assert parse_record_time(timestamp) == seconds
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_unknown_option_value_is_rejected(options: dict[str, str], says: str) ->
 
 def test_shard_that_cannot_be_asked_about_is_not_gone() -> None:
     """If the service is busy, the shard's lease and checkpoint are kept."""
-    kinesis = reading_client("eu-west-1", None)
+    kinesis = create_reading_client("eu-west-1", None)
     with Stubber(kinesis) as stub:
         stub.add_client_error("get_shard_iterator", "LimitExceededException")
         stub.add_response("list_shards", {"Shards": [], "ResponseMetadata": {"HTTPHeaders": {}}})  # nor listed

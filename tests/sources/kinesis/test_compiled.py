@@ -89,7 +89,7 @@ def test_both_forms_read_placed_records_alike(forms: Forms) -> None:
 def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, misplaced: str) -> None:
     records = [case.data for case in (*cases(), *mutated(2000, seed=10)) if len(case.data) < 10_000]
     batches = [
-        forms[form]["arrow"].user_record_batch(records, None, hash_range, misplaced=misplaced)
+        forms[form]["arrow"].deaggregate_to_arrow(records, None, hash_range, misplaced=misplaced)
         for form in ("plain", "compiled")
     ]
     assert batches[0].equals(batches[1])

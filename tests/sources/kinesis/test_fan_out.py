@@ -16,7 +16,7 @@ from event_streams import Cut, Fault, Garbled, Held, Rejection, Script, Server, 
 from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis import fan_out
-from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.sources.kinesis.fan_out import MAX_BUFFERED_EVENTS, FanOut, StreamConsumer, SubscriptionReceiver
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.sources.urls import open_source
@@ -74,7 +74,7 @@ def running() -> Iterator[tuple[Server, "KinesisClient"]]:
     """A server without a script, and a client for it."""
     with serving() as server:
         # With CBOR the client would fall back to JSON and log a warning in whichever test runs first.
-        client = reading_client("eu-west-1", server.url, wire="json")
+        client = create_reading_client("eu-west-1", server.url, wire="json")
         yield server, client
         client.close()
 
@@ -95,7 +95,7 @@ def staged(running: tuple[Server, "KinesisClient"]) -> Iterator[Callable[..., St
     for reader in readers:
         reader.close()
     # A request still in transit would consume the first script of the next test.
-    until(lambda: all(feed is None or feed.ended for feed in (each._subscription for each in readers)), "they end")  # noqa: SLF001  as below
+    until(lambda: all(feed is None or feed.has_ended for feed in (each._subscription for each in readers)), "they end")  # noqa: SLF001  as below
 
 
 def next_batch(reader: FanOut) -> Batch:
@@ -318,9 +318,9 @@ def test_slow_handler_pauses_the_reading() -> None:
     while len(received) < 50:
         until(lambda: bool(feed._inbox), "an event waits")  # noqa: SLF001  take() would make room
         ahead.append(stream.read - len(received))
-        received.append(feed.take())
+        received.append(feed.take_event())
     assert (received, max(ahead) <= MAX_BUFFERED_EVENTS + 1) == (list(range(50)), True)  # the thread holds one more
-    until(lambda: feed.ended, "its end is seen")
+    until(lambda: feed.has_ended, "its end is seen")
 
 
 def test_close_ends_the_subscription_at_once(staged: Callable[..., Stage]) -> None:
@@ -330,7 +330,7 @@ def test_close_ends_the_subscription_at_once(staged: Callable[..., Stage]) -> No
     feed = reader._subscription  # noqa: SLF001  its end is not visible elsewhere
     reader.close()
     assert stage.service.left.wait(5)
-    until(lambda: feed is not None and feed.ended, "the thread is gone")
+    until(lambda: feed is not None and feed.has_ended, "the thread is gone")
 
 
 def test_close_with_a_full_buffer_ends_the_thread() -> None:
@@ -338,7 +338,7 @@ def test_close_with_a_full_buffer_ends_the_thread() -> None:
     feed = SubscriptionReceiver(lambda: cast("Stream", stream))
     until(lambda: stream.read > MAX_BUFFERED_EVENTS, "there is no more room")
     feed.close()
-    until(lambda: feed.ended, "the thread is gone")
+    until(lambda: feed.has_ended, "the thread is gone")
     assert stream.read == MAX_BUFFERED_EVENTS + 1
 
 
@@ -356,13 +356,13 @@ def test_thread_that_waits_for_room_is_woken_after_the_receiver_closes(monkeypat
         def release(self, n: int = 1) -> None:
             before = len(acquired)
             super().release(n)
-            until(lambda: len(acquired) > before or feed.ended, "the thread goes on")
+            until(lambda: len(acquired) > before or feed.has_ended, "the thread goes on")
 
     monkeypatch.setattr(fan_out, "Semaphore", Handing)
     feed = SubscriptionReceiver(lambda: cast("Stream", Counted(50)))
     until(lambda: len(acquired) > MAX_BUFFERED_EVENTS, "there is no more room")
     feed.close()
-    until(lambda: feed.ended, "the thread is gone")
+    until(lambda: feed.has_ended, "the thread is gone")
 
 
 def test_subscription_granted_after_close_is_left_unread() -> None:
@@ -377,7 +377,7 @@ def test_subscription_granted_after_close_is_left_unread() -> None:
     assert requested.wait(30)
     feed.close()
     granted.set()
-    until(lambda: feed.ended, "the thread is gone")
+    until(lambda: feed.has_ended, "the thread is gone")
     assert (stream.read, stream.closed, feed.fault) == (0, True, None)
 
 
@@ -385,7 +385,7 @@ def test_reader_reports_dropped_records_at_its_end(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = staged().reader()
-    reader._dropped.add_duplicates(3)  # noqa: SLF001  as a response does
+    reader._dropped.count_duplicates(3)  # noqa: SLF001  as a response does
     with caplog.at_level("INFO", "leasehold.kinesis"):
         reader.close()
     assert "shard s-0: 3 duplicates from a Spark sink were dropped" in caplog.text
@@ -443,7 +443,7 @@ def test_consumer_is_registered_once_and_awaited(
     reader = stage.reader(consumer=consumer)
     for _ in range(2):
         with pytest.raises(SourceUnavailable, match="consumer 'app' of stream 'orders' is not ACTIVE yet"):
-            consumer.arn()
+            consumer.find_arn()
         assert reader.read().wait_seconds >= 0.4  # the last check was a moment ago, so no request is sent
         stage.clock.now += 1
     assert numbers(next_batch(reader)) == [("5", 0)]
@@ -459,7 +459,7 @@ def test_consumer_is_described_once_a_second(staged: Callable[..., Stage]) -> No
     for passed in (0.0, 0.9, 0.1):
         stage.clock.now += passed
         with pytest.raises(SourceUnavailable):
-            consumer.arn()
+            consumer.find_arn()
         looks.append(len(registry.asked))
     assert looks == [1, 1, 2]
 
@@ -469,9 +469,9 @@ def test_consumer_registered_by_another_worker_is_used(staged: Callable[..., Sta
     stage = staged(**registry.operations())
     consumer = stage.consumer("app")
     with pytest.raises(SourceUnavailable):
-        consumer.arn()
+        consumer.find_arn()
     stage.clock.now += 1
-    assert consumer.arn() == ARN
+    assert consumer.find_arn() == ARN
 
 
 @pytest.mark.parametrize("operation", ["DescribeStreamConsumer", "RegisterStreamConsumer"])
@@ -480,7 +480,7 @@ def test_missing_consumer_permission_is_named(staged: Callable[..., Stage], oper
     consumer = staged(**operations).consumer("app")
     for _ in range(4):
         with pytest.raises(SourceError, match=f"because they lack kinesis:{operation}"):
-            consumer.arn()
+            consumer.find_arn()
         consumer._next_check = 0.0  # noqa: SLF001  the next check is due
 
 
@@ -506,7 +506,7 @@ def test_full_list_of_consumers_causes_polling_with_one_warning(
     readers = [stage.reader(consumer=consumer) for _ in range(2)]
     for _ in range(2):
         with pytest.raises(SourceUnavailable):
-            consumer.arn()
+            consumer.find_arn()
         stage.clock.now += 1
     batches = [next_batch(reader) for reader in readers]
     assert [(numbers(batch), batch.wait_seconds) for batch in batches] == [([("5", 0)], 0.5)] * 2

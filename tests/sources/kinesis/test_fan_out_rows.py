@@ -5,7 +5,7 @@ from contextlib import closing
 from event_streams import Held, Service, event, serving
 from waiters import until
 
-from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
@@ -19,7 +19,7 @@ ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 def test_events_become_rows() -> None:
     with serving() as server:
         server.service = Service([[event(3), Held()]], {})
-        client = reading_client("eu-west-1", server.url)
+        client = create_reading_client("eu-west-1", server.url)
         consumer = StreamConsumer(client, "orders", ARN)
         with closing(ArrowFanOut(client, "orders", "s-0", TRIM_HORIZON, HASH_KEYS, consumer=consumer)) as reader:
             batches = list[Batch]()

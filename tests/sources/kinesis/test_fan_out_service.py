@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from waiters import until
 
-from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Reader
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
@@ -24,7 +24,7 @@ SHARD = "shardId-000000000000"
 
 @pytest.fixture
 def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
-    client = reading_client("eu-west-1", ferrokinesis_url)
+    client = create_reading_client("eu-west-1", ferrokinesis_url)
     yield client
     client.close()
 
@@ -88,7 +88,7 @@ def test_first_subscription_starts_at_the_requested_position(client: "KinesisCli
     sent = put(client, stream, 120)
     received: list[str] = []
     for number in (sent[0], sent[99]):  # the first request of a client is in CBOR
-        asking = reading_client("eu-west-1", client.meta.endpoint_url)
+        asking = create_reading_client("eu-west-1", client.meta.endpoint_url)
         reader = KinesisSource(asking, stream, consumer="app").open(Lease(SHARD), Position(number))
         positions: list[str] = []
         until(

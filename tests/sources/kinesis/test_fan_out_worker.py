@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -87,7 +87,7 @@ def joined(server: Server) -> Iterator[Callable[[list[Script]], RunningWorker]]:
 
     def start(scripts: list[Script]) -> RunningWorker:
         server.service = Service(scripts, OTHERS)
-        source = KinesisSource(reading_client("eu-west-1", server.url), "orders", consumer=ARN)
+        source = KinesisSource(create_reading_client("eu-west-1", server.url), "orders", consumer=ARN)
         started.append(RunningWorker(server.service))
         started[-1].begin(source)
         return started[-1]

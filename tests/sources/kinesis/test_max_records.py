@@ -4,7 +4,7 @@ import pytest
 from standins.wire_service import Service, listening
 
 from leasehold.adapters.sources.dynamodb_streams import ChangePoller
-from leasehold.adapters.sources.kinesis.faults import max_records_of
+from leasehold.adapters.sources.kinesis.faults import parse_max_records
 from leasehold.adapters.sources.kinesis.poller import MAX_RECORDS
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -24,10 +24,10 @@ def test_request_asks_for_the_max_records_of_the_url() -> None:
 @pytest.mark.parametrize(("text", "limit"), [("1", 10), ("10", 10), ("1000", ChangePoller.max_records)])
 def test_max_records_within_the_services_limit_is_accepted(text: str, limit: int) -> None:
     """Both bounds are included."""
-    assert max_records_of({"max_records": text}, limit) == int(text)
+    assert parse_max_records({"max_records": text}, limit) == int(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "11", "1e1", "ten", "\u0664", "1" * 5000])
 def test_max_records_beyond_the_services_limit_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"option 'max_records' must be 1 to 10, "):
-        max_records_of({"max_records": text}, 10)
+        parse_max_records({"max_records": text}, 10)

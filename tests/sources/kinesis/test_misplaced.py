@@ -22,7 +22,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     locate_records,
 )
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
-from leasehold.adapters.sources.kinesis.hash_keys import hash_of, parse_hash_key
+from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key, parse_hash_key
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.producer.core import Unit
 from leasehold.adapters.sources.kinesis.source import KinesisSource
@@ -47,7 +47,7 @@ def by_hand(data: bytes, hash_range: HashRange) -> list[UserRecord]:
     users = list[UserRecord]()
     for user in whole:
         place = (
-            hash_of(user.partition_key or "")
+            hash_partition_key(user.partition_key or "")
             if user.explicit_hash_key is None
             else parse_hash_key(user.explicit_hash_key)
         )
@@ -117,7 +117,9 @@ class Kpl:
             return []
         aggregate, packed_rows = packed([(key, None, data) for key, data in mine])
         assert len(packed_rows) == len(mine)
-        placed = self.stream.write(Unit(shard.id, (), aggregate.encode(), aggregate.partition_key, hash_of(mine[0][0])))
+        placed = self.stream.write(
+            Unit(shard.id, (), aggregate.encode(), aggregate.partition_key, hash_partition_key(mine[0][0]))
+        )
         came_to = next(each for each in self.stream.open if each.id == placed.shard)
         self.delivered |= {data for key, data in mine if inside(came_to, key)}
         return [row for row in mine if not inside(came_to, row[0])]
@@ -126,7 +128,7 @@ class Kpl:
 def inside(shard: Shard, key: str) -> bool:
     """Return whether the key is in the shard's range."""
     first, last = shard.hash_range or HASH_KEYS
-    return first <= hash_of(key) <= last
+    return first <= hash_partition_key(key) <= last
 
 
 def read(stream: Stream, misplaced: Misplaced) -> Iterator[tuple[str, bytes]]:

@@ -27,7 +27,7 @@ from leasehold.adapters.sources.kinesis.faults import PollPace, translate_errors
 from leasehold.adapters.sources.kinesis.poller import DropCounter, Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams
-from leasehold.adapters.sources.protocol import Record, Settled
+from leasehold.adapters.sources.protocol import Record, SettledShard
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import HASH_KEYS, LATEST, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
@@ -474,7 +474,7 @@ def test_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber)
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
     now = iter([0.0, 4.999, 5.0])
     orders = source(stub, lambda: next(now))
-    assert [orders.settled(Lease("s-0"), ARRIVED.timestamp()) for _ in range(2)] == [None, Settled()]
+    assert [orders.settled(Lease("s-0"), ARRIVED.timestamp()) for _ in range(2)] == [None, SettledShard()]
 
 
 def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
@@ -622,10 +622,10 @@ def test_dropped_records_are_reported_first_and_once_at_the_end(caplog: pytest.L
     dropped, lost = DropCounter("s-0"), "out-of-range, because their aggregate went to another shard"
     with caplog.at_level("INFO", "leasehold"):
         for number, users in enumerate((whole, cut, more)):
-            dropped.add(str(number), users)
-        dropped.add_duplicates(4)
-        dropped.close()
-        dropped.close()
+            dropped.count_dropped(str(number), users)
+        dropped.count_duplicates(4)
+        dropped.log_totals()
+        dropped.log_totals()
     assert caplog.messages == [
         f"shard s-0: 2 user records of 1 dropped: {lost}; more are counted until the reader closes",
         "shard s-0: 4 duplicates from a Spark sink were dropped",

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stream_model import Stream
 
-from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
     Entry,
@@ -24,7 +24,7 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     UnitRetryable,
     UnitUnknown,
     UnitWritten,
-    shard_map_of,
+    build_shard_map,
 )
 from leasehold.balancer.model import HASH_KEYS, Shard
 
@@ -45,7 +45,7 @@ ROUNDS = st.tuples(STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS)
 
 
 def listing_of(stream: Stream) -> ShardMap:
-    shard_map = shard_map_of(stream.shards)
+    shard_map = build_shard_map(stream.shards)
     assert shard_map is not None
     return shard_map
 
@@ -73,7 +73,9 @@ class World:
         """Put a record with this key."""
         ticket = len(self.sent)
         self.sent.append((KEYS[key], b"%d" % ticket))
-        self.core.put(Entry(ticket, b"%d" % ticket, KEYS[key], hash_of(KEYS[key]), None, self.now, inf))
+        self.core.enqueue_record(
+            Entry(ticket, b"%d" % ticket, KEYS[key], hash_partition_key(KEYS[key]), None, self.now, inf)
+        )
 
     def burst(self, keys: list[int]) -> None:
         for key in keys:
@@ -82,7 +84,7 @@ class World:
     def send(self, seconds: float) -> None:
         """Some time later, send a request if there is one."""
         self.now += seconds
-        if units := self.core.request(self.now):
+        if units := self.core.start_request(self.now):
             shards = [unit.shard for units in (*self.under_way, units) for unit in units]
             assert len(shards) == len(set(shards)), "two units of one shard under way"
             self.under_way.append(units)
@@ -92,7 +94,7 @@ class World:
         if self.under_way:
             which, faults = choice
             for place, unit in enumerate(self.under_way.pop(which % len(self.under_way))):
-                self.results += self.core.unit_completed(unit, self._outcome(unit, faults[place % 4]), self.now)
+                self.results += self.core.process_outcome(unit, self._outcome(unit, faults[place % 4]), self.now)
 
     def _outcome(self, unit: Unit, fault: str) -> UnitOutcome:
         if fault == "none":
@@ -123,7 +125,7 @@ class World:
             self.send(1.0)
             while self.under_way:
                 self.answer((0, ["none"] * 4))
-            if self.core.map_due() <= self.now:
+            if self.core.list_shards_at() <= self.now:
                 self.map(fresh=True)
             self.land()
 
@@ -167,23 +169,23 @@ def new_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
 
 def new_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
     """Return a record that has just arrived."""
-    return Entry(ticket, bytes(size), "k", hash_of("k"), None, now, expires)
+    return Entry(ticket, bytes(size), "k", hash_partition_key("k"), None, now, expires)
 
 
 def test_record_lingers_no_longer_than_allowed() -> None:
     """A record lingers to be aggregated, but a lone one is sent after the linger time."""
     core = new_core(linger_seconds=0.1)
-    core.put(new_entry(0))
-    assert (core.request(0.09), core.due()) == ((), 0.1)
-    core.put(new_entry(1, now=0.05))
-    assert [len(unit.entries) for unit in core.request(0.1)] == [2]
+    core.enqueue_record(new_entry(0))
+    assert (core.start_request(0.09), core.next_due_at()) == ((), 0.1)
+    core.enqueue_record(new_entry(1, now=0.05))
+    assert [len(unit.entries) for unit in core.start_request(0.1)] == [2]
 
 
 def test_full_aggregate_is_sent_at_once() -> None:
     core = new_core(linger_seconds=60.0, min_bytes=1000)
-    results = [core.put(new_entry(ticket)) for ticket in range(12)]
+    results = [core.enqueue_record(new_entry(ticket)) for ticket in range(12)]
     assert results == [True, *[False] * 8, True, False, False]
-    assert len(core.request(0.0)) == 1
+    assert len(core.start_request(0.0)) == 1
 
 
 def test_aggregates_grow_with_the_round_trip() -> None:
@@ -192,10 +194,10 @@ def test_aggregates_grow_with_the_round_trip() -> None:
     sizes = []
     for now in (0.0, 10.0):
         for ticket in range(2000):
-            core.put(new_entry(ticket, now=now))
-        [unit] = core.request(now)
+            core.enqueue_record(new_entry(ticket, now=now))
+        [unit] = core.start_request(now)
         sizes.append(unit.size)
-        core.unit_completed(unit, UnitWritten("s0", "1"), now + 0.05)
+        core.process_outcome(unit, UnitWritten("s0", "1"), now + 0.05)
     assert sizes[0] <= 1000
     assert 50_000 < sizes[1] <= 0.05 * (1 << 20)
 
@@ -204,12 +206,12 @@ def test_rate_limit_of_a_shard_is_respected() -> None:
     """Excess requests would be rejected, and would count against other writers."""
     core = new_core(linger_seconds=0.0, record_bytes=10 << 20)
     for ticket in range(2):
-        core.put(new_entry(ticket, size=3 << 20))
-    [unit] = core.request(0.0)
-    core.unit_completed(unit, UnitWritten("s0", "1"), 0.1)
-    assert core.request(1.9) == ()
-    assert core.due() == 2.0 + (unit.size - (3 << 20)) / (1 << 20)
-    assert len(core.request(core.due())) == 1
+        core.enqueue_record(new_entry(ticket, size=3 << 20))
+    [unit] = core.start_request(0.0)
+    core.process_outcome(unit, UnitWritten("s0", "1"), 0.1)
+    assert core.start_request(1.9) == ()
+    assert core.next_due_at() == 2.0 + (unit.size - (3 << 20)) / (1 << 20)
+    assert len(core.start_request(core.next_due_at())) == 1
 
 
 def test_shard_that_waited_longest_is_served_first() -> None:
@@ -220,17 +222,17 @@ def test_shard_that_waited_longest_is_served_first() -> None:
         Shard(f"s{index}", hash_range=(index * step, last if index == count - 1 else (index + 1) * step - 1))
         for index in range(count)
     ]
-    shard_map = shard_map_of(shards)
+    shard_map = build_shard_map(shards)
     assert shard_map is not None
     core, served = Core(shard_map, Settings(linger_seconds=0.0)), Counter[str]()
     for turn in range(6):
         now = 10.0 * turn
         for index in range(count):
-            core.put(Entry(turn * count + index, bytes(100), "k", index * step, None, now, inf))
-        units = core.request(now)
+            core.enqueue_record(Entry(turn * count + index, bytes(100), "k", index * step, None, now, inf))
+        units = core.start_request(now)
         served.update(unit.shard for unit in units)
         for unit in units:
-            core.unit_completed(unit, UnitWritten(unit.shard, str(turn)), now + 0.05)
+            core.process_outcome(unit, UnitWritten(unit.shard, str(turn)), now + 0.05)
     assert (len(served), min(served.values())) == (count, 2)
 
 
@@ -238,21 +240,21 @@ def test_shard_that_waited_longest_is_served_first() -> None:
 def test_late_records_time_out_only_before_they_are_sent(outcome: UnitOutcome, unknown: bool) -> None:
     core = new_core(on_late="fail", linger_seconds=0.0)
     one, two = new_entry(0, expires=5.0), new_entry(1, expires=50.0)
-    core.put(one)
-    core.put(two)
-    [unit] = core.request(0.0)
-    assert core.expire(9.0) == ()
-    core.unit_completed(unit, outcome, 9.0)
-    [late] = core.expire(9.0)
-    assert (late.entries, late.unknown, core.expire(9.0)) == ((one,), unknown, ())
-    assert [unit.entries for unit in core.request(20.0)] == [(two,)]
+    core.enqueue_record(one)
+    core.enqueue_record(two)
+    [unit] = core.start_request(0.0)
+    assert core.give_up_late_records(9.0) == ()
+    core.process_outcome(unit, outcome, 9.0)
+    [late] = core.give_up_late_records(9.0)
+    assert (late.entries, late.unknown, core.give_up_late_records(9.0)) == ((one,), unknown, ())
+    assert [unit.entries for unit in core.start_request(20.0)] == [(two,)]
 
 
 def test_late_records_keep_their_place_if_the_caller_blocks() -> None:
     core = new_core(linger_seconds=0.0)
-    core.put(new_entry(0, expires=5.0))
-    assert core.expire(9.0) == ()
-    assert len(core.request(9.0)) == 1
+    core.enqueue_record(new_entry(0, expires=5.0))
+    assert core.give_up_late_records(9.0) == ()
+    assert len(core.start_request(9.0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -266,13 +268,13 @@ def test_late_records_keep_their_place_if_the_caller_blocks() -> None:
 )
 def test_listing_with_a_gap_is_rejected(shards: list[Shard]) -> None:
     """Such a listing would predict records onto a shard that does not accept them."""
-    assert shard_map_of(shards) is None
+    assert build_shard_map(shards) is None
 
 
 def test_splitting_shard_is_replaced_by_its_children() -> None:
     """Two shards never claim the same keys, so aggregates are not misplaced."""
     halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
     children = [Shard(name, parents=("p",), hash_range=each) for name, each in zip("ab", halves, strict=True)]
-    shard_map = shard_map_of([Shard("p", hash_range=HASH_KEYS), *children])
+    shard_map = build_shard_map([Shard("p", hash_range=HASH_KEYS), *children])
     assert shard_map is not None
-    assert [shard_map.shard_of(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]
+    assert [shard_map.find_shard(key) for key in (0, 2**127 - 1, 2**127, HASH_KEYS[1])] == ["a", "a", "b", "b"]

@@ -437,7 +437,7 @@ def test_process_exit_drains_and_logs_unsent_records(
         stuck = producing(client)
         writings = [stuck.put(b"%d" % place, "k") for place in range(100)]
         assert requested.wait(SECONDS)
-        module._drain_at_exit()  # noqa: SLF001
+        module._drain_producers_at_exit()  # noqa: SLF001
         assert outcomes(writings) == ["ProducerError"] * 100
     with pytest.raises(ProducerError, match="closed"):
         stuck.put(b"b", "k")
@@ -450,7 +450,7 @@ def test_process_exit_drains_and_logs_unsent_records(
     producer = producing(kept, linger_seconds=3600.0)
     for _ in range(100):
         producer.put(b"a", "k")
-    module._drain_at_exit()  # noqa: SLF001
+    module._drain_producers_at_exit()  # noqa: SLF001
     assert (len(kept.data), caplog.records) == (100, [])
 
 

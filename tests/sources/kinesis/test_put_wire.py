@@ -25,7 +25,7 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     UnitUnknown,
     UnitWritten,
 )
-from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient, Producer, client_of
+from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient, Producer, create_producer_client
 from leasehold.errors import SourceError
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def speaking(
     """Return a producer's client that has listed the shards, and the scripted service."""
     if way == "directly":
         spoken = Spoken(list(answers))
-        client = client_of("eu-west-1", listening(spoken), 1, wire)
+        client = create_producer_client("eu-west-1", listening(spoken), 1, wire)
     else:
-        client = client_of("eu-west-1", None, 1, wire)
+        client = create_producer_client("eu-west-1", None, 1, wire)
         spoken = attached(client, *answers)
     requests = KinesisPutClient(client, "orders")
-    assert requests.shards() is not None
+    assert requests.list_shards() is not None
     return requests, spoken
 
 
@@ -85,7 +85,7 @@ def speaking(
 def test_same_records_arrive_in_cbor_and_json(way: Way) -> None:
     quick, quickly = speaking(in_cbor(SHARDS), in_cbor(written(3)), way=way)
     slow, slowly = speaking(in_json(SHARDS), in_json(written(3)), wire="json", way=way)
-    assert quick.put(UNITS) == slow.put(UNITS) == PLACED * 3
+    assert quick.put_units(UNITS) == slow.put_units(UNITS) == PLACED * 3
     assert (quickly.forms, slowly.forms) == (["cbor"] * 2, ["json"] * 2)
     for row in slowly.asked[1]["Records"]:
         row["Data"] = base64.b64decode(row["Data"])
@@ -110,9 +110,9 @@ def test_service_that_rejects_cbor_gets_no_record_in_it(
     requests, spoken = speaking(
         refusal, in_json(SHARDS), in_json(written()), in_json(SHARDS), in_json(written()), way=way
     )
-    assert requests.put(UNITS[1:2]) == PLACED
-    requests.shards()
-    assert requests.put(UNITS[1:2]) == PLACED
+    assert requests.put_units(UNITS[1:2]) == PLACED
+    requests.list_shards()
+    assert requests.put_units(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json", "json", "json", "json"]
     assert caplog.text.count("are in JSON from now on") == 1
 
@@ -121,7 +121,7 @@ def test_service_that_rejects_cbor_gets_no_record_in_it(
 def test_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Records are sent in CBOR only after the service has responded in CBOR."""
     requests, spoken = speaking(in_json(SHARDS), in_json(written()), way=way)
-    assert requests.put(UNITS[1:2]) == PLACED
+    assert requests.put_units(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json"]
     assert caplog.text.count("are in JSON from now on") == 1
 
@@ -129,14 +129,14 @@ def test_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCapt
 def test_throttled_listing_does_not_prove_cbor() -> None:
     """Records are sent in JSON until a listing succeeds in CBOR."""
     throttled = {"__type": "LimitExceededException", "message": "slow down"}
-    client = client_of("eu-west-1", None, 1)
+    client = create_producer_client("eu-west-1", None, 1)
     spoken = attached(client, in_json(throttled, 400), in_json(written()), in_cbor(SHARDS), in_cbor(written()))
     requests = KinesisPutClient(client, "orders")
     with pytest.raises(SourceError, match="throttled a request"):
-        requests.shards()
-    assert requests.put(UNITS[1:2]) == PLACED
-    requests.shards()
-    assert requests.put(UNITS[1:2]) == PLACED
+        requests.list_shards()
+    assert requests.put_units(UNITS[1:2]) == PLACED
+    requests.list_shards()
+    assert requests.put_units(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor", "json", "cbor", "cbor"]
 
 
@@ -145,7 +145,7 @@ def test_request_rejected_for_its_encoding_is_sent_once_in_json(caplog: pytest.L
     """Some services accept CBOR for everything but records."""
     refusal = in_json({"__type": "SerializationException"}, 400)
     requests, spoken = speaking(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)), way=way)
-    assert requests.put(UNITS) == requests.put(UNITS) == PLACED * 3
+    assert requests.put_units(UNITS) == requests.put_units(UNITS) == PLACED * 3
     assert spoken.forms == ["cbor", "cbor", "json", "json"]
     assert spoken.asked[2] == spoken.asked[3]
     assert caplog.text.count("are in JSON from now on") == 1
@@ -167,9 +167,9 @@ def test_request_that_may_be_stored_is_not_resent_by_the_hooks(
 ) -> None:
     """The result is UnitUnknown, so that the producer decides about a retry."""
     requests, spoken = speaking(in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()), way=way)
-    assert requests.put(UNITS[1:2]) == [outcome]
+    assert requests.put_units(UNITS[1:2]) == [outcome]
     assert spoken.forms == ["cbor", "cbor"]
-    assert requests.put(UNITS[1:2]) == PLACED
+    assert requests.put_units(UNITS[1:2]) == PLACED
     assert spoken.forms[2:] == [after]
 
 
@@ -177,8 +177,8 @@ def test_request_on_a_reused_connection_that_ends_is_sent_once() -> None:
     """Only the producer retries records, because it knows that they may be stored already."""
     answers = in_cbor(SHARDS), in_cbor(written()), in_cbor(written()), HANGS_UP, in_cbor(written())
     requests, spoken = speaking(*answers, way="directly")
-    assert requests.put(UNITS[1:2]) == requests.put(UNITS[1:2]) == PLACED
-    (outcome,) = requests.put(UNITS[1:2])
+    assert requests.put_units(UNITS[1:2]) == requests.put_units(UNITS[1:2]) == PLACED
+    (outcome,) = requests.put_units(UNITS[1:2])
     assert isinstance(outcome, UnitUnknown)
     assert len(spoken.forms) == 4
 
@@ -188,7 +188,7 @@ def test_partly_stored_request_reports_each_record(way: Way) -> None:
     refused = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
     answer = {"FailedRecordCount": 1, "Records": [THERE, {**refused, "ShardId": None}, THERE]}
     requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer), way=way)
-    assert requests.put(UNITS) == [*PLACED, UnitRetryable("ProvisionedThroughputExceededException"), *PLACED]
+    assert requests.put_units(UNITS) == [*PLACED, UnitRetryable("ProvisionedThroughputExceededException"), *PLACED]
     assert spoken.forms == ["cbor", "cbor"]
 
 
@@ -199,8 +199,8 @@ def test_throttled_request_does_not_disprove_cbor(way: Way) -> None:
         in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()), way=way
     )
     for _ in range(2):
-        assert requests.put(UNITS[1:2]) == [UnitRetryable("ProvisionedThroughputExceededException")]
-    assert requests.put(UNITS[1:2]) == PLACED
+        assert requests.put_units(UNITS[1:2]) == [UnitRetryable("ProvisionedThroughputExceededException")]
+    assert requests.put_units(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor"] * 4
 
 
@@ -212,8 +212,8 @@ def test_boto3_retries_the_same_cbor_body(monkeypatch: pytest.MonkeyPatch) -> No
     throttled = in_cbor({"__type": "ProvisionedThroughputExceededException"}, 400)
     spoken = attached(client, in_cbor(SHARDS), throttled, throttled, in_cbor(written(3)))
     requests = KinesisPutClient(client, "orders")
-    requests.shards()
-    assert requests.put(UNITS) == PLACED * 3
+    requests.list_shards()
+    assert requests.put_units(UNITS) == PLACED * 3
     assert spoken.forms == ["cbor"] * 4
     assert spoken.asked[1] == spoken.asked[2] == spoken.asked[3]
     assert [row["PartitionKey"] for row in spoken.asked[3]["Records"]] == [*KEYS]
@@ -223,7 +223,7 @@ def test_put_error_has_the_same_fields_in_both_encodings() -> None:
     fault = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
     caught = []
     for wire, form in (("cbor", in_cbor), ("json", in_json)):
-        client = client_of("eu-west-1", None, 1, "cbor" if wire == "cbor" else "json")
+        client = create_producer_client("eu-west-1", None, 1, "cbor" if wire == "cbor" else "json")
         attached(client, form(SHARDS), form(fault, 400))
         client.list_shards(StreamName="orders")
         with pytest.raises(ClientError) as error:
@@ -237,7 +237,7 @@ def test_put_error_has_the_same_fields_in_both_encodings() -> None:
 @pytest.mark.parametrize("rows", [PutRows([{"Data": 7, "PartitionKey": "k"}]), PutRows(), [{"Data": 7}], [{}]])
 def test_boto3_reports_invalid_records(rows: Any) -> None:  # noqa: ANN401  invalid on purpose
     """Invalid records raise boto3's own ParamValidationError before a request is sent."""
-    client = client_of("eu-west-1", None, 1)
+    client = create_producer_client("eu-west-1", None, 1)
     attached(client, in_cbor(SHARDS))
     client.list_shards(StreamName="orders")
     with pytest.raises(ParamValidationError):
@@ -246,7 +246,7 @@ def test_boto3_reports_invalid_records(rows: Any) -> None:  # noqa: ANN401  inva
 
 def test_requests_of_other_callers_are_left_to_boto3() -> None:
     """Callers that use the client for their own requests get boto3's own checks."""
-    client = client_of("eu-west-1", None, 1)
+    client = create_producer_client("eu-west-1", None, 1)
     spoken = attached(client, in_cbor(SHARDS), in_json(written()), in_json(written()))
     client.list_shards(StreamName="orders")
     client.put_records(StreamName="orders", Records=[{"Data": b"x", "PartitionKey": "k"}])
@@ -260,7 +260,7 @@ def test_boto3_writes_without_the_cbor_library(
 ) -> None:
     monkeypatch.setattr(put_client, "ProducerCborHooks", None)
     requests, spoken = speaking(in_json(SHARDS), in_json(written()))
-    assert requests.put(UNITS[1:2]) == PLACED
+    assert requests.put_units(UNITS[1:2]) == PLACED
     assert spoken.forms == ["json", "json"]
     assert "install leasehold[aws]" in caplog.text
 
@@ -268,7 +268,7 @@ def test_boto3_writes_without_the_cbor_library(
 @pytest.mark.services
 @pytest.mark.parametrize(("service", "form"), [("kinesis_url", "cbor"), ("moto_url", "json")])
 def test_services_store_what_was_put(service: str, form: str, request: pytest.FixtureRequest) -> None:
-    client, name = client_of("eu-west-1", request.getfixturevalue(service), 8), f"wire-{uuid4().hex[:8]}"
+    client, name = create_producer_client("eu-west-1", request.getfixturevalue(service), 8), f"wire-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=2)
     client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
     forms: set[str] = set()

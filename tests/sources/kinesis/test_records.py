@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, locate_records
-from leasehold.adapters.sources.kinesis.poller import DropCounter, Unpacker, columns_of
+from leasehold.adapters.sources.kinesis.poller import DropCounter, Unpacker, convert_to_columns
 from leasehold.adapters.sources.kinesis.records import (
     MARK_BYTES,
     KinesisRecords,
@@ -23,8 +23,8 @@ from leasehold.adapters.sources.kinesis.records import (
     RowColumns,
     RowViews,
     SeenMarks,
+    prepend_mark,
     split_mark,
-    with_mark,
 )
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import HASH_KEYS, HashRange
@@ -52,7 +52,7 @@ def row(number: int, data: bytes) -> dict[str, object]:
 def unpacked(*rows: dict[str, object], done: tuple[int, int, int] | None = None) -> KinesisRecords:
     """Return the records of a response with these rows."""
     unpacking = Unpacker(None, done, misplaced="keep", dropped=DropCounter("s-0"))
-    unpacking.unpack(cast("list[RecordTypeDef]", list(rows)))
+    unpacking.unpack_rows(cast("list[RecordTypeDef]", list(rows)))
     return unpacking.records
 
 
@@ -109,17 +109,17 @@ def test_columns_made_of_records_are_the_same() -> None:
     """A batch without its first records has the same columns as the full batch."""
     assert KinesisRecords.of(USERS) == USERS
     assert KinesisRecords.of(()) == ()
-    columns = unpacked(*ROWS).columns()
-    assert (tuple(columns), tuple(unpacked(*ROWS)[2:].columns())) == (USERS, USERS[2:])
+    columns = unpacked(*ROWS).to_record_columns()
+    assert (tuple(columns), tuple(unpacked(*ROWS)[2:].to_record_columns())) == (USERS, USERS[2:])
     assert (columns.numbers, columns.subs) == (list("1223455"), [0, 0, 1, 0, 0, 0, 1])
 
 
 def test_unpacked_response_is_freed() -> None:
     """Unpacking frees the response, so it is not in memory twice."""
     listed = list(ROWS)
-    columns = columns_of(cast("list[RecordTypeDef]", listed))
+    columns = convert_to_columns(cast("list[RecordTypeDef]", listed))
     unpacking = Unpacker(None, None, misplaced="keep", dropped=DropCounter("s-0"))
-    unpacking.unpack(columns)
+    unpacking.unpack_rows(columns)
     assert unpacking.records == USERS
     assert (listed, columns.payloads) == ([], [b"p", b"", b"q", b"r", b""])
 
@@ -201,7 +201,7 @@ def test_common_aggregates_are_read_lazily(rows: list[tuple[str, None, bytes]], 
 
 def test_response_is_freed_once_it_is_columns() -> None:
     rows = cast("list[RecordTypeDef]", [row(number, b"x") for number in range(3)])
-    assert columns_of(rows).numbers == ["0", "1", "2"]
+    assert convert_to_columns(rows).numbers == ["0", "1", "2"]
     assert rows == []
 
 
@@ -212,15 +212,15 @@ def test_response_with_fields_of_the_wrong_type_is_rejected(name: str, says: str
     """A sequence number that is not a string never becomes a position, which no service would accept."""
     rows = cast("list[RecordTypeDef]", [row(0, b"x"), row(1, b"x") | {name: 7}])
     with pytest.raises(TypeError, match=says):
-        columns_of(rows)
+        convert_to_columns(rows)
     assert len(rows) == 2
 
 
-@pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), with_mark(b"", Mark(1, 2))[:-1]])
+@pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), prepend_mark(b"", Mark(1, 2))[:-1]])
 def test_record_without_a_mark_is_returned_unchanged(data: bytes) -> None:
     """Records of other producers keep their first bytes."""
     assert split_mark(data) == (None, data)
-    assert split_mark(with_mark(data, Mark(7, 9))) == (Mark(7, 9), data)
+    assert split_mark(prepend_mark(data, Mark(7, 9))) == (Mark(7, 9), data)
 
 
 def test_mark_is_recognized_while_it_is_remembered() -> None:
@@ -239,7 +239,7 @@ def test_mark_is_recognized_while_it_is_remembered() -> None:
 
 def test_response_rows_are_freed_once_they_are_columns() -> None:
     rows = [row(1, b"a"), row(2, b"b")]
-    expected = columns_of(cast("list[RecordTypeDef]", [*rows]))
+    expected = convert_to_columns(cast("list[RecordTypeDef]", [*rows]))
 
     def made(body: bytes, *_views: bytes) -> tuple[list[bytes], list[str], list[Any], list[Any]]:
         assert body == b"body"
@@ -250,10 +250,10 @@ def test_response_rows_are_freed_once_they_are_columns() -> None:
     for beyond in (-1, 2):
         with pytest.raises(IndexError):
             views[beyond]
-    columns = columns_of(views)
+    columns = convert_to_columns(views)
     assert (_values(columns), columns.has_aggregates) == (_values(expected), True)
     assert (views.body, len(views)) == (b"", 0)
-    columns_of(cast("list[RecordTypeDef]", rows))
+    convert_to_columns(cast("list[RecordTypeDef]", rows))
     assert rows == []
 
 

@@ -29,7 +29,7 @@ from leasehold.adapters.sources.call_timeouts import (
 )
 from leasehold.adapters.sources.dynamodb_streams import ChangePoller
 from leasehold.adapters.sources.kinesis import fan_out
-from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, create_reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.kinesis.poller import RESPONSE_IS_PENDING, Poller
 from leasehold.adapters.sources.kinesis.producer.core import UnitUnknown, UnitWritten
@@ -124,7 +124,7 @@ class _SlowClient:
 def reader_of(service: SlowService, **more: Any) -> Poller:  # noqa: ANN401
     """Return a reader of the one shard."""
     clients = service.clients(**more)
-    return Poller(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
+    return Poller(clients.client_with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
 
 
 def first_batch(service: SlowService, reader: Poller) -> float:
@@ -182,7 +182,7 @@ def test_timeout_grows_and_shrinks_again(caplog: pytest.LogCaptureFixture) -> No
 def test_every_created_client_is_closed_once() -> None:
     closed: list[float] = []
     clients = TimedClients(lambda limit: SimpleNamespace(close=lambda: closed.append(limit)))
-    created = [clients.with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
+    created = [clients.client_with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
     assert created[0] is created[2]
     for _ in range(2):
         clients.close()
@@ -257,7 +257,7 @@ def test_consumer_is_found_however_late_the_responses() -> None:
     for _ in range(3):
         service.clock.now += 1.0
         try:
-            arns.append(consumer.arn())
+            arns.append(consumer.find_arn())
         except SourceUnavailable:
             arns.append(None)
     assert (arns, service.times("describe_stream_consumer")) == ([None, None, "arn:c"], [5.0, 10.0, 20.0])
@@ -268,16 +268,16 @@ def test_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     producer = KinesisPutClient(cast("Any", service.clients(timeouts=PUT_TIMEOUTS)), "orders")
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
     service.delay = 25.0
-    assert [producer.put(unit) for _ in range(4)] == [
+    assert [producer.put_units(unit) for _ in range(4)] == [
         *[[UnitUnknown("ReadTimeoutError")]] * 2,
         *[[UnitWritten("s-0", "5")]] * 2,
     ]
     service.delay = QUICK_SECONDS
     for _ in range(QUICK_RESPONSES + 1):
-        producer.put(unit)
+        producer.put_units(unit)
     assert service.times("put_records") == [10.0, 20.0, 30.0, 30.0, *[30.0] * QUICK_RESPONSES, 10.0]
     service.delay = 12.0
-    assert producer.shards() is not None
+    assert producer.list_shards() is not None
     assert service.times("list_shards") == [10.0, 20.0]
 
 
@@ -312,19 +312,21 @@ def polling(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
 
 def changes(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=pending.append)
-    return ChangePoller(clients.with_timeout(0.0), "arn", "s-0", TRIM_HORIZON, timeouts=CallTimeouts(clients))
+    return ChangePoller(clients.client_with_timeout(0.0), "arn", "s-0", TRIM_HORIZON, timeouts=CallTimeouts(clients))
 
 
 def columns(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=pending.append)
-    return ArrowPoller(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
+    return ArrowPoller(
+        clients.client_with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients)
+    )
 
 
 def unregistered(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
     clients = service.clients(start=pending.append)
     consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=CallTimeouts(clients))
     consumer._rejections = fan_out.MAX_REJECTIONS  # noqa: SLF001  the stream's consumer limit is reached
-    client, patience = clients.with_timeout(0.0), CallTimeouts(clients)
+    client, patience = clients.client_with_timeout(0.0), CallTimeouts(clients)
     return fan_out.FanOut(client, "orders", "s-0", TRIM_HORIZON, None, consumer=consumer, timeouts=patience)
 
 
@@ -420,7 +422,7 @@ def test_subscription_with_late_events_is_renewed_with_a_longer_timeout(
     class Ended:
         """A subscription that ends immediately."""
 
-        ended, take = True, staticmethod(lambda: None)
+        has_ended, take_event = True, staticmethod(lambda: None)
 
         def __init__(self, subscribe: Callable[[], object], clock: Clock) -> None:
             subscribe()
@@ -430,7 +432,7 @@ def test_subscription_with_late_events_is_renewed_with_a_longer_timeout(
     service = SlowService()
     clients = service.clients()
     reader = fan_out.FanOut(
-        *(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None),
+        *(clients.client_with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None),
         consumer=cast("Any", SimpleNamespace(arn=lambda: "arn:c", name="c")),
         timeouts=CallTimeouts(clients),
         clock=service.clock,
@@ -506,7 +508,7 @@ def test_timeouts_grow_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> 
 
         def make(seconds: float) -> Any:  # noqa: ANN401  a client
             timeouts.append(seconds)
-            return reading_client("eu-west-1", url, read_seconds=seconds)
+            return create_reading_client("eu-west-1", url, read_seconds=seconds)
 
         clients = KinesisClients(make, (0.02, 0.04, 0.08, 30.0), start=at_once)
         reader = Poller(cast("Any", None), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))

@@ -7,7 +7,7 @@ from standins.wire_service import Service, Spoken, listening
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.producing import open_producer
-from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -17,17 +17,17 @@ ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
 def test_stream_address_is_a_name_or_an_arn_with_its_region() -> None:
     """The region is taken from the ARN, and a contradicting one is rejected."""
-    assert stream_address("orders", "eu-west-1", "source URL").arn is None
-    address = stream_address(ARN, None, "source URL")
+    assert parse_stream_address("orders", "eu-west-1", "source URL").arn is None
+    address = parse_stream_address(ARN, None, "source URL")
     assert (address.name, address.arn, address.region) == ("orders", ARN, "eu-west-1")
-    assert stream_address(ARN, "eu-west-1", "source URL") == address
+    assert parse_stream_address(ARN, "eu-west-1", "source URL") == address
     with pytest.raises(
         ValueError, match=r"source URL: the ARN is in region eu-west-1, but option 'region' is 'us-east-1'"
     ):
-        stream_address(ARN, "us-east-1", "source URL")
+        parse_stream_address(ARN, "us-east-1", "source URL")
     for wrong in (ARN + "/", ARN.replace("kinesis", "dynamodb"), ARN.replace(":stream/", ":"), "arn:aws:kinesis"):
         with pytest.raises(ValueError, match="source URL: write a stream's ARN as"):
-            stream_address(wrong, None, "source URL")
+            parse_stream_address(wrong, None, "source URL")
 
 
 SUMMARY = {

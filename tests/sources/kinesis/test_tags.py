@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
-from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, framing_of
-from leasehold.adapters.sources.kinesis.hash_keys import hash_of
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, max_framing_bytes
+from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.producer.core import Entry, ShardQueue, TokenBucket
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
@@ -68,10 +68,10 @@ def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, 
     """The stream accepts even the largest record that a sink accepts."""
     context = Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, 0).context
     queue = ShardQueue("s", HASH_KEYS, TokenBucket(1.0))
-    entry = Entry(0, data, key, hash_of(key), str(HASH_KEYS[1]), 0.0, 1.0, context=context, row=row)
-    queue.append(entry)
-    unit = queue.pack(1)
-    assert unit.size <= entry.single_record_size == len(data) + len(key) + framing_of(context)
+    entry = Entry(0, data, key, hash_partition_key(key), str(HASH_KEYS[1]), 0.0, 1.0, context=context, row=row)
+    queue.append_newest(entry)
+    unit = queue.pack_unit(1)
+    assert unit.size <= entry.single_record_size == len(data) + len(key) + max_framing_bytes(context)
     assert deaggregate(unit.data).tags == [Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, row)]
 
 
@@ -88,7 +88,7 @@ class ShardReads:
         """Return all batches, with at most `size` records each."""
         answers = [self.rows[index : index + size] for index in range(0, len(self.rows), size)]
         response: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
-        return [self.poller._batch(response | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
+        return [self.poller._make_batch(response | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
 
 
 class ScriptedClient:

@@ -42,9 +42,9 @@ def one_client(kind: str) -> "KinesisClient":
         case "slow":
             return SLOW.attach(boto3.client("kinesis", region_name="eu-west-1"))
         case "direct":
-            return clients.reading_client("eu-west-1", listening(FAST))
+            return clients.create_reading_client("eu-west-1", listening(FAST))
         case _:
-            return FAST.attach(clients.reading_client("eu-west-1", None, cast("clients.WireFormat", kind)))
+            return FAST.attach(clients.create_reading_client("eu-west-1", None, cast("clients.WireFormat", kind)))
 
 
 def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:

@@ -54,14 +54,14 @@ def plainly(events_sent: list[Any]) -> list[Any]:
     """Convert the times of the events to numbers."""
     for each in events_sent:
         for row in each["SubscribeToShardEvent"]["Records"]:
-            row["ApproximateArrivalTimestamp"] = clients.seconds_of(row["ApproximateArrivalTimestamp"])
+            row["ApproximateArrivalTimestamp"] = clients.parse_record_time(row["ApproximateArrivalTimestamp"])
     return events_sent
 
 
 def subscribed(*answers: Answer) -> tuple["KinesisClient", Spoken]:
     """Return a client with the hooks, and the scripted service."""
     spoken = Spoken(list(answers))
-    return spoken.attach(clients.reading_client("eu-west-1", None), SUBSCRIBE), spoken
+    return spoken.attach(clients.create_reading_client("eu-west-1", None), SUBSCRIBE), spoken
 
 
 class Pieces(list[bytes]):

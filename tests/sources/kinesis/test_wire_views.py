@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from standins.in_c import scan
 
 from leasehold.adapters.sources.kinesis.cbor import hooks as forms
-from leasehold.adapters.sources.kinesis.poller import columns_of
+from leasehold.adapters.sources.kinesis.poller import convert_to_columns
 
 SCAN = scan()
 pytestmark = pytest.mark.skipif(SCAN is None, reason="there is no compiler of C")
@@ -36,7 +36,7 @@ ROWS = st.fixed_dictionaries(
 
 def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
     """Return all fields of the rows, in either form."""
-    columns = columns_of(rows)
+    columns = convert_to_columns(rows)
     return columns.payloads, columns.numbers, columns.keys, columns.arrived, columns.has_aggregates
 
 
@@ -153,7 +153,7 @@ def test_row_has_the_fields_of_boto3() -> None:
         rows, _ = forms.split_response(BODY, cbor=True)
     in_seconds = {**test_wire.ROW, "ApproximateArrivalTimestamp": test_wire.ARRIVED / 1000}
     assert [rows[index] for index in range(len(rows))] == [in_seconds] * 3
-    assert (columns_of(cast("Any", rows)).numbers, len(rows)) == (
+    assert (convert_to_columns(cast("Any", rows)).numbers, len(rows)) == (
         [test_wire.ROW["SequenceNumber"]] * 3,
         0,
     )  # and its response is freed

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from leasehold.adapters.cli.common.times import make_seconds_parser
-from leasehold.adapters.inputs import configuration_for, settings
+from leasehold.adapters.inputs import combine_settings, config_for_source
 from leasehold.adapters.ops.watching import WatchedTable, watch_for
 from leasehold.adapters.options import Options
 from leasehold.balancer.config import Config
@@ -34,7 +34,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def make_fleet_config(options: Options, source: str = "") -> Config:
     """Return the configuration that `rules`, `lease_seconds` and `set` define. Raises ValueError, naming a setting."""
     base_settings = {"rules": options["rules"], "lease_seconds": options["lease_seconds"]}
-    return configuration_for(source, settings(base_settings, options["set"] or ()))
+    return config_for_source(source, combine_settings(base_settings, options["set"] or ()))
 
 
 def watch_table(store: Store, config: Config, watch_seconds: float | None) -> WatchedTable:

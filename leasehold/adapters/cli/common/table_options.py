@@ -8,7 +8,7 @@ import typer
 
 from leasehold.adapters.cli.common.times import make_seconds_parser
 from leasehold.adapters.inputs import flag_name
-from leasehold.adapters.options import Option, options_of
+from leasehold.adapters.options import Option, options_by_name
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -29,7 +29,7 @@ def add_table_options(*names: str) -> Callable[[Function], Function]:
         options_type = get_args(get_type_hints(command)[options_parameter.name])[0]
         option_parameters = [
             _make_parameter(option)
-            for name, option in options_of(options_type).items()
+            for name, option in options_by_name(options_type).items()
             if (name in names if names else option.in_command)
         ]
         other_parameters = [parameter for parameter in parameters if parameter is not options_parameter]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from leasehold.adapters.inputs import duration
+from leasehold.adapters.inputs import parse_duration
 
 
 def make_seconds_parser(minimum: float = 0.0) -> Callable[[str | float], float]:
@@ -12,7 +12,7 @@ def make_seconds_parser(minimum: float = 0.0) -> Callable[[str | float], float]:
 
     def parse_seconds(text: str | float) -> float:
         try:
-            parsed_seconds = duration(text) if isinstance(text, str) else float(text)
+            parsed_seconds = parse_duration(text) if isinstance(text, str) else float(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         if parsed_seconds < minimum:

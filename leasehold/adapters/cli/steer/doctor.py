@@ -10,7 +10,7 @@ from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.ops.doctor.attempts import none_wrong
 from leasehold.adapters.ops.doctor.examination import ExaminedFleet, examine
-from leasehold.adapters.options import Options, options_of
+from leasehold.adapters.options import Options, options_by_name
 from leasehold.stores.printable import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -53,7 +53,7 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Examine the source and the store, and print the findings."""
     with exit_on_failure("doctor"):
-        checkpoint_seconds = options_of(Options)["checkpoint_seconds"].checked(
+        checkpoint_seconds = options_by_name(Options)["checkpoint_seconds"].parse_and_check(
             options["checkpoint_seconds"], "--checkpoint-seconds"
         )
         fleet = ExaminedFleet(

@@ -15,12 +15,12 @@ from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.cli.common.standard_streams import discard_if_output_closed
 from leasehold.adapters.cli.common.table_options import add_table_options
 from leasehold.adapters.consumer.runner import Runner
-from leasehold.adapters.consuming import consumption, dead_letter_of
+from leasehold.adapters.consuming import check_consumption_options, open_dead_letter
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.multilang.children import ChildProcesses
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.multilang.properties import interpret_properties, read_properties
-from leasehold.adapters.options import Options, options_of
+from leasehold.adapters.options import Options, options_by_name
 from leasehold.adapters.signals import replace_handler
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.urls import store_address
@@ -66,12 +66,12 @@ def command(
         )
         dead_letter = options["dead_letter"]
         if isinstance(dead_letter, str):
-            dead_letter = dead_letter_of(dead_letter, settings.source, settings.store, flag_name)
-        attempts = options_of(Options)["attempts"].checked(options["attempts"], "--attempts")
+            dead_letter = open_dead_letter(dead_letter, settings.source, settings.store, flag_name)
+        attempts = options_by_name(Options)["attempts"].parse_and_check(options["attempts"], "--attempts")
         handler = ChildHandler(
             children, attempts=attempts, dead_letter=dead_letter, send_empty=settings.send_empty, strict=strict
         )
-        setup = consumption(
+        setup = check_consumption_options(
             settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, flag_name
         )
         table_session = settings.table_credentials.session()
@@ -86,7 +86,7 @@ def command(
             handler.set_runner(runner)
             _record_signals(received_signals)
 
-        with handler, setup.opened() as worker:
+        with handler, setup.open_worker() as worker:
             setup.run(worker, begun=on_begun)
     if strict:
         raise typer.Exit(1 if handler.fault is not None or not received_signals else 128 + received_signals[0])

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.handling import Delivery, Unhandled
-from leasehold.adapters.sources.deduplication import own_token
+from leasehold.adapters.sources.deduplication import strip_seen_rows
 from leasehold.adapters.sources.protocol import Record
 from leasehold.stores.printable import text_of
 
@@ -99,7 +99,7 @@ class DeadLetterEntry:
             "sub_sequence_number": record.sub_sequence_number,
             # Leave out the part of the token that describes rows written by Spark, because that part does not belong to
             # the record.
-            "offset": own_token(record.token),
+            "offset": strip_seen_rows(record.token),
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
             "arrived_ms": None if record.arrived is None else round(record.arrived * 1000),

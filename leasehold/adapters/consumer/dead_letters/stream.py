@@ -9,8 +9,8 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
-from leasehold.adapters.sources.kinesis.faults import code_of, translate_errors, translate_parse_errors
-from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn, stream_address
+from leasehold.adapters.sources.kinesis.faults import error_code, translate_errors, translate_parse_errors
+from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn, parse_stream_address
 from leasehold.errors import DeadLetterError, SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.deadlines import bound_client
@@ -48,7 +48,7 @@ class StreamSink:
             self._client.describe_stream_summary(StreamName=self._stream)
         except ClientError as error:
             # A user who may write to the stream may lack the permission to describe it, so other errors prove nothing.
-            return code_of(error) == "ResourceNotFoundException"
+            return error_code(error) == "ResourceNotFoundException"
         return False
 
     def _put(self, data: bytes, key: str, hash_key: str | None) -> None:
@@ -70,7 +70,7 @@ def open_url(
     session: boto3.Session | None = None,
 ) -> StreamSink:
     """Open the stream of this name. Raises ValueError, and DeadLetterError if there is none."""
-    stream = stream_address(name, options.get("region"), "letters URL")
+    stream = parse_stream_address(name, options.get("region"), "letters URL")
     name = stream.name
     if not name or "," in name or "/" in name:
         raise ValueError("letters URL: kinesis:// wants the name of one stream")

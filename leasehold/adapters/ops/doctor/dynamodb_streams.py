@@ -5,7 +5,7 @@ from typing import Any
 
 from leasehold.adapters.ops.doctor.attempts import NotTried, RightAttempt, RightsTrial, ServiceClock
 from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
-from leasehold.adapters.sources.dynamodb_streams import STREAMS, is_arn, region_of
+from leasehold.adapters.sources.dynamodb_streams import STREAMS, is_arn, parse_region
 from leasehold.adapters.sources.kinesis.clients import create_client
 from leasehold.adapters.sources.kinesis.faults import translate_errors
 from leasehold.errors import SourceError
@@ -20,7 +20,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         SourceError: No region is configured.
         StoreError: The endpoint is not valid.
     """
-    region, endpoint = region_of(place, options), options.get("endpoint")
+    region, endpoint = parse_region(place, options), options.get("endpoint")
     session = session_of(options, "source URL")
     with translate_errors(place, STREAMS):
         streams = create_client("dynamodbstreams", region, endpoint, POLL_TIMEOUTS[-1], session)

@@ -59,7 +59,7 @@ class _ExaminedHub:
         access, partition = self._source.access, self._partition
         background = BackgroundLoop()
         try:
-            background.run(_open_link(access, partition), LINK_SECONDS)
+            background.run_and_wait(_open_link(access, partition), LINK_SECONDS)
         except (EventHubError, AzureError, OSError, ValueError, ImportError) as error:
             fault = translate_error(error, access, partition)
             if isinstance(fault, LinkTakenOver):
@@ -87,7 +87,7 @@ async def _open_link(access: Access, partition: str) -> None:
         if not first_event.done():
             first_event.set_exception(error)
 
-    async with access.client() as client:
+    async with access.create_client() as client:
         receiving = asyncio.ensure_future(
             client.receive_batch(
                 receive,

@@ -22,7 +22,7 @@ from leasehold.adapters.ops.doctor.attempts import (
     none_wrong,
     try_rights,
 )
-from leasehold.adapters.sources.protocol import Identified, Selective, Source
+from leasehold.adapters.sources.protocol import IdentifiedSource, SelectiveSource, Source
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.progress import TELL_SECONDS
 from leasehold.balancer.config import Config
@@ -418,9 +418,9 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
         source: Source = open_source(url)
         with closing(source):
             results.shards = source.shards()
-            reads = source.reads if isinstance(source, Selective) else lambda _lease: True
+            reads = source.reads if isinstance(source, SelectiveSource) else lambda _lease: True
             results.findings += compare_with_stream(listing, results.shards, reads)
-            incarnation = source.incarnation() if isinstance(source, Identified) else ""
+            incarnation = source.incarnation() if isinstance(source, IdentifiedSource) else ""
             # The table was read before the shards were listed, so a shard that ended in between does not contradict its
             # lease.
             conflicts = contradictions(results.shards, listing.leases, incarnation)

@@ -8,9 +8,9 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.ops.doctor.attempts import Absent, NotTried, RightAttempt, RightsTrial, ServiceClock
 from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
-from leasehold.adapters.sources.kinesis.clients import reading_client
-from leasehold.adapters.sources.kinesis.faults import code_of, translate_errors
-from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.adapters.sources.kinesis.clients import create_reading_client
+from leasehold.adapters.sources.kinesis.faults import error_code, translate_errors
+from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.errors import SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.urls import without_credentials
@@ -30,10 +30,10 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     """
     region, endpoint, session = options.get("region"), options.get("endpoint"), session_of(options, "source URL")
     for text in place.split(","):
-        stream = stream_address(text, region, "source URL")
+        stream = parse_stream_address(text, region, "source URL")
         name = stream.name
         with translate_errors(name):
-            client = reading_client(
+            client = create_reading_client(
                 stream.region, endpoint, read_seconds=POLL_TIMEOUTS[-1], session=session, arn=stream.arn
             )
         without_credentials(client.meta.endpoint_url)
@@ -102,7 +102,7 @@ class _ExaminedStream:
                 entry = self._client.describe_stream_consumer(**which)["ConsumerDescription"]
         except SourceError as error:
             cause = error.__cause__
-            if name.startswith("arn:") or not isinstance(cause, ClientError) or code_of(cause) != _ABSENT:
+            if name.startswith("arn:") or not isinstance(cause, ClientError) or error_code(cause) != _ABSENT:
                 raise
             message = f"there is no consumer {name}; a worker registers it if it has the right"
             raise Absent(f"{message} (kinesis:RegisterStreamConsumer, not tried)") from error

@@ -81,12 +81,12 @@ class Access:
         """The stream name in the leases of this hub and group."""
         return stream_of(self.namespace, self.hub, self.group)
 
-    def client(self) -> EventHubConsumerClient:
+    def create_client(self) -> EventHubConsumerClient:
         """Return a new client that does not retry, because retries are left to the caller."""
         options: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0}
         if self.websockets:
             options["transport_type"] = TransportType.AmqpOverWebsocket
-            options["http_proxy"] = http_proxy_of(self.namespace, self.proxy)
+            options["http_proxy"] = find_http_proxy(self.namespace, self.proxy)
         if self.secret:
             return EventHubConsumerClient.from_connection_string(
                 self.secret, self.group, eventhub_name=self.hub, **options
@@ -95,7 +95,7 @@ class Access:
         return EventHubConsumerClient(self.namespace, self.hub, self.group, credential=identity, **options)
 
 
-def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
+def find_http_proxy(host: str, proxy: str) -> dict[str, Any] | None:
     """Return the client's proxy settings for connections to `host`, or None if they need no proxy.
 
     Args:
@@ -107,20 +107,23 @@ def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
             environment may contain a password.
     """
     # An entry of NO_PROXY may contain a port. The client connects to port 443, unless the host contains another one.
-    target = host if ":" in host else f"{host}:443"
-    address = proxy or ("" if proxy_bypass(target) else getproxies().get("https", ""))
-    if not address:
+    proxied_host = host if ":" in host else f"{host}:443"
+    proxy_address = proxy or ("" if proxy_bypass(proxied_host) else getproxies().get("https", ""))
+    if not proxy_address:
         return None
     try:
-        proxy_url = urlsplit(address if "://" in address else f"http://{address}")
+        proxy_url = urlsplit(proxy_address if "://" in proxy_address else f"http://{proxy_address}")
         default_port = _PROXY_PORTS[proxy_url.scheme]
-        port = proxy_url.port or default_port
+        proxy_port = proxy_url.port or default_port
     except (ValueError, KeyError):
-        proxy_url, port = None, 0
+        proxy_url, proxy_port = None, 0
     if proxy_url is None or not proxy_url.hostname:
         raise ValueError(f"{'eventhubs URL: proxy' if proxy else 'HTTPS_PROXY'}: write http://host:port")
     # The client joins host and port with a colon and passes the result to aiohttp, which needs a scheme.
-    settings: dict[str, Any] = {"proxy_hostname": f"{proxy_url.scheme}://{proxy_url.hostname}", "proxy_port": port}
+    settings: dict[str, Any] = {
+        "proxy_hostname": f"{proxy_url.scheme}://{proxy_url.hostname}",
+        "proxy_port": proxy_port,
+    }
     if proxy_url.username is not None:
         settings |= {"username": unquote(proxy_url.username), "password": unquote(proxy_url.password or "")}
     return settings
@@ -129,7 +132,7 @@ def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
 _PROXY_PORTS = {"http": 80, "https": 443}
 
 
-def by_connection_string(
+def access_by_connection_string(
     secret: str, namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = ""
 ) -> Access:
     """Return the access that a connection string grants.
@@ -147,8 +150,8 @@ def by_connection_string(
     if properties is None or set("@?#") & set(properties.fully_qualified_namespace):
         raise ValueError(f"{CONNECTION_STRING}: this is not an Event Hubs connection string")
     if properties.fully_qualified_namespace.lower() != namespace.lower():
-        other = properties.fully_qualified_namespace
-        raise ValueError(f"eventhubs URL: {CONNECTION_STRING} is for namespace {other!r}, not {namespace!r}")
+        other_namespace = properties.fully_qualified_namespace
+        raise ValueError(f"eventhubs URL: {CONNECTION_STRING} is for namespace {other_namespace!r}, not {namespace!r}")
     if properties.eventhub_name and properties.eventhub_name.lower() != hub.lower():
         raise ValueError(
             f"eventhubs URL: {CONNECTION_STRING} is for event hub {properties.eventhub_name!r}, not {hub!r}"
@@ -156,7 +159,7 @@ def by_connection_string(
     return Access(namespace, hub, group, secret, websockets=websockets, proxy=proxy)
 
 
-def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = "") -> Access:
+def access_by_identity(namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = "") -> Access:
     """Return access with the identity of this machine or user, as found by `DefaultAzureCredential`."""
     from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed with a key
 
@@ -192,13 +195,15 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
             return SourceUnavailable(
                 f"{subject}: its token has expired by this machine's clock; a new one will be requested"
             )
-        return TransientRejection(f"{subject}: access denied: {_credential_hint(access)} ({_first_line(error)})")
+        return TransientRejection(
+            f"{subject}: access denied: {_make_credential_hint(access)} ({_first_line_without_ids(error)})"
+        )
     if isinstance(error, ImportError):
         return SourceError(f"{subject}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
-        return SourceError(f"{subject}: {_first_line(error)}")
+        return SourceError(f"{subject}: {_first_line_without_ids(error)}")
     code = (error.error if isinstance(error, EventHubError) else None) or ""
-    message = _first_line(error)
+    message = _first_line_without_ids(error)
     match code:
         case "link:stolen":
             return LinkTakenOver(
@@ -208,7 +213,7 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
         case "not-found":
             return SourceError(f"{subject}: there is no such hub or consumer group {access.group!r}; check the URL")
         case "unauthorized-access":
-            return TransientRejection(f"{subject}: access denied: {_credential_hint(access)} ({message})")
+            return TransientRejection(f"{subject}: access denied: {_make_credential_hint(access)} ({message})")
         case "argument-error" | "argument-out-of-range" | "invalid-field":
             hint = "if the hub was recreated, set the checkpoints back with `leasehold reset`"
             return Trimmed(f"{subject}: the starting position was rejected; {hint} ({message})")
@@ -219,7 +224,7 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
             return SourceUnavailable(f"{subject}: {message}")
 
 
-def _credential_hint(access: Access) -> str:
+def _make_credential_hint(access: Access) -> str:
     if access.secret:
         return f"check the key in {CONNECTION_STRING}, which must allow listening, and this machine's clock"
     return "this identity needs the role 'Azure Event Hubs Data Receiver'"
@@ -233,6 +238,6 @@ _VARYING_PARTS = re.compile(
 fault is recognized and not logged at each attempt."""
 
 
-def _first_line(error: BaseException) -> str:
-    text = (str(error) or type(error).__name__).splitlines()[0]
-    return _VARYING_PARTS.sub("", text) or type(error).__name__
+def _first_line_without_ids(error: BaseException) -> str:
+    first_line = (str(error) or type(error).__name__).splitlines()[0]
+    return _VARYING_PARTS.sub("", first_line) or type(error).__name__

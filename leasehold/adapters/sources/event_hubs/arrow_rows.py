@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
-from leasehold.adapters.sources.deduplication import own_token
+from leasehold.adapters.sources.deduplication import strip_seen_rows
 from leasehold.adapters.sources.protocol import Record
 
 _MAP = pa.map_(pa.string(), pa.string())
@@ -37,27 +37,30 @@ IN_COLUMNS = frozenset(
 def rows_of(partition: str, records: Sequence[Record]) -> pa.RecordBatch:
     """Return the events of this partition as columns."""
     annotations = [dict(record.event.raw_amqp_message.annotations or {}) for record in records]
-    values = (
+    column_values = (
         [record.data for record in records],
         [partition] * len(records),
-        [own_token(record.token) for record in records],
+        [strip_seen_rows(record.token) for record in records],
         [int(record.sequence_number) for record in records],
         [None if record.arrived is None else round(record.arrived * 1e6) for record in records],
-        [_to_text(annotation.get(PUBLISHER)) for annotation in annotations],
+        [_annotation_to_text(annotation.get(PUBLISHER)) for annotation in annotations],
         [record.partition_key for record in records],
-        [_to_map(record.event.properties or {}) for record in records],
-        [_to_text(annotation.get(DEVICE)) for annotation in annotations],
-        [_to_map({name: annotation[name] for name in annotation.keys() - IN_COLUMNS}) for annotation in annotations],
+        [_annotations_to_map(record.event.properties or {}) for record in records],
+        [_annotation_to_text(annotation.get(DEVICE)) for annotation in annotations],
+        [
+            _annotations_to_map({name: annotation[name] for name in annotation.keys() - IN_COLUMNS})
+            for annotation in annotations
+        ],
     )
-    arrays = [pa.array(column, field.type) for column, field in zip(values, SCHEMA, strict=True)]
+    arrays = [pa.array(column, field.type) for column, field in zip(column_values, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _to_map(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
-    return sorted((_to_text(name) or "", _to_text(value)) for name, value in values.items())
+def _annotations_to_map(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
+    return sorted((_annotation_to_text(name) or "", _annotation_to_text(value)) for name, value in values.items())
 
 
-def _to_text(value: object) -> str | None:
+def _annotation_to_text(value: object) -> str | None:
     """Convert a value as Azure's connector for Spark does. Strings stay as they are, and other values become JSON."""
     if value is None or isinstance(value, str):
         return value

@@ -47,20 +47,20 @@ from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import EventHubError
 
-from leasehold.adapters.sources.call_timeouts import Backoff, datetime_of
-from leasehold.adapters.sources.deduplication import SeenRows, own_token
+from leasehold.adapters.sources.call_timeouts import Backoff, datetime_at_position
+from leasehold.adapters.sources.deduplication import SeenRows, strip_seen_rows
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
     LinkTakenOver,
-    by_connection_string,
-    by_identity,
-    http_proxy_of,
+    access_by_connection_string,
+    access_by_identity,
+    find_http_proxy,
     translate_error,
 )
-from leasehold.adapters.sources.event_hubs.records import record_of_event, tag_of
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, call_rows_of
-from leasehold.adapters.threads import boottime, spawn
+from leasehold.adapters.sources.event_hubs.records import convert_event, read_tag
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, SettledShard, call_rows_from_records
+from leasehold.adapters.threads import read_boot_clock, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.fields import decimal
@@ -102,7 +102,7 @@ class BackgroundLoop:
         self._fault: BaseException | None = None
         self._thread = spawn("leasehold-event-hubs", self._run, self._on_error)
 
-    def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+    def start_coroutine(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start `work` on the loop. Canceling the returned future cancels the work.
 
         Raises:
@@ -113,20 +113,20 @@ class BackgroundLoop:
             raise SourceError(f"the thread of the Event Hubs client has ended: {said(self._fault)}")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, T], timeout: float = RESPONSE_SECONDS) -> T:
+    def run_and_wait(self, work: Coroutine[Any, Any, T], timeout: float = RESPONSE_SECONDS) -> T:
         """Run `work` and wait for its result.
 
         Raises:
             SourceUnavailable: If there is no result in time. Anything that the work raises propagates.
         """
-        future = self.start(work)
+        future = self.start_coroutine(work)
         try:
             return future.result(timeout)
         except TimeoutError:
             future.cancel()
             raise SourceUnavailable(f"Event Hubs did not respond within {timeout:g} s") from None
 
-    def call_soon(self, call: Callable[[], object]) -> None:
+    def schedule_call(self, call: Callable[[], object]) -> None:
         """Schedule this call on the loop, unless it is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
@@ -135,7 +135,7 @@ class BackgroundLoop:
         """Cancel all tasks, wait for them up to a time limit, and end the thread."""
         if self._loop.is_closed():
             return
-        self.call_soon(self._loop.stop)
+        self.schedule_call(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
 
     def _on_error(self, fault: BaseException) -> None:
@@ -163,7 +163,7 @@ class EventPosition:
     inclusive: bool = False
 
 
-def event_position(position: Position) -> EventPosition:
+def starting_event_position(position: Position) -> EventPosition:
     """Return the starting position for a reader that has processed everything up to `position`.
 
     If the position contains an offset, it is used instead of the sequence number. The offset is the service's own
@@ -177,11 +177,11 @@ def event_position(position: Position) -> EventPosition:
         case "TRIM_HORIZON":
             return EventPosition(BEGINNING)
         case "AT_TIMESTAMP":
-            return EventPosition(datetime_of(position), inclusive=True)
+            return EventPosition(datetime_at_position(position), inclusive=True)
         case "LATEST" | "SHARD_END":
             raise ValueError(f"a partition cannot be read from {position.sequence}")
         case number:
-            offset = own_token(position.token)
+            offset = strip_seen_rows(position.token)
             return EventPosition(int(number) if offset in NO_OFFSET else offset)
 
 
@@ -217,9 +217,9 @@ class PartitionReceiver:
         self._receiving: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
         self._closed = self._is_waiting = False
-        self._work: Future[None] = background.start(self._run())
+        self._work: Future[None] = background.start_coroutine(self._run())
 
-    def take(self) -> list[Record]:
+    def take_events(self) -> list[Record]:
         """Return the events that have arrived, in order."""
         if not self._inbox:
             return []
@@ -246,8 +246,8 @@ class PartitionReceiver:
     async def _run(self) -> None:
         self._not_full = asyncio.Event()
         try:
-            async with self._access.client() as client:
-                receiving = client.receive_batch(
+            async with self._access.create_client() as client:
+                receive_coroutine = client.receive_batch(
                     self._on_events,
                     partition_id=self._partition,
                     owner_level=self._epoch,
@@ -257,14 +257,14 @@ class PartitionReceiver:
                     starting_position_inclusive=self._start.inclusive,
                     on_error=self._on_error,
                 )
-                self._receiving = asyncio.create_task(receiving)
+                self._receiving = asyncio.create_task(receive_coroutine)
                 await self._receiving
         except Exception as error:  # noqa: BLE001  the reader handles any error that ends a receiver
             self._fault = self._fault or error
 
     async def _on_events(self, _context: object, events: list[EventData]) -> None:
         # Create the records here, because the events are still in the CPU cache, and this thread is busy in any case.
-        self._inbox.append([record_of_event(event) for event in events])
+        self._inbox.append([convert_event(event) for event in events])
         self._received += len(events)
         # While this coroutine waits, the client receives no more events than its link credit allows. This limits the
         # memory that is used if a handler is slow, without delaying other partitions.
@@ -284,7 +284,7 @@ class PartitionReceiver:
     def _wake_if_waiting(self) -> None:
         # Wake the loop only if it waits, because waking it costs as much as receiving a small batch.
         if self._not_full is not None and self._is_waiting:
-            self._background.call_soon(self._not_full.set)
+            self._background.schedule_call(self._not_full.set)
 
     async def _on_error(self, _context: object, error: Exception) -> None:
         self._fault = error
@@ -333,7 +333,7 @@ class PartitionReader:
         *,
         epoch: int | None,
         prefetch: int,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = read_boot_clock,
     ) -> None:
         self._background, self._access, self._partition = background, access, partition
         self._epoch, self._prefetch, self._clock = epoch, prefetch, clock
@@ -354,11 +354,11 @@ class PartitionReader:
     def read(self) -> Batch:
         """Return the events that have arrived since the last read. Raises SourceError if trying again cannot help."""
         self._receiver = receiver = self._receiver or self._open_receiver()
-        records = receiver.take()
+        records = receiver.take_events()
         if records:
-            return self._batch(records)
+            return self._make_batch(records)
         fault = receiver.fault
-        return self._empty_batch() if fault is None else self._reopen_after(fault)
+        return self._make_empty_batch() if fault is None else self._close_and_retry_later(fault)
 
     def close(self) -> None:
         """Give up the link."""
@@ -370,12 +370,12 @@ class PartitionReader:
 
     def _open_receiver(self) -> PartitionReceiver:
         self._opened_at = self._clock()
-        start = event_position(self._position)
+        start = starting_event_position(self._position)
         return PartitionReceiver(
             self._background, self._access, self._partition, start, epoch=self._epoch, prefetch=self._prefetch
         )
 
-    def _batch(self, arrived_records: list[Record]) -> Batch:
+    def _make_batch(self, arrived_records: list[Record]) -> Batch:
         # Check only the leading events. Sequence numbers increase, so no later event can have been processed before.
         records = tuple(dropwhile(lambda record: int(record.sequence_number) <= self._last_number, arrived_records))
         if records:
@@ -394,8 +394,8 @@ class PartitionReader:
             # events.
             kept_records = list[Record]()
             for record in records:
-                tag = tag_of(record.event)
-                if tag is None or not self._seen.seen_before(tag, lambda: 0, record.position):
+                tag = read_tag(record.event)
+                if tag is None or not self._seen.check_duplicate(tag, lambda: 0, record.position):
                     kept_records.append(
                         record._replace(token=f"{record.token} {self._seen.token}") if self._seen else record
                     )
@@ -407,12 +407,12 @@ class PartitionReader:
             )
         self._pause = IDLE_SECONDS
         # The age of the last event read, by this machine's clock.
-        arrived = arrived_records[-1].arrived
-        self._behind = None if arrived is None else max(0.0, time.time() - arrived)
+        last_arrived = arrived_records[-1].arrived
+        self._behind = None if last_arrived is None else max(0.0, time.time() - last_arrived)
         self._note_response(self._clock())
         self._idle = False
         self._backoff.reset()
-        in_columns = partial(call_rows_of, _COLUMNS, self._partition)
+        in_columns = partial(call_rows_from_records, _COLUMNS, self._partition)
         opened_at, self._opened_at = self._opened_at, None
         seconds_without_link = 0.0 if opened_at is None else self._clock() - opened_at
         return Batch(
@@ -429,10 +429,10 @@ class PartitionReader:
     def _label(self) -> str:
         return f"event hub {self._access.hub!r}, partition {self._partition}"
 
-    def _empty_batch(self) -> Batch:
+    def _make_empty_batch(self) -> Batch:
         now = self._clock()
         if self._probe is None and now - max(self._last_response, self._probed_at) > PROBE_SECONDS[self._idle]:
-            self._probe, self._probed_at = self._background.start(self._last_enqueued()), now
+            self._probe, self._probed_at = self._background.start_coroutine(self._request_last_number()), now
         if self._probe is not None and (self._probe.done() or now - self._probed_at > RESPONSE_SECONDS):
             # Keep the link even if there is no response, because a slow service may be about to open it.
             probe, self._probe = self._probe, None
@@ -453,41 +453,53 @@ class PartitionReader:
                 if self._position.sequence != "AT_TIMESTAMP":
                     self._behind = 0.0  # the link has delivered everything
         if self._undelivered_event is not None and now - self._undelivered_event[1] > DELIVERY_SECONDS:
-            return self._reopen_after(
+            return self._close_and_retry_later(
                 ConnectionError(f"its link delivers nothing, although event {self._undelivered_event[0]} exists")
             )
-        pause, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
+        pause_seconds, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
         silent_seconds, fault = now - self._last_response, ""
-        is_late = self._probe is not None and now - self._probed_at > LATE_SECONDS
-        if is_late or self._probe_error or (self._undelivered_event is not None and silent_seconds > SILENT_SECONDS):
+        is_probe_late = self._probe is not None and now - self._probed_at > LATE_SECONDS
+        if (
+            is_probe_late
+            or self._probe_error
+            or (self._undelivered_event is not None and silent_seconds > SILENT_SECONDS)
+        ):
             fault = f"{self._probe_error or self._label}: no response for {silent_seconds:.0f} s"
-        previous, self._reported_response = self._reported_response, self._last_response
+        previous_response, self._reported_response = self._reported_response, self._last_response
         behind_seconds = None if self._behind is None or fault else 0.0
-        return Batch((), None, behind_seconds, pause, fault=fault, answered=self._last_response > previous)
+        return Batch(
+            (), None, behind_seconds, pause_seconds, fault=fault, answered=self._last_response > previous_response
+        )
 
     def _note_response(self, now: float) -> None:
         self._last_response, self._probe_error, self._undelivered_event = now, "", None
 
-    async def _last_enqueued(self) -> int:
+    async def _request_last_number(self) -> int:
         """Return the number of the last event that the link must deliver, or -1 if there is none or it is unknown."""
-        async with self._access.client() as client:
+        async with self._access.create_client() as client:
             properties = await client.get_partition_properties(self._partition)
         # If the reader starts at a time, the number of the next event is unknown until the first event arrives.
-        is_unknown = self._position.sequence == "AT_TIMESTAMP" or properties["is_empty"]
-        return -1 if is_unknown else int(properties["last_enqueued_sequence_number"])
+        is_number_unknown = self._position.sequence == "AT_TIMESTAMP" or properties["is_empty"]
+        return -1 if is_number_unknown else int(properties["last_enqueued_sequence_number"])
 
-    def _reopen_after(self, fault: BaseException) -> Batch:
+    def _close_and_retry_later(self, fault: BaseException) -> Batch:
         error = translate_error(fault, self._access, self._partition)
         self.close()
         self._receiver = self._undelivered_event = None
         if not isinstance(error, SourceUnavailable):
             raise error from fault
         is_taken_over = isinstance(error, LinkTakenOver)
-        wait = CONTENDED_SECONDS if is_taken_over else self._backoff.next()
-        log.warning("%s; trying again in %.1f s", error, wait)
+        wait_seconds = CONTENDED_SECONDS if is_taken_over else self._backoff.next()
+        log.warning("%s; trying again in %.1f s", error, wait_seconds)
         seconds_without_link = math.inf if is_taken_over else 0.0
         return Batch(
-            (), None, None, wait, fault=str(error), unlinked_seconds=seconds_without_link, answered=is_taken_over
+            (),
+            None,
+            None,
+            wait_seconds,
+            fault=str(error),
+            unlinked_seconds=seconds_without_link,
+            answered=is_taken_over,
         )
 
 
@@ -540,8 +552,8 @@ class EventHubsSource:
         """
         properties = self._call(lambda client: client.get_eventhub_properties())
         self._created = properties["created_at"]
-        ids = sorted(properties["partition_ids"], key=lambda partition_id: (len(partition_id), partition_id))
-        return tuple(Shard(partition_id, stream=self.stream) for partition_id in ids)
+        partition_ids = sorted(properties["partition_ids"], key=lambda partition_id: (len(partition_id), partition_id))
+        return tuple(Shard(partition_id, stream=self.stream) for partition_id in partition_ids)
 
     def incarnation(self) -> str:
         """Return the namespace, hub and group, and the hub's creation time as of the last listing."""
@@ -558,7 +570,7 @@ class EventHubsSource:
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        properties = self._partition_properties(lease.shard)
+        properties = self._request_partition_properties(lease.shard)
         last_number = int(properties["last_enqueued_sequence_number"])
         # Do not use the current time for an empty partition. If this machine's clock is ahead, events would be skipped.
         return (
@@ -567,29 +579,29 @@ class EventHubsSource:
             else Position(str(last_number), token=str(properties["last_enqueued_offset"]))
         )
 
-    def settled(self, lease: Lease, until: float) -> Settled | None:
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
         """Return the partition's last event once `until` is more than `SETTLE_SECONDS` ago.
 
         The time is compared with this machine's clock, because responses do not contain the service's time.
         """
         if time.time() < until + SETTLE_SECONDS:
             return None
-        properties = self._partition_properties(lease.shard)
+        properties = self._request_partition_properties(lease.shard)
         if properties["is_empty"]:
-            return Settled(TRIM_HORIZON)
+            return SettledShard(TRIM_HORIZON)
         number, enqueued = properties["last_enqueued_sequence_number"], properties["last_enqueued_time_utc"]
-        return Settled(Position(str(number)), enqueued.timestamp())
+        return SettledShard(Position(str(number)), enqueued.timestamp())
 
-    def _partition_properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
+    def _request_partition_properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
         return self._call(lambda client: client.get_partition_properties(partition), partition)
 
     def _call(self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each request has its own result
         async def call() -> Mapping[str, Any]:
-            async with self.access.client() as client:
+            async with self.access.create_client() as client:
                 return await request(client)
 
         try:
-            return self._background.run(call())
+            return self._background.run_and_wait(call())
         except _CLIENT_ERRORS as error:
             raise translate_error(error, self.access, *about) from error
 
@@ -643,12 +655,12 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
             "eventhubs URL: option 'proxy' needs transport=websockets, because plain AMQP cannot use an HTTP proxy"
         )
     if transport == "websockets":
-        http_proxy_of(address[0], proxy)  # reports a bad address now instead of at the first connection
+        find_http_proxy(address[0], proxy)  # reports a bad address now instead of at the first connection
     connection: dict[str, Any] = {"websockets": transport == "websockets", "proxy": proxy}
     if secret := os.environ.get(CONNECTION_STRING):
-        return EventHubsSource(by_connection_string(secret, *address, **connection), prefetch)
+        return EventHubsSource(access_by_connection_string(secret, *address, **connection), prefetch)
     try:
-        return EventHubsSource(by_identity(*address, **connection), prefetch)
+        return EventHubsSource(access_by_identity(*address, **connection), prefetch)
     except ModuleNotFoundError as missing:
         message = f"{CONNECTION_STRING} is not set, and signing in without it needs azure-identity"
         raise SourceError(message) from missing

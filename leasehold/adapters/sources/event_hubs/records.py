@@ -3,7 +3,7 @@
 from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpMessageBodyType
 
-from leasehold.adapters.sources.deduplication import Tag, tags_of
+from leasehold.adapters.sources.deduplication import Tag, parse_tags
 from leasehold.adapters.sources.protocol import Record
 from leasehold.errors import SourceError
 
@@ -11,7 +11,7 @@ NUMBER, KEY, ENQUEUED = b"x-opt-sequence-number", b"x-opt-partition-key", b"x-op
 OFFSET = b"x-opt-offset"
 
 
-def record_of_event(event: EventData) -> Record:
+def convert_event(event: EventData) -> Record:
     """Convert an event into a record, which also contains the event.
 
     Any content that a sender may have written is accepted, because a reader could never get past an event that it
@@ -32,11 +32,11 @@ def record_of_event(event: EventData) -> Record:
     if type(number) is not int or not 0 <= number < 1 << 63:
         raise SourceError(f"an event has the invalid sequence number {number!r}")
     return Record(
-        body_of(event),
+        read_event_body(event),
         str(number),
-        partition_key=_to_text(key),
+        partition_key=_property_to_text(key),
         arrived=milliseconds / 1000 if isinstance(milliseconds, int | float) else None,
-        token=_to_text(offset) or "",
+        token=_property_to_text(offset) or "",
         event=event,
     )
 
@@ -46,17 +46,17 @@ TAG = "leasehold"
 _TAG = TAG.encode()
 
 
-def tag_of(event: EventData | None) -> Tag | None:
+def read_tag(event: EventData | None) -> Tag | None:
     """Return the tag of an event written by leasehold's Spark sink, or None for any other event."""
     properties = event.raw_amqp_message.application_properties if event is not None else None
     if not properties:
         return None
-    value = properties.get(_TAG, properties.get(TAG))
-    value = value.encode(errors="replace") if isinstance(value, str) else value
-    return tags_of([value])[0] if isinstance(value, bytes) else None
+    tag_value = properties.get(_TAG, properties.get(TAG))
+    tag_value = tag_value.encode(errors="replace") if isinstance(tag_value, str) else tag_value
+    return parse_tags([tag_value])[0] if isinstance(tag_value, bytes) else None
 
 
-def body_of(event: EventData) -> bytes:
+def read_event_body(event: EventData) -> bytes:
     """Return the body of an event as bytes. An AMQP value or sequence has no bytes, so its string form is encoded."""
     message = event.raw_amqp_message
     if message.body_type is AmqpMessageBodyType.DATA:
@@ -68,7 +68,7 @@ def body_of(event: EventData) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def _to_text(value: object) -> str | None:
+def _property_to_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return None if value is None else str(value)

@@ -31,16 +31,18 @@ def rows_of(stream: str, shard: str, records: Sequence[Record]) -> pa.RecordBatc
 
     For KinesisRecords, no object is created per record, and the data is copied only once.
     """
-    values = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
-    micros = pc.round(pc.multiply(pa.array(values.arrived, pa.float64()), 1e6)).cast(pa.int64())
+    record_columns = (
+        records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)
+    ).to_record_columns()
+    arrived_microseconds = pc.round(pc.multiply(pa.array(record_columns.arrived, pa.float64()), 1e6)).cast(pa.int64())
     columns = [
-        pa.array(values.payloads, pa.binary()),
-        pa.repeat(pa.scalar(stream), len(values)),
-        pa.repeat(pa.scalar(shard), len(values)),
-        pa.array(values.keys, pa.string()),
-        pa.array(values.hash_keys, pa.string()),
-        pa.array(values.numbers, pa.string()),
-        pa.array(values.subs, pa.int64()),
-        micros.cast(SCHEMA.field(ARRIVED).type),
+        pa.array(record_columns.payloads, pa.binary()),
+        pa.repeat(pa.scalar(stream), len(record_columns)),
+        pa.repeat(pa.scalar(shard), len(record_columns)),
+        pa.array(record_columns.keys, pa.string()),
+        pa.array(record_columns.hash_keys, pa.string()),
+        pa.array(record_columns.numbers, pa.string()),
+        pa.array(record_columns.subs, pa.int64()),
+        arrived_microseconds.cast(SCHEMA.field(ARRIVED).type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

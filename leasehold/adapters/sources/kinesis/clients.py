@@ -15,7 +15,7 @@ from leasehold.stores.deadlines import bound_client
 from leasehold.stores.printable import escaped
 
 try:
-    from leasehold.adapters.sources.kinesis.cbor.hooks import CborHooks, read_directly
+    from leasehold.adapters.sources.kinesis.cbor.hooks import CborHooks, replace_read_methods
 except ImportError:  # then boto3 parses the responses
     CborHooks = None  # type: ignore[assignment,misc]  # slower
 
@@ -53,7 +53,7 @@ class KinesisClients(TimedClients):
         return cls(lambda _seconds: client, (seconds,), (seconds,))
 
 
-def reading_client(
+def create_reading_client(
     region: str | None,
     endpoint: str | None,
     wire: WireFormat = "cbor",
@@ -64,8 +64,8 @@ def reading_client(
 ) -> "KinesisClient":
     """Return a client that many threads can share, and that requests records in the given format.
 
-    The client does not parse the times of records, which `seconds_of` does. If no region is known, botocore's error
-    propagates.
+    The client does not parse the times of records, which `parse_record_time` does. If no region is known, botocore's
+    error propagates.
 
     Args:
         region: The region; None for the environment's.
@@ -83,7 +83,7 @@ def reading_client(
     else:
         hooks = CborHooks(client, cbor=wire != "json")
         if wire == "cbor":
-            read_directly(client, hooks, arn)
+            replace_read_methods(client, hooks, arn)
     return client
 
 
@@ -98,7 +98,7 @@ def create_client(
     botocore_session = core_of(session)
     # By default, boto3 converts arrival times to the local time zone, which takes more than half of its time for a
     # record of 1 KB.
-    botocore_session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
+    botocore_session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse_utc_time)
     # Use botocore directly, because importing boto3 takes 0.1 s of CPU time and adds nothing to such a client.
     client = botocore_session.create_client(
         service,
@@ -125,12 +125,12 @@ def _raise_read_timeout(caught_exception: Exception | None = None, **_event: obj
         raise caught_exception
 
 
-def utc_time(value: Any) -> datetime:  # noqa: ANN401  whatever a service may write for a time
+def parse_utc_time(value: Any) -> datetime:  # noqa: ANN401  whatever a service may write for a time
     """Parse a time from Kinesis (seconds since 1970) as UTC, leaving any other format to botocore."""
     return datetime.fromtimestamp(value, UTC) if isinstance(value, int | float) else parse_timestamp(value)
 
 
-def seconds_of(value: object) -> float | None:
+def parse_record_time(value: object) -> float | None:
     """Return a record's time in seconds since 1970.
 
     Args:
@@ -140,4 +140,4 @@ def seconds_of(value: object) -> float | None:
         return value / 1000 if value >= MILLISECONDS_FROM else float(value)
     if value is None:
         return None
-    return (value if isinstance(value, datetime) else utc_time(value)).timestamp()
+    return (value if isinstance(value, datetime) else parse_utc_time(value)).timestamp()

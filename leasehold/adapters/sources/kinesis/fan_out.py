@@ -39,7 +39,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from leasehold.adapters.sources.call_timeouts import CallTimeouts
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients
-from leasehold.adapters.sources.kinesis.faults import PollPace, code_of, translate_errors
+from leasehold.adapters.sources.kinesis.faults import PollPace, error_code, translate_errors
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HashRange, Position
@@ -79,14 +79,14 @@ class SubscriptionReceiver:
         self._closed = Event()
         self.subscribed_at: float | None = None
         self.fault: Exception | None = None
-        self._thread = spawn("leasehold-fan-out", self._run, self._on_error)
+        self._thread = spawn("leasehold-fan-out", self._receive_events, self._on_error)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether no more events will arrive. The inbox may still contain events."""
         return not self._thread.is_alive()
 
-    def take(self) -> "SubscribeToShardEventTypeDef | None":
+    def take_event(self) -> "SubscribeToShardEventTypeDef | None":
         """Return the first event in the inbox, or None."""
         if not self._inbox:
             return None
@@ -101,12 +101,12 @@ class SubscriptionReceiver:
         # The thread is blocked until the next event, and closing the stream here would block, too. Only a shutdown of
         # the connection wakes the thread. boto3 has the connection in a private attribute, and `shutdown` needs urllib3
         # 2.3.
-        shutdown = getattr(getattr(self._stream, "_raw_stream", None), "shutdown", None)
+        shut_down_connection = getattr(getattr(self._stream, "_raw_stream", None), "shutdown", None)
         with suppress(OSError, RuntimeError, ValueError):  # the connection has already ended
-            if shutdown is not None:
-                shutdown()
+            if shut_down_connection is not None:
+                shut_down_connection()
 
-    def _run(self) -> None:
+    def _receive_events(self) -> None:
         with closing(self._subscribe()) as stream:
             self._stream, self.subscribed_at = stream, self._clock()
             if self._closed.is_set():  # closed during the request
@@ -171,7 +171,7 @@ class StreamConsumer:
         self._next_check = 0.0
         self._lock = Lock()
 
-    def arn(self) -> str | None:
+    def find_arn(self) -> str | None:
         """Return the ARN of the consumer, or None if the stream has no room for it, so that readers have to poll.
 
         Raises:
@@ -184,12 +184,12 @@ class StreamConsumer:
                 if not self._is_resolved() and self._clock() >= self._next_check:
                     self._next_check = self._clock() + DESCRIBE_SECONDS
                     with translate_errors(self._stream):
-                        self._find_or_register()
+                        self._find_or_register_consumer()
             if not self._is_resolved():
                 raise NotActiveYet(f"consumer {self.name!r} of stream {self._stream!r} is not ACTIVE yet")
         return self._arn
 
-    def forget(self, arn: str) -> None:
+    def forget_arn(self, arn: str) -> None:
         """Forget an ARN that the service no longer knows. A consumer given by name is found or registered again."""
         with self._lock:
             if arn == self._arn != self.name:
@@ -198,20 +198,20 @@ class StreamConsumer:
     def _is_resolved(self) -> bool:
         return self._arn is not None or self._rejections >= MAX_REJECTIONS
 
-    def _find_or_register(self) -> None:
+    def _find_or_register_consumer(self) -> None:
         summary = self._timeouts.call("describe_stream_summary", StreamName=self._stream)
         consumer = {"StreamARN": summary["StreamDescriptionSummary"]["StreamARN"], "ConsumerName": self.name}
         try:
             description = self._timeouts.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
         except ClientError as describe_error:
-            if code_of(describe_error) != "ResourceNotFoundException":
+            if error_code(describe_error) != "ResourceNotFoundException":
                 raise
             try:
                 description = self._timeouts.call("register_stream_consumer", **consumer)["Consumer"]
             except ClientError as register_error:
-                if code_of(register_error) == "ResourceInUseException":  # another worker has just registered it
+                if error_code(register_error) == "ResourceInUseException":  # another worker has just registered it
                     return
-                if code_of(register_error) != "LimitExceededException":
+                if error_code(register_error) != "LimitExceededException":
                     raise
                 self._rejections += 1
                 if self._rejections == MAX_REJECTIONS:
@@ -270,7 +270,7 @@ class FanOut(Poller):
             timeouts=timeouts,
             max_records=max_records,
         )
-        self._subscription_timeouts = self._timeouts.for_subscriptions()
+        self._subscription_timeouts = self._timeouts.timeouts_for_subscriptions()
         self._consumer, self._clock = consumer, clock
         self._arn: str | None = None
         self._subscription: SubscriptionReceiver | None = None
@@ -286,7 +286,7 @@ class FanOut(Poller):
 
     def _request(self) -> "GetRecordsOutputTypeDef | None":
         try:
-            self._arn = self._consumer.arn()
+            self._arn = self._consumer.find_arn()
         except NotActiveYet as not_active:
             log.info("shard %s: not subscribed yet: %s", self._shard, not_active)
             return None
@@ -295,29 +295,34 @@ class FanOut(Poller):
         if self._subscription is None:
             if self._clock() < self._subscribe_after:  # rule 2
                 return None
-            start = self._starting_position()
+            starting_position = self._starting_position()
             if self._continuation is not None:  # rule 1
-                start = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
+                starting_position = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
             subscribe = partial(
                 self._subscription_timeouts.call,
                 _SUBSCRIBE,
                 ConsumerARN=self._arn,
                 ShardId=self._shard,
-                StartingPosition=start,
+                StartingPosition=starting_position,
             )
             self._subscription = SubscriptionReceiver(lambda: subscribe()["EventStream"], self._clock)
-        # Read `ended` before calling `take`. If it is true, `take` then returns all remaining events.
-        subscription_ended = self._subscription.ended
-        event = self._subscription.take()
+        # Read `has_ended` before calling `take_event`. If it is true, `take_event` then returns all remaining events.
+        subscription_ended = self._subscription.has_ended
+        event = self._subscription.take_event()
         if event is not None:
             self._previous_continuation = self._continuation
             self._continuation = event.get("ContinuationSequenceNumber") or None
             records, children = event.get("Records"), event.get("ChildShards") or []
-            has_ended = self._continuation is None or (bool(children) and not records)  # rule 3
-            body = {"Records": records, "MillisBehindLatest": event.get("MillisBehindLatest"), "ChildShards": children}
+            has_shard_ended = self._continuation is None or (bool(children) and not records)  # rule 3
+            response_body = {
+                "Records": records,
+                "MillisBehindLatest": event.get("MillisBehindLatest"),
+                "ChildShards": children,
+            }
             # The form of a GetRecords response.
             return cast(
-                "GetRecordsOutputTypeDef", body | {"NextShardIterator": None if has_ended else self._continuation}
+                "GetRecordsOutputTypeDef",
+                response_body | {"NextShardIterator": None if has_shard_ended else self._continuation},
             )
         if subscription_ended:
             self._end_subscription(self._subscription)
@@ -346,10 +351,10 @@ class FanOut(Poller):
         match subscription.fault:
             case None:
                 log.debug("shard %s: its subscription ended", self._shard)
-                self._subscription_timeouts = self._timeouts.for_subscriptions()
+                self._subscription_timeouts = self._timeouts.timeouts_for_subscriptions()
             case ReadTimeoutError():
-                timeout = self._subscription_timeouts.timeout(_SUBSCRIBE)
-                next_timeout = self._subscription_timeouts.lengthen(_SUBSCRIBE, timeout)  # rule 4
+                timeout = self._subscription_timeouts.timeout_for(_SUBSCRIBE)
+                next_timeout = self._subscription_timeouts.lengthen_timeout(_SUBSCRIBE, timeout)  # rule 4
                 log.info(
                     "shard %s: no event for %g s; the timeout of the next subscription is %g s",
                     self._shard,
@@ -358,7 +363,7 @@ class FanOut(Poller):
                 )
             case HTTPError() | ParserError() | ResponseParserError() as fault:
                 raise SourceUnavailable(f"shard {self._shard}: its subscription failed: {fault}") from fault
-            case ClientError() as fault if code_of(fault) == "ResourceInUseException":
+            case ClientError() as fault if error_code(fault) == "ResourceInUseException":
                 # If the subscription had started, another reader took over. If it was rejected, try again as soon as
                 # rule 2 allows.
                 if subscription.subscribed_at is not None:
@@ -368,8 +373,9 @@ class FanOut(Poller):
                 with translate_errors(self._stream):
                     if not isinstance(fault, ClientError):
                         raise fault
-                    if code_of(fault) == "ResourceNotFoundException":
-                        self._consumer.forget(self._arn or "")  # the shard is gone, or the consumer was deregistered
+                    if error_code(fault) == "ResourceNotFoundException":
+                        # The shard is gone, or the consumer was deregistered.
+                        self._consumer.forget_arn(self._arn or "")
                     self._rewind_from(fault)  # raises any error that does not mean a trimmed start
 
     def _pause(self, *, idle: bool, behind: bool = False) -> float:

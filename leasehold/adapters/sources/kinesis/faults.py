@@ -76,7 +76,7 @@ or new access keys, for example."""
 SERVER_ERROR = 500
 
 
-def code_of(error: ClientError) -> str:
+def error_code(error: ClientError) -> str:
     """Return the error code of the service."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
@@ -87,7 +87,7 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
     try:
         yield
     except ClientError as error:
-        raise _translate(error, stream, service) from error
+        raise _translate_client_error(error, stream, service) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise SourceError(f"no credentials for stream {stream!r}: {CREDENTIALS_FROM}") from error
     except RETRIEVAL_ERRORS as error:
@@ -115,7 +115,7 @@ def translate_parse_errors(stream: str, service: AwsService = KINESIS) -> Iterat
         raise SourceUnavailable(message) from error
 
 
-def summary_of(response: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
+def stream_summary_from_response(response: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
     """Return the stream's summary from a response. Raises LookupError if the response is about another stream."""
     summary: Mapping[str, Any] = response["StreamDescriptionSummary"]
     if (name := summary.get("StreamName", stream)) != stream:
@@ -123,12 +123,12 @@ def summary_of(response: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
     return summary
 
 
-def _translate(error: ClientError, stream: str, service: AwsService) -> SourceError:
-    code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def _translate_client_error(error: ClientError, stream: str, service: AwsService) -> SourceError:
+    code, text = error_code(error), str(error.response.get("Error", {}).get("Message", ""))
+    http_status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in THROTTLED:
         return SourceUnavailable(f"{service.name} throttled a request for stream {stream!r}: {code}")
-    if code in TRANSIENT or status >= SERVER_ERROR:
+    if code in TRANSIENT or http_status >= SERVER_ERROR:
         return SourceUnavailable(f"{service.name} failed on stream {stream!r}: {code} {text}")
     if code == "ResourceNotFoundException":
         return SourceError(f"stream {stream!r}: {text or 'it does not exist'}; check its name, account and region")
@@ -140,8 +140,10 @@ def _translate(error: ClientError, stream: str, service: AwsService) -> SourceEr
         is_write = operation in {"PutRecord", "PutRecords"}
         if code == "KMSAccessDeniedException":
             permission = f"{'kms:GenerateDataKey' if is_write else 'kms:Decrypt'} of the stream's key"
-        verb = "write to" if is_write else "read"
-        return SourceError(f"these credentials cannot {verb} stream {stream!r}, because they lack {permission}: {text}")
+        denied_action = "write to" if is_write else "read"
+        return SourceError(
+            f"these credentials cannot {denied_action} stream {stream!r}, because they lack {permission}: {text}"
+        )
     error_type = SourceError if code in PERMANENT else TransientRejection
     return error_type(f"{service.name} rejected a request for stream {stream!r}: {code} {text}")
 
@@ -184,7 +186,7 @@ class PollPace:
         return (self._behind if behind else self._idle) * stretch
 
 
-def max_records_of(options: Mapping[str, str], limit: int) -> int | None:
+def parse_max_records(options: Mapping[str, str], limit: int) -> int | None:
     """Return the option `max_records` of a URL, or None. Raises ValueError unless it is 1 to `limit`."""
     if (text := options.get("max_records")) is None:
         return None
@@ -195,7 +197,7 @@ def max_records_of(options: Mapping[str, str], limit: int) -> int | None:
     return int(text)
 
 
-def poll_seconds_of(text: str) -> float:
+def parse_poll_seconds(text: str) -> float:
     """Parse the option `poll_seconds` of a URL. Raises ValueError unless it is 0.2 to 60."""
     try:
         pause = float(text)

@@ -12,21 +12,21 @@ except ImportError:
 _DIGITS = 39  # of 2**128 - 1
 
 
-def digest_of(partition_key: bytes) -> bytes:
+def digest_partition_key(partition_key: bytes) -> bytes:
     """Return the hash key of a partition key in UTF-8. It has 16 bytes, which sort in the order of the numbers."""
     digest: bytes = md5(partition_key).digest()
     return digest
 
 
-def hash_of(partition_key: str) -> int:
+def hash_partition_key(partition_key: str) -> int:
     """Return the hash key of a partition key."""
-    return int.from_bytes(digest_of(partition_key.encode()))
+    return int.from_bytes(digest_partition_key(partition_key.encode()))
 
 
-def hash_key_of(partition_key: str | None, hash_key: str | None) -> int:
+def find_hash_key(partition_key: str | None, hash_key: str | None) -> int:
     """Return the explicit hash key if it is valid, and otherwise the hash key of the partition key."""
-    explicit_key = parse_hash_key(hash_key) if hash_key is not None else None
-    return hash_of(partition_key or "") if explicit_key is None else explicit_key
+    explicit_hash_key = parse_hash_key(hash_key) if hash_key is not None else None
+    return hash_partition_key(partition_key or "") if explicit_hash_key is None else explicit_hash_key
 
 
 def parse_hash_key(hash_key: str) -> int | None:
@@ -39,5 +39,5 @@ def parse_hash_key(hash_key: str) -> int | None:
     if len(digits) > _DIGITS:
         digits = "".join(str(decimal(digit)) for digit in digits).lstrip("0") or "0"
     # A number with more digits than a hash key is out of range, and parsing it could take minutes.
-    value = int(digits) if len(digits) <= _DIGITS else 1 << 128
-    return -value if hash_key.startswith("-") else value
+    hash_key_number = int(digits) if len(digits) <= _DIGITS else 1 << 128
+    return -hash_key_number if hash_key.startswith("-") else hash_key_number

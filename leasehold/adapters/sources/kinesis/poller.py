@@ -34,7 +34,7 @@ from leasehold.adapters.sources.call_timeouts import (
     Backoff,
     CallTimeouts,
     ResponsePending,
-    datetime_of,
+    datetime_at_position,
 )
 from leasehold.adapters.sources.deduplication import SeenRows
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
@@ -45,16 +45,16 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     deaggregate,
     locate_records,
 )
-from leasehold.adapters.sources.kinesis.clients import KinesisClients, seconds_of
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, parse_record_time
 from leasehold.adapters.sources.kinesis.faults import (
     KINESIS,
     THROTTLED,
     PollPace,
-    code_of,
+    error_code,
     translate_errors,
     translate_parse_errors,
 )
-from leasehold.adapters.sources.kinesis.hash_keys import hash_key_of
+from leasehold.adapters.sources.kinesis.hash_keys import find_hash_key
 from leasehold.adapters.sources.kinesis.records import (
     KinesisRecords,
     RecordColumns,
@@ -62,10 +62,10 @@ from leasehold.adapters.sources.kinesis.records import (
     RowColumns,
     RowViews,
     TokenedColumns,
-    check_shard,
-    child_shards_from,
+    check_shard_is_ours,
+    convert_child_shards,
 )
-from leasehold.adapters.sources.protocol import Batch, call_rows_of
+from leasehold.adapters.sources.protocol import Batch, call_rows_from_records
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.errors import SourceUnavailable, Trimmed
 from leasehold.stores.printable import escaped
@@ -93,7 +93,7 @@ class DropCounter:
         self._counts, self._logged = Counter[Reason](), Counter[Reason]()
         self._duplicates = 0
 
-    def add(self, number: str, user_records: UserRecords) -> None:
+    def count_dropped(self, number: str, user_records: UserRecords) -> None:
         """Count the dropped user records of this Kinesis record."""
         if not user_records.dropped:
             return
@@ -106,11 +106,11 @@ class DropCounter:
             message = "shard %s: %d user records of %s dropped: %s%s; more are counted until the reader closes"
             log.warning(message, self._shard, user_records.dropped, number, user_records.reason, explanation)
 
-    def add_duplicates(self, count: int) -> None:
+    def count_duplicates(self, count: int) -> None:
         """Count duplicates, which are records that a Spark sink sent again."""
         self._duplicates += count
 
-    def close(self) -> None:
+    def log_totals(self) -> None:
         """Log the counts that were not logged yet."""
         if self._duplicates:
             message = "shard %s: %d duplicates from a Spark sink were dropped"
@@ -161,9 +161,9 @@ class Unpacker:
         """The records that were not dropped, in order."""
         return KinesisRecords(self._parts)
 
-    def unpack(self, response_rows: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
+    def unpack_rows(self, response_rows: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
         """Unpack all rows and empty `response_rows`."""
-        rows = columns_of(response_rows)
+        rows = convert_to_columns(response_rows)
         self.size += sum(map(len, rows.payloads))
         if self.skip_through is None and not rows.has_aggregates:
             self._unpack_plain(rows, 0, len(rows))
@@ -181,7 +181,7 @@ class Unpacker:
                 self._unpack_plain(rows, indexes[0], indexes[-1] + 1)
 
     def _unpack_plain(self, rows: RowColumns, begin: int, end: int) -> None:
-        records, count = self._columns(), end - begin
+        records, count = self._last_columns(), end - begin
         records.payloads += rows.payloads[begin:end]
         records.numbers += rows.numbers[begin:end]
         records.subs += [0] * count
@@ -204,49 +204,49 @@ class Unpacker:
                 return
             self.skip_through = None
         self._unpack_plain(rows, index, index + 1)
-        self._columns().subs[-1] = last_sub
+        self._last_columns().subs[-1] = last_sub
         self.subs = last_sub + 1
 
     def _unpack_aggregate(self, rows: RowColumns, index: int) -> None:
         data, number, arrived = rows.payloads[index], rows.numbers[index], rows.arrived[index]
         rows.payloads[index] = b""
-        can_locate = self.skip_through is None and not self.seen
-        located = locate_records(data, number, arrived, self._hash_range) if can_locate else None
+        is_locating_possible = self.skip_through is None and not self.seen
+        located = locate_records(data, number, arrived, self._hash_range) if is_locating_possible else None
         if located is not None:
             self._parts.append(located)
             self.subs = len(located)
             return
         user_records = deaggregate(data, rows.keys[index], None, self._hash_range, misplaced=self._misplaced)
-        self._dropped.add(number, user_records)
-        first_kept = 0
+        self._dropped.count_dropped(number, user_records)
+        first_kept_index = 0
         if self.skip_through is not None:
             # The index of the first user record to keep. All records after it are kept, too.
-            sequence = int(number)
-            first_kept = bisect(user_records.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
-            self.skip_through = None if first_kept < len(user_records) else self.skip_through
+            sequence_number = int(number)
+            first_kept_index = bisect(user_records.subs, self.skip_through, key=lambda sub: (1, sequence_number, sub))
+            self.skip_through = None if first_kept_index < len(user_records) else self.skip_through
         self.subs = len(user_records) + user_records.dropped
         if user_records.tags:
-            self._unpack_tagged(number, arrived, user_records, first_kept)
+            self._unpack_tagged(number, arrived, user_records, first_kept_index)
             return
-        records, count = self._columns(), len(user_records) - first_kept
+        records, count = self._last_columns(), len(user_records) - first_kept_index
         # Usually nothing is dropped, so don't copy the columns again.
-        records.payloads += user_records.payloads[first_kept:] if first_kept else user_records.payloads
+        records.payloads += user_records.payloads[first_kept_index:] if first_kept_index else user_records.payloads
         records.numbers += [number] * count
-        records.subs += user_records.subs[first_kept:]
-        records.keys += user_records.keys[first_kept:] if first_kept else user_records.keys
-        records.hash_keys += user_records.hash_keys[first_kept:] if first_kept else user_records.hash_keys
+        records.subs += user_records.subs[first_kept_index:]
+        records.keys += user_records.keys[first_kept_index:] if first_kept_index else user_records.keys
+        records.hash_keys += user_records.hash_keys[first_kept_index:] if first_kept_index else user_records.hash_keys
         records.arrived += [arrived] * count
         records.aggregated += [user_records.aggregated] * count
         if isinstance(records, TokenedColumns):
             records.tokens += [self.seen.token] * count
 
-    def _unpack_tagged(self, number: str, arrived: float | None, user_records: UserRecords, first: int) -> None:
+    def _unpack_tagged(self, number: str, arrived: float | None, user_records: UserRecords, first_index: int) -> None:
         """Add the records of a Spark sink's aggregate that were not read before, with the tokens of their positions."""
         records, tokens = RecordColumns(), list[str]()
-        for index in range(first, len(user_records)):
+        for index in range(first_index, len(user_records)):
             key, hash_key, tag = user_records.keys[index], user_records.hash_keys[index], user_records.tags[index]
             position = Position(number, user_records.subs[index])
-            if tag is not None and self.seen.seen_before(tag, partial(hash_key_of, key, hash_key), position):
+            if tag is not None and self.seen.check_duplicate(tag, partial(find_hash_key, key, hash_key), position):
                 continue
             records.payloads.append(user_records.payloads[index])
             records.subs.append(user_records.subs[index])
@@ -255,10 +255,10 @@ class Unpacker:
             tokens.append(self.seen.token)
         records.numbers, records.arrived = [number] * len(tokens), [arrived] * len(tokens)
         records.aggregated = [True] * len(tokens)
-        self._dropped.add_duplicates(len(user_records) - first - len(tokens))
+        self._dropped.count_duplicates(len(user_records) - first_index - len(tokens))
         self._parts.append(records.with_tokens(tokens))
 
-    def _columns(self) -> RecordColumns:
+    def _last_columns(self) -> RecordColumns:
         """Return the last part if it has columns of the right kind, else append a new part."""
         columns_type = TokenedColumns if self.seen else RecordColumns
         if not self._parts or type(last := self._parts[-1]) is not columns_type:
@@ -266,7 +266,7 @@ class Unpacker:
         return last
 
 
-def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
+def convert_to_columns(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
     """Turn the rows of a response into columns, and empty `rows`.
 
     It is checked elsewhere that the last sequence number is decimal.
@@ -277,9 +277,9 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
     if isinstance(rows, RowColumns):
         return rows
     if not isinstance(rows, list):
-        converted = rows.columns()
+        row_columns = rows.to_row_columns()
         rows.clear()
-        return converted
+        return row_columns
     columns = RowColumns()
     columns.payloads += map(_DATA, rows)
     columns.numbers += map(_NUMBER, rows)
@@ -287,7 +287,7 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
     columns.keys += [row.get("PartitionKey") for row in rows]
     if not {str, NoneType}.issuperset(map(type, columns.keys)):
         raise TypeError("a record has a partition key that is not a string")
-    columns.arrived += [seconds_of(row.get("ApproximateArrivalTimestamp")) for row in rows]
+    columns.arrived += [parse_record_time(row.get("ApproximateArrivalTimestamp")) for row in rows]
     columns.has_aggregates = any(data.startswith(MAGIC) for data in columns.payloads)
     rows.clear()
     return columns
@@ -376,15 +376,15 @@ class Poller:
             # The batch must contain a fault. An empty batch without a fault would mean that the service has responded.
             return Batch((), None, None, PENDING_CHECK_SECONDS, fault=RESPONSE_IS_PENDING, answered=False)
         except SourceUnavailable as fault:
-            is_lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
-            if isinstance(fault.__cause__, ReadTimeoutError) and not is_lengthened:  # rule 3
+            was_timeout_lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
+            if isinstance(fault.__cause__, ReadTimeoutError) and not was_timeout_lengthened:  # rule 3
                 self._limit = max(self._limit // LIMIT_DIVISOR, 1)
-            is_throttled = isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED
+            is_throttled = isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) in THROTTLED
             if is_throttled:
                 self._pace.slow_down()
-            wait = FAULT_SECONDS[0] if is_lengthened else self._backoff.next()  # rule 4
-            empty_batch = Batch((), None, None, wait, fault=str(fault), answered=is_throttled)
-            log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
+            wait_seconds = FAULT_SECONDS[0] if was_timeout_lengthened else self._backoff.next()  # rule 4
+            empty_batch = Batch((), None, None, wait_seconds, fault=str(fault), answered=is_throttled)
+            log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait_seconds, fault)
             return empty_batch
         if batch is None:
             return Batch((), None, None, self._pause(idle=True), fault=NO_RESPONSE)
@@ -395,7 +395,7 @@ class Poller:
 
     def close(self) -> None:
         """Log the number of dropped records. The client stays open, because it belongs to the source."""
-        self._dropped.close()
+        self._dropped.log_totals()
 
     def _read_batch(self) -> Batch | None:
         """Return the batch of the next response, or None if there was none.
@@ -406,12 +406,12 @@ class Poller:
             response = self._request()
         if response is None:
             return None
-        state = self._iterator, self._last_read, self._skip_through, self._seen
+        previous_state = self._iterator, self._last_read, self._skip_through, self._seen
         try:
             with translate_parse_errors(self._stream, self.service):
-                return self._batch(response)
+                return self._make_batch(response)
         except SourceUnavailable:
-            self._iterator, self._last_read, self._skip_through, self._seen = state
+            self._iterator, self._last_read, self._skip_through, self._seen = previous_state
             self._reset_request()
             raise
 
@@ -434,7 +434,7 @@ class Poller:
 
     def _needs_new_iterator(self, error: ClientError) -> bool:
         """Return whether the request failed because of its iterator, so that a new one may help."""
-        return code_of(error) == "ExpiredIteratorException"
+        return error_code(error) == "ExpiredIteratorException"
 
     def _new_iterator(self) -> str:
         """Return a new iterator. If the start was trimmed, retry at the oldest record if `rewind` is set."""
@@ -449,7 +449,9 @@ class Poller:
 
     def _rewind_from(self, error: ClientError) -> None:
         """Restart at the oldest record if the start was trimmed and `rewind` is set. Otherwise raise an error."""
-        is_trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
+        is_trimmed = (
+            error_code(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
+        )
         if not is_trimmed:
             raise error
         if not self._rewind:
@@ -463,15 +465,15 @@ class Poller:
         if self._start.numbered:
             return {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._start.sequence}
         if self._start.sequence == "AT_TIMESTAMP":
-            return {"Type": "AT_TIMESTAMP", "Timestamp": datetime_of(self._start)}
+            return {"Type": "AT_TIMESTAMP", "Timestamp": datetime_at_position(self._start)}
         return {"Type": "LATEST" if self._start.sequence == "LATEST" else "TRIM_HORIZON"}
 
-    def _batch(self, response: "GetRecordsOutputTypeDef") -> Batch:
-        rows, behind_milliseconds = columns_of(response["Records"]), response.get("MillisBehindLatest") or 0
+    def _make_batch(self, response: "GetRecordsOutputTypeDef") -> Batch:
+        rows, behind_milliseconds = convert_to_columns(response["Records"]), response.get("MillisBehindLatest") or 0
         first_number, last_number = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
-        child_shards = child_shards_from(response.get("ChildShards", ()))
-        check_shard(self._shard, first_number, child_shards)
-        unpacked = Unpacker(
+        child_shards = convert_child_shards(response.get("ChildShards", ()))
+        check_shard_is_ours(self._shard, first_number, child_shards)
+        unpacker = Unpacker(
             self._hash_range,
             self._skip_through,
             misplaced=self._misplaced,
@@ -479,23 +481,23 @@ class Poller:
             dropped=self._dropped,
             seen=self._seen,
         )
-        unpacked.unpack(rows)
-        self._skip_through, self._seen = unpacked.skip_through, unpacked.seen
-        token = unpacked.seen.token
+        unpacker.unpack_rows(rows)
+        self._skip_through, self._seen = unpacker.skip_through, unpacker.seen
+        token = unpacker.seen.token
         if first_number is not None:
             self._log_gap(first_number)
         batch = Batch(
-            records=unpacked.records,
+            records=unpacker.records,
             # Dropped records count as read. Otherwise the checkpoint could not move past dropped records at the tip.
-            read_to=None if last_number is None else Position(last_number, max(unpacked.subs - 1, 0), token),
+            read_to=None if last_number is None else Position(last_number, max(unpacker.subs - 1, 0), token),
             behind_seconds=behind_milliseconds / 1000,
             wait_seconds=self._pause(
                 idle=last_number is None and not behind_milliseconds, behind=behind_milliseconds > 0
             ),
             ended=not response.get("NextShardIterator"),
             children=child_shards,
-            size=unpacked.size,
-            in_columns=partial(call_rows_of, _COLUMNS, self._stream, self._shard),
+            size=unpacker.size,
+            in_columns=partial(call_rows_from_records, _COLUMNS, self._stream, self._shard),
             token=token,
             possible_duplicates=self._seen.take_possible_duplicates(),
         )

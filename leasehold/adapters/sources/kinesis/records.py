@@ -94,13 +94,13 @@ class RowViews:
         """Return a record in boto3's form."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self.columns()[index]
+        return self.to_row_columns()[index]
 
     def clear(self) -> None:
         """Free the response and drop all records."""
         self.body = self.payloads = self.numbers = self.keys = self.arrived = b""
 
-    def columns(self) -> RowColumns:
+    def to_row_columns(self) -> RowColumns:
         """Return the records as columns, with an object for each value."""
         rows = RowColumns()
         columns = self._make_columns(self.body, self.payloads, self.numbers, self.keys, self.arrived)
@@ -134,7 +134,7 @@ class RecordColumns:
     def of(cls, records: Iterable[Record]) -> Self:
         """Return these records as columns."""
         columns = cls()
-        for column, values in zip(columns._columns(), zip(*records, strict=True), strict=False):
+        for column, values in zip(columns._columns_in_field_order(), zip(*records, strict=True), strict=False):
             column.extend(values)
         return columns
 
@@ -146,7 +146,7 @@ class RecordColumns:
         columns.tokens = tokens
         return columns
 
-    def add(self, part: "RecordsPart") -> None:
+    def append_records(self, part: "RecordsPart") -> None:
         """Append these records without creating an object for each."""
         if isinstance(part, RecordColumns):
             for name in RecordColumns.__slots__:
@@ -171,11 +171,11 @@ class RecordColumns:
 
     def __iter__(self) -> Iterator[Record]:
         if _fast_records is not None:
-            return _fast_records(Record, *self._columns())
+            return _fast_records(Record, *self._columns_in_field_order())
         # This runs entirely in C, without executing Python code for each record.
-        return map(_make_record, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
+        return map(_make_record, repeat(Record), zip(*self._columns_in_field_order(), repeat(""), repeat(None)))
 
-    def _columns(self) -> tuple[list[object], ...]:
+    def _columns_in_field_order(self) -> tuple[list[object], ...]:
         columns = self.payloads, self.numbers, self.subs, self.keys, self.hash_keys, self.arrived, self.aggregated
         return cast("tuple[list[object], ...]", columns)
 
@@ -196,7 +196,7 @@ class TokenedColumns(RecordColumns):
         return part
 
     def __iter__(self) -> Iterator[Record]:
-        return map(_make_record, repeat(Record), zip(*self._columns(), self.tokens, repeat(None)))
+        return map(_make_record, repeat(Record), zip(*self._columns_in_field_order(), self.tokens, repeat(None)))
 
 
 class KinesisRecords(Sequence[Record]):
@@ -219,11 +219,11 @@ class KinesisRecords(Sequence[Record]):
         columns, tokens = RecordColumns.of(rows), [row.token for row in rows]
         return cls([columns.with_tokens(tokens) if any(tokens) else columns])
 
-    def columns(self) -> RecordColumns:
+    def to_record_columns(self) -> RecordColumns:
         """Return a copy of the records in one set of columns."""
         columns = RecordColumns()
         for part in self._parts:
-            columns.add(part)
+            columns.append_records(part)
         return columns
 
     def __len__(self) -> int:
@@ -289,7 +289,7 @@ class Mark:
     counter: int
 
 
-def with_mark(data: bytes, mark: Mark) -> bytes:
+def prepend_mark(data: bytes, mark: Mark) -> bytes:
     """Return the record with its mark."""
     return _STRUCT.pack(_MAGIC, mark.epoch, mark.counter) + data
 
@@ -319,7 +319,7 @@ class SeenMarks:
         return False
 
 
-def shards_from(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
+def convert_shards(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
     """Return the shards of a listing. A shard without an ending sequence number is open."""
     return tuple(
         Shard(
@@ -334,7 +334,7 @@ def shards_from(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
     )
 
 
-def child_shards_from(rows: Iterable["ChildShardTypeDef"]) -> tuple[Shard, ...]:
+def convert_child_shards(rows: Iterable["ChildShardTypeDef"]) -> tuple[Shard, ...]:
     """Return the shards that follow a shard that ended."""
     return tuple(
         Shard(
@@ -350,7 +350,7 @@ _SHARD_ID = re.compile(r"shardId-(\d{12})")
 _NUMBER_BITS, _NUMBER_VERSION = 186, 2
 
 
-def check_shard(shard: str, first_number: str | None, children: Iterable[Shard]) -> None:
+def check_shard_is_ours(shard: str, first_number: str | None, children: Iterable[Shard]) -> None:
     """Check that a response belongs to this shard, if the response contains records or child shards.
 
     A sequence number contains the number of its shard (the Kinesis Client Library relies on this, too), and child

@@ -11,24 +11,24 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.sources.call_timeouts import Backoff, CallTimeouts, TimedClients
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
-from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireFormat, reading_client
+from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireFormat, create_reading_client
 from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
 from leasehold.adapters.sources.kinesis.faults import (
     DENIED,
     KINESIS,
     PollPace,
-    code_of,
-    max_records_of,
-    poll_seconds_of,
-    summary_of,
+    error_code,
+    parse_max_records,
+    parse_poll_seconds,
+    stream_summary_from_response,
     translate_errors,
     translate_parse_errors,
 )
 from leasehold.adapters.sources.kinesis.poller import MAX_RECORDS, Poller
-from leasehold.adapters.sources.kinesis.records import shards_from
-from leasehold.adapters.sources.kinesis.stream_arn import stream_address
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled
-from leasehold.adapters.threads import boottime
+from leasehold.adapters.sources.kinesis.records import convert_shards
+from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, SettledShard
+from leasehold.adapters.threads import read_boot_clock
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.aws import session_of
@@ -97,7 +97,7 @@ class PolledStream:
                 self._timeouts.call("get_shard_iterator", **parameters)
         except SourceError as fault:
             is_missing = (
-                isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
+                isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) == "ResourceNotFoundException"
             )
             if not is_missing:
                 raise
@@ -161,11 +161,11 @@ class KinesisSource(PolledStream):
         consumer: str | None = None,
         poll_seconds: float | None = None,
         max_records: int | None = None,
-        clock: Callable[[], float] = boottime,
+        clock: Callable[[], float] = read_boot_clock,
     ) -> None:
         clients = KinesisClients.of(client)
         super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
-        self._client = clients.with_timeout(clients.timeouts[0])
+        self._client = clients.client_with_timeout(clients.timeouts[0])
         self.consumer: StreamConsumer | None = None
         if consumer is not None:
             self.consumer = StreamConsumer(self._client, name, consumer, timeouts=self._timeouts)
@@ -187,7 +187,7 @@ class KinesisSource(PolledStream):
         """
         with translate_errors(self.name), translate_parse_errors(self.name):
             response = self._timeouts.call("describe_stream_summary", StreamName=self.name)
-            summary = summary_of(response, self.name)
+            summary = stream_summary_from_response(response, self.name)
             self._partitioned_by_key = summary.get("RecordDistributionStrategy") != "AUTO"
             self._arn = summary["StreamARN"]
             account, created = self._arn.split(":")[4], summary["StreamCreationTimestamp"]
@@ -209,7 +209,7 @@ class KinesisSource(PolledStream):
         except SourceError as fault:
             if isinstance(fault.__cause__, KeyError) and self._partitioned_by_key is not None:
                 return ""  # a stand-in for Kinesis that responds without the ARN or the time
-            if not (isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in DENIED):
+            if not (isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) in DENIED):
                 if isinstance(fault, SourceUnavailable):
                     self._identity_due = self._clock() + self._identity_backoff.next()
                 raise
@@ -234,14 +234,14 @@ class KinesisSource(PolledStream):
                 page = self._timeouts.call("list_shards", NextToken=token, MaxResults=PAGE_SIZE)
                 rows += page["Shards"]
             self._note_server_time(page)
-            return shards_from(rows)
+            return convert_shards(rows)
 
-    def settled(self, lease: Lease, until: float) -> Settled | None:
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
         """Return a result once the service's clock is `SETTLE_SECONDS` past `until`.
 
         From then on, a read at the tip is complete.
         """
-        return Settled() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
+        return SettledShard() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
 
     def open(self, lease: Lease, start: Position) -> Poller:
         """Return a reader that starts just after `start`.
@@ -267,7 +267,7 @@ class KinesisSource(PolledStream):
             whole_aggregates=self._whole_aggregates,
             rewind=self._rewind,
             pace=PollPace(self._poll_seconds),
-            timeouts=CallTimeouts(self._clients, step=self._timeouts.step),
+            timeouts=CallTimeouts(self._clients, step=self._timeouts.longest_step),
             max_records=self._max_records,
         )
 
@@ -296,24 +296,24 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         raise ValueError(
             "source URL: option 'aggregates' must be records or whole; without it, handlers get the user records"
         )
-    poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
-    stream = stream_address(name, options.get("region"), "source URL")
+    poll_seconds = parse_poll_seconds(options["poll_seconds"]) if "poll_seconds" in options else None
+    address = parse_stream_address(name, options.get("region"), "source URL")
     endpoint, wire_format = options.get("endpoint"), cast("WireFormat", wire)
     opened_session = session_of(options, "source URL", session)
     clients = KinesisClients(
-        lambda seconds: reading_client(
-            stream.region, endpoint, wire_format, read_seconds=seconds, session=opened_session, arn=stream.arn
+        lambda seconds: create_reading_client(
+            address.region, endpoint, wire_format, read_seconds=seconds, session=opened_session, arn=address.arn
         )
     )
-    with translate_errors(stream.name):
+    with translate_errors(address.name):
         return KinesisSource(
             clients,
-            stream.name,
+            address.name,
             rewind="if_trimmed" in options,
             misplaced=cast("Misplaced", misplaced),
             whole_aggregates=aggregates == "whole",
-            arn=stream.arn or "",
+            arn=address.arn or "",
             consumer=options.get("consumer"),
             poll_seconds=poll_seconds,
-            max_records=max_records_of(options, MAX_RECORDS),
+            max_records=parse_max_records(options, MAX_RECORDS),
         )

@@ -32,7 +32,7 @@ class StreamAddress:
     region: str | None
 
 
-def stream_address(text: str, region: str | None, where: str) -> StreamAddress:
+def parse_stream_address(text: str, region: str | None, where: str) -> StreamAddress:
     """Return the address of a stream given by name or by ARN.
 
     Args:

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.source import open_url as open_one
-from leasehold.adapters.sources.protocol import Batch, Reader, Settled, Source
+from leasehold.adapters.sources.protocol import Batch, Reader, SettledShard, Source
 from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.printable import escaped
@@ -36,7 +36,7 @@ class KinesisStreams:
         self._sources: dict[str, KinesisSource] = {}
         self._unresolved = list(sources)
         self._lock = Lock()
-        self.unlisted: SourceUnavailable | None = None
+        self.unlisted_stream_error: SourceUnavailable | None = None
         """The error of a stream that is missing from the last listing, if it may be temporary."""
 
     @property
@@ -56,11 +56,11 @@ class KinesisStreams:
             self._sources = {key: source for key, source in self._sources.items() if source.name != name}
 
     def reads(self, lease: Lease) -> bool:
-        self._resolve()
+        self._resolve_identities()
         return lease.stream in self._sources
 
     def arn(self, stream: str) -> str:
-        return self._source(stream).arn(stream)
+        return self._find_source(stream).arn(stream)
 
     def shards(self) -> tuple[Shard, ...]:
         """List the shards of each stream that responds.
@@ -69,7 +69,7 @@ class KinesisStreams:
             SourceError: If no stream responds, this is the error of the first one. If a stream has never responded, its
                 permanent error is also raised, because its name is probably wrong.
         """
-        unresolved = self._resolve()
+        resolve_faults = self._resolve_identities()
         # A recreated stream counts as another stream, although its shards have the same ids as before.
         for previous, source in tuple(self._sources.items()):
             try:
@@ -83,10 +83,10 @@ class KinesisStreams:
                 with self._lock:
                     sources = {identity if key == previous else key: value for key, value in self._sources.items()}
                     self._sources = sources
-        permanent_faults = [fault for fault in unresolved if not isinstance(fault, SourceUnavailable)]
+        permanent_faults = [fault for fault in resolve_faults if not isinstance(fault, SourceUnavailable)]
         if permanent_faults:
             raise permanent_faults[0]
-        faults, shards = unresolved, []
+        faults, shards = resolve_faults, []
         for stream, source in tuple(self._sources.items()):
             try:
                 shards += [_with_stream_name(stream, shard) for shard in source.shards()]
@@ -94,7 +94,7 @@ class KinesisStreams:
                 faults.append(fault)
         if faults and not shards:
             raise faults[0]
-        self.unlisted = next((fault for fault in faults if isinstance(fault, SourceUnavailable)), None)
+        self.unlisted_stream_error = next((fault for fault in faults if isinstance(fault, SourceUnavailable)), None)
         for listing_fault in faults:
             if not isinstance(listing_fault, SourceUnavailable):
                 log.warning("the shards of one stream could not be listed: %s", listing_fault)
@@ -102,28 +102,28 @@ class KinesisStreams:
 
     def gone(self, shard: str) -> bool:
         stream, _, shard_id = shard.rpartition(":")
-        return self._source(stream).gone(shard_id)
+        return self._find_source(stream).gone(shard_id)
 
     def latest(self, lease: Lease) -> Position:
-        return self._source(lease.stream).latest(lease)
+        return self._find_source(lease.stream).latest(lease)
 
-    def settled(self, lease: Lease, until: float) -> Settled | None:
-        return self._source(lease.stream).settled(lease, until)
+    def settled(self, lease: Lease, until: float) -> SettledShard | None:
+        return self._find_source(lease.stream).settled(lease, until)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        return _StreamReader(self, lease.stream, self._source(lease.stream).open(lease, start))
+        return _StreamReader(self, lease.stream, self._find_source(lease.stream).open(lease, start))
 
     def close(self) -> None:
         """Close all connections."""
         for source in (*self._sources.values(), *self._unresolved):
             source.close()
 
-    def _source(self, stream: str) -> KinesisSource:
+    def _find_source(self, stream: str) -> KinesisSource:
         if stream not in self._sources:
             raise SourceError(f"stream {stream!r} is not one of the streams of this source")
         return self._sources[stream]
 
-    def _resolve(self) -> list[SourceError]:
+    def _resolve_identities(self) -> list[SourceError]:
         """Resolve the streams without an identity, and return the errors of those that did not respond."""
         with self._lock:
             faults: list[SourceError] = []

@@ -107,13 +107,13 @@ class HubLocation:
 
 def _open_source(location: HubLocation, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
     # Import here, because the process that only registers the format needs no client.
-    from leasehold.adapters.sources.event_hubs.access import by_connection_string, by_identity  # noqa: PLC0415
+    from leasehold.adapters.sources.event_hubs.access import access_by_connection_string, access_by_identity  # noqa: PLC0415
     from leasehold.adapters.sources.event_hubs.poller import EventHubsSource  # noqa: PLC0415
 
     if secret:
-        hub_access = by_connection_string(secret, location.namespace, location.hub, location.group)
+        hub_access = access_by_connection_string(secret, location.namespace, location.hub, location.group)
     else:
-        hub_access = by_identity(location.namespace, location.hub, location.group)
+        hub_access = access_by_identity(location.namespace, location.hub, location.group)
     return EventHubsSource(hub_access, prefetch, exclusive=exclusive)
 
 

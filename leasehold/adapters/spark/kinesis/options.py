@@ -8,8 +8,8 @@ from urllib.parse import quote, urlencode
 
 from attrs import frozen
 
-from leasehold.adapters.inputs import checked_time
-from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.adapters.inputs import check_time_ms
+from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.adapters.spark.batch import ReadBounds, parse_bounds
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
@@ -92,7 +92,7 @@ def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     opts.reject_renamed(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = opts.read_required("kinesis.streamName", "name the stream to read")
     region, endpoint = opts.read_text("kinesis.region"), opts.read_text("kinesis.endpointUrl")
-    stream_name = stream_address(stream, region or None, "option kinesis.streamName").name
+    stream_name = parse_stream_address(stream, region or None, "option kinesis.streamName").name
     kind, consumer = "kinesis.consumerType", opts.read_text("kinesis.consumerName")
     subscribes = opts.read_choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {
         "SubscribeToShard",
@@ -194,7 +194,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
                 start_positions[shard] = TRIM_HORIZON
             case "AT_TIMESTAMP":
                 start_positions[shard] = at_timestamp(
-                    checked_time(int(_parse_milliseconds(option_name, detail)), f"option {option_name}")
+                    check_time_ms(int(_parse_milliseconds(option_name, detail)), f"option {option_name}")
                 )
             case "AFTER_SEQUENCE_NUMBER" if detail.isascii() and detail.isdigit():
                 # Begin after the whole record, even if it is an aggregate.

@@ -10,14 +10,14 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
 from leasehold.adapters.sources.deduplication import NewRow, Trail
-from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_deaggregated
+from leasehold.adapters.sources.kinesis.aggregation.arrow import split_rows_and_deaggregated
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
 from leasehold.adapters.sources.kinesis.clients import MILLISECONDS_FROM
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
-from leasehold.adapters.sources.kinesis.hash_keys import hash_key_of
-from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
-from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, check_shard, child_shards_from
+from leasehold.adapters.sources.kinesis.hash_keys import find_hash_key
+from leasehold.adapters.sources.kinesis.poller import Poller, convert_to_columns
+from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, check_shard_is_ours, convert_child_shards
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.balancer.model import Position
@@ -62,7 +62,7 @@ def _make_binary_array(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.A
 class ArrowPoller(Poller):
     """A reader of one shard that makes rows of the responses."""
 
-    def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
+    def _make_batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
         is_unfiltered = self._skip_through is None and not self._seen
         if is_unfiltered and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
@@ -74,9 +74,11 @@ class ArrowPoller(Poller):
         # expensive.
         if not len(records):
             return self._arrow_batch(answer, NOTHING, None, None, 0)
-        rows = columns_of(records)
+        rows = convert_to_columns(records)
         if not rows.has_aggregates:
-            return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
+            return super()._make_batch(
+                cast("GetRecordsOutputTypeDef", {**answer, "Records": rows})
+            )  # columns become rows
         # Measure before de-aggregation, because the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
         batch, end, trail = self._make_rows(rows)
@@ -91,8 +93,8 @@ class ArrowPoller(Poller):
         size: int,
     ) -> ArrowBatch:
         """Return a batch of these rows. `ends` has the sequence numbers of the first and the last record."""
-        child_shards = child_shards_from(answer.get("ChildShards", ()))
-        check_shard(self._shard, None if ends is None else ends[0], child_shards)
+        child_shards = convert_child_shards(answer.get("ChildShards", ()))
+        check_shard_is_ours(self._shard, None if ends is None else ends[0], child_shards)
         self._iterator = answer.get("NextShardIterator") or None
         behind_ms = answer.get("MillisBehindLatest") or 0
         if ends is not None:
@@ -114,7 +116,9 @@ class ArrowPoller(Poller):
 
     def _make_rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
-        user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
+        user_rows, deaggregated = split_rows_and_deaggregated(
+            rows.payloads, rows.keys, self._hash_range, self._misplaced
+        )
         last_aggregate = deaggregated.get(len(rows) - 1)
         # Include dropped records in the position. Otherwise the checkpoint could never pass dropped records at the end
         # of a response.
@@ -125,7 +129,7 @@ class ArrowPoller(Poller):
         )
         end_position = Position(rows.numbers[-1], last_sub)
         for index, records in deaggregated.items():
-            self._dropped.add(rows.numbers[index], records)
+            self._dropped.count_dropped(rows.numbers[index], records)
         user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
         # Rows from our Spark sink have tags, and may be duplicates, because Spark may run a task again.
         if self._seen or any(records.tags for records in deaggregated.values()):
@@ -164,14 +168,14 @@ class ArrowPoller(Poller):
         for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in column_names), strict=True):
             tag = tags[index][sub] if index in tags else None
             position = Position(numbers[index], sub)
-            is_new_row = tag is None or not deduplication.seen_before(
-                tag, partial(hash_key_of, key, hash_key), position
+            is_new_row = tag is None or not deduplication.check_duplicate(
+                tag, partial(find_hash_key, key, hash_key), position
             )
             is_new.append(is_new_row)
             if is_new_row:
                 new_rows.append(() if tag is None else ((tag, position),))
         self._seen = deduplication
-        self._dropped.add_duplicates(len(is_new) - len(new_rows))
+        self._dropped.count_duplicates(len(is_new) - len(new_rows))
         return user_rows.filter(pa.array(is_new, pa.bool_())), Trail(previous, new_rows)
 
     def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:

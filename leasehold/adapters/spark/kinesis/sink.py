@@ -70,15 +70,15 @@ class KinesisRowWriter:
 
     def __init__(self, target: KinesisSinkTarget) -> None:
         from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  needs boto3
-        from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of  # noqa: PLC0415  likewise
-        from leasehold.adapters.sources.kinesis.stream_arn import stream_address  # noqa: PLC0415  likewise
+        from leasehold.adapters.sources.kinesis.producer.producer import Producer, create_producer_clients  # noqa: PLC0415  likewise
+        from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address  # noqa: PLC0415  likewise
         from leasehold.stores.aws import session_of  # noqa: PLC0415  likewise
 
         wire = "json" if target.wire == "json" else "cbor"
         session = session_of(dict(target.credentials), "options")
-        address = stream_address(target.stream, target.region or None, "option kinesis.streamName")
+        address = parse_stream_address(target.stream, target.region or None, "option kinesis.streamName")
         endpoint = target.endpoint or None
-        clients = clients_of(address.region, endpoint, REQUESTS, wire, session=session, arn=address.arn)  # type: ignore[arg-type]
+        clients = create_producer_clients(address.region, endpoint, REQUESTS, wire, session=session, arn=address.arn)  # type: ignore[arg-type]
         settings = Settings(share=target.share, linger_seconds=target.linger_seconds)
         self._target = target
         self._producer: Producer = Producer(clients, address.name, settings, requests=REQUESTS)

@@ -101,13 +101,13 @@ def make_columns() -> SourceColumns:
 
 
 def _make_row(shard: str, record: Record) -> dict[str, Any]:
-    from leasehold.adapters.sources.dynamodb_streams import canonical_json  # noqa: PLC0415  likewise
+    from leasehold.adapters.sources.dynamodb_streams import encode_canonical_json  # noqa: PLC0415  likewise
 
     event: Mapping[str, Any] = json.loads(record.data)
     change = event["dynamodb"]
 
     def encode_image(name: str) -> str | None:
-        return canonical_json(change[name]) if name in change else None
+        return encode_canonical_json(change[name]) if name in change else None
 
     return {
         "data": record.data,

@@ -18,7 +18,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, Misplaced, UserRecords, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED
-from leasehold.adapters.sources.kinesis.hash_keys import digest_of
+from leasehold.adapters.sources.kinesis.hash_keys import digest_partition_key
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
@@ -48,7 +48,7 @@ _NULLS = pa.nulls(1 << 16, pa.string())  # enough rows for most batches, created
 _TO_BINARY = pc.CastOptions.safe(pa.binary())
 
 
-def user_record_batch(
+def deaggregate_to_arrow(
     records: Sequence[bytes],
     partition_keys: Sequence[str | None] | None = None,
     hash_range: HashRange | None = None,
@@ -66,10 +66,10 @@ def user_record_batch(
     Raises:
         ValueError: If the records or their keys are 2 GiB or more, which exceeds Arrow's offsets.
     """
-    return rows_and_deaggregated(records, partition_keys, hash_range, misplaced)[0]
+    return split_rows_and_deaggregated(records, partition_keys, hash_range, misplaced)[0]
 
 
-def rows_and_deaggregated(
+def split_rows_and_deaggregated(
     records: Sequence[bytes],
     partition_keys: Sequence[str | None] | None,
     hash_range: HashRange | None,
@@ -87,10 +87,10 @@ def rows_and_deaggregated(
         index: deaggregate(records[index], keys[index], None, hash_range, misplaced=misplaced) for index in indexes
     }
     if located is None:
-        return _to_batch(deaggregated), deaggregated
+        return _rows_from_deaggregated(deaggregated), deaggregated
     if not deaggregated:
         return located, deaggregated
-    batch = pa.concat_batches([located, _to_batch(deaggregated)])
+    batch = pa.concat_batches([located, _rows_from_deaggregated(deaggregated)])
     return batch.take(pa.array(np.argsort(batch["record"].to_numpy(), kind="stable"))), deaggregated
 
 
@@ -101,7 +101,7 @@ def _locate_rows(records: Sequence[bytes], hash_range: HashRange | None) -> tupl
         return None, all_indexes
     # Check all digests first. Alternating between digests and spans would make both slower, because caches would be
     # cold.
-    digest_matches = [
+    have_right_digest = [
         data.startswith(MAGIC)
         and len(data) > _FRAME_BYTES
         and data.endswith(hashlib.md5(memoryview(data)[_BODY], usedforsecurity=False).digest())
@@ -111,42 +111,42 @@ def _locate_rows(records: Sequence[bytes], hash_range: HashRange | None) -> tupl
     other_indexes = [
         index
         for index, data in enumerate(records)
-        if not (digest_matches[index] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, index))
+        if not (have_right_digest[index] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, index))
     ]
     # Keys outside the range are rare. If there is one, all records go through `deaggregate`.
-    if len(other_indexes) == len(records) or not _all_inside(spans, records, hash_range):
+    if len(other_indexes) == len(records) or not _are_all_keys_inside(spans, records, hash_range):
         return None, all_indexes
     if (size := len(spans.keys)) >= _MAX_BYTES:
         raise ValueError(f"records: {size} bytes of partition keys in one batch; at most {_MAX_BYTES - 1} fit")
-    rows = len(spans.record_indexes) >> 2
+    row_count = len(spans.record_indexes) >> 2
     key_ends, keys = pa.py_buffer(spans.key_ends.getvalue()), pa.py_buffer(spans.keys.getvalue())
     views = [pa.py_buffer(spans.data.getvalue()), *map(pa.py_buffer, records)]
     columns = [
-        _make_column(pa.int32(), rows, pa.py_buffer(spans.record_indexes.getvalue())),
-        _make_column(pa.int32(), rows, pa.py_buffer(spans.subs.getvalue())),
-        _make_column(pa.string(), rows, key_ends, keys),
-        _NULLS.slice(0, rows) if rows <= len(_NULLS) else pa.nulls(rows, pa.string()),
-        _CAST.call([_make_column(pa.binary_view(), rows, *views)], _TO_BINARY),
+        _make_column(pa.int32(), row_count, pa.py_buffer(spans.record_indexes.getvalue())),
+        _make_column(pa.int32(), row_count, pa.py_buffer(spans.subs.getvalue())),
+        _make_column(pa.string(), row_count, key_ends, keys),
+        _NULLS.slice(0, row_count) if row_count <= len(_NULLS) else pa.nulls(row_count, pa.string()),
+        _CAST.call([_make_column(pa.binary_view(), row_count, *views)], _TO_BINARY),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), other_indexes
 
 
-def _all_inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
+def _are_all_keys_inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
     if hash_range is None or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
     return all(
-        first <= digest_of(records[index][begin:end]) <= last
+        first <= digest_partition_key(records[index][begin:end]) <= last
         for index, table in spans.tables.items()
         for begin, end in iter_unpack("<ii", table)
     )
 
 
-def _make_column(data_type: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
-    return pa.Array.from_buffers(data_type, rows, [None, *buffers])
+def _make_column(data_type: pa.DataType, row_count: int, *buffers: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(data_type, row_count, [None, *buffers])
 
 
-def _to_batch(deaggregated: Mapping[int, UserRecords]) -> pa.RecordBatch:
+def _rows_from_deaggregated(deaggregated: Mapping[int, UserRecords]) -> pa.RecordBatch:
     """Return the rows of the records that went through `deaggregate`."""
     all_user_records = deaggregated.values()
     rows = list(chain.from_iterable(user_records.rows for user_records in all_user_records))

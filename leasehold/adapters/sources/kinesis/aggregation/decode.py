@@ -17,9 +17,9 @@ from typing import Literal
 
 from attrs import frozen
 
-from leasehold.adapters.sources.deduplication import Tag, tags_of
-from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED, MalformedMessage, Message, read
-from leasehold.adapters.sources.kinesis.hash_keys import digest_of, hash_of, parse_hash_key
+from leasehold.adapters.sources.deduplication import Tag, parse_tags
+from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED, MalformedMessage, Message, parse_message
+from leasehold.adapters.sources.kinesis.hash_keys import digest_partition_key, hash_partition_key, parse_hash_key
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
@@ -181,7 +181,7 @@ def locate_records(
     if not _LOCATE or not data.startswith(MAGIC):
         return None
     located = locate(data, len(MAGIC), len(data) - _DIGEST_BYTES)
-    if located is None or not _all_inside(located[0], hash_range) or not _digest_matches(data):
+    if located is None or not _are_all_keys_inside(located[0], hash_range) or not _has_right_digest(data):
         return None
     return LocatedRecords(data, *located, number=number, arrived=arrived)
 
@@ -190,15 +190,15 @@ def _parse_message(data: bytes) -> Message | Reason:
     """Return the message in the record, or the reason why the record is returned unchanged."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
         return Reason.PLAIN
-    if not _digest_matches(data):
+    if not _has_right_digest(data):
         return Reason.BAD_MD5
     try:
-        return read(data, len(MAGIC), len(data) - _DIGEST_BYTES)
+        return parse_message(data, len(MAGIC), len(data) - _DIGEST_BYTES)
     except MalformedMessage:
         return Reason.BAD_PROTO
 
 
-def _digest_matches(data: bytes) -> bool:
+def _has_right_digest(data: bytes) -> bool:
     """Return whether the digest is that of the message."""
     body = memoryview(data)[len(MAGIC) : -_DIGEST_BYTES]
     return data.endswith(hashlib.md5(body, usedforsecurity=False).digest())
@@ -206,50 +206,50 @@ def _digest_matches(data: bytes) -> bool:
 
 def _select_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
     """Return the rows that precede the first row at which the KCL would stop and are inside the hash range."""
-    rows, reason = len(message.payloads), Reason.AGGREGATED
-    subs: Sequence[int] = range(rows)
+    row_count, reason = len(message.payloads), Reason.AGGREGATED
+    subs: Sequence[int] = range(row_count)
     # Expand the tags before any record is dropped, because a short tag refers to the previous record's tag.
-    tags = tags_of(message.tags)
-    if rows < message.total:
+    tags = parse_tags(message.tags)
+    if row_count < message.total:
         reason = Reason.BAD_INDEX
-    elif not rows:
+    elif not row_count:
         reason = Reason.EMPTY
-    if hash_range is not None and not _provably_inside(message, hash_range):
-        subs, reason = _select_inside(message, hash_range, misplaced, reason)
-        message.keep(subs)
+    if hash_range is not None and not _is_provably_inside(message, hash_range):
+        subs, reason = _select_rows_inside(message, hash_range, misplaced, reason)
+        message.keep_rows(subs)
         tags = [tags[sub] for sub in subs] if tags else []
     columns = message.row_keys, message.row_hash_keys, message.payloads
     return UserRecords(*columns, subs, reason, message.total - len(subs), tags)
 
 
-def _provably_inside(message: Message, hash_range: HashRange) -> bool:
+def _is_provably_inside(message: Message, hash_range: HashRange) -> bool:
     """Return whether all keys in the key tables, and therefore all rows, are inside the range.
 
     Each key is hashed only once.
     """
-    if any(_drop_reason("", hash_key, hash_range) for hash_key in message.hash_keys):
+    if any(_find_drop_reason("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
     all_have_hash_keys = message.hash_keys and None not in message.row_hash_keys
-    return bool(all_have_hash_keys) or _all_inside(message.keys, hash_range)
+    return bool(all_have_hash_keys) or _are_all_keys_inside(message.keys, hash_range)
 
 
-def _all_inside(keys: list[str], hash_range: HashRange | None) -> bool:
+def _are_all_keys_inside(keys: list[str], hash_range: HashRange | None) -> bool:
     """Return whether all partition keys are in the range."""
     if hash_range is None or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
-    return all(first <= digest_of(key.encode()) <= last for key in keys)
+    return all(first <= digest_partition_key(key.encode()) <= last for key in keys)
 
 
-def _select_inside(
+def _select_rows_inside(
     message: Message, hash_range: HashRange, misplaced: Misplaced, reason: Reason
 ) -> tuple[Sequence[int], Reason]:
     """Return the indexes of the rows to keep, and the reason why others are dropped."""
     # Cache the result for each pair of keys, because an aggregate may use one very long hash key a million times.
-    drop_reason = cache(partial(_drop_reason, hash_range=hash_range))
+    find_drop_reason = cache(partial(_find_drop_reason, hash_range=hash_range))
     indexes: list[int] = []
     for sub, row_keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
-        match drop_reason(*row_keys):
+        match find_drop_reason(*row_keys):
             case Reason.BAD_HASH_KEY as bad_key:
                 return indexes, bad_key
             case None:
@@ -261,8 +261,8 @@ def _select_inside(
     return indexes, reason
 
 
-def _drop_reason(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
-    hash_number = parse_hash_key(hash_key) if hash_key is not None else hash_of(key or "")
-    if hash_number is None:
+def _find_drop_reason(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
+    hash_key_number = parse_hash_key(hash_key) if hash_key is not None else hash_partition_key(key or "")
+    if hash_key_number is None:
         return Reason.BAD_HASH_KEY
-    return None if hash_range[0] <= hash_number <= hash_range[1] else Reason.OUT_OF_RANGE
+    return None if hash_range[0] <= hash_key_number <= hash_range[1] else Reason.OUT_OF_RANGE

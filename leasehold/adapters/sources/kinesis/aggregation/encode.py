@@ -27,20 +27,20 @@ def _encode_varint(number: int) -> bytes:
 _SMALL_VARINTS: Final = [_encode_varint(number) for number in range(1 << 11)]
 
 
-def _varint(number: int) -> bytes:
+def _cached_varint(number: int) -> bytes:
     return _SMALL_VARINTS[number] if number < len(_SMALL_VARINTS) else _encode_varint(number)
 
 
 def _encode_entry(tag: bytes, text: str) -> bytes:
     """Return an entry of one of the two tables."""
-    raw = text.encode()
-    return tag + _varint(len(raw)) + raw
+    encoded_text = text.encode()
+    return tag + _cached_varint(len(encoded_text)) + encoded_text
 
 
 _MAX_FIELD_BYTES: Final = 170  # maximum size of one record's tags, lengths, hash key and row number
 
 
-def framing_of(context: bytes) -> int:
+def max_framing_bytes(context: bytes) -> int:
     """Return the maximum size of an aggregate with one record whose tag has this context, without its data and key."""
     return _FRAME_BYTES + _MAX_FIELD_BYTES + len(context)
 
@@ -88,25 +88,29 @@ class Aggregate:
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, context: bytes = b"", row: int = 0
     ) -> bool:
         """Add a user record. If it does not fit, change nothing and return False."""
-        key = self._keys.get(partition_key)
-        key_entry = hash_key_entry = hash_key = b""
-        if key is None:
+        key_field = self._keys.get(partition_key)
+        key_entry = hash_key_entry = hash_key_field = b""
+        if key_field is None:
             key_entry = _encode_entry(b"\x0a", partition_key)
-            key = b"\x08" + _varint(len(self._keys))
+            key_field = b"\x08" + _cached_varint(len(self._keys))
         if explicit_hash_key is not None:
-            reference = self._hash_keys.get(explicit_hash_key)
-            if reference is None:
+            known_hash_key_field = self._hash_keys.get(explicit_hash_key)
+            if known_hash_key_field is None:
                 hash_key_entry = _encode_entry(b"\x12", explicit_hash_key)
-                reference = b"\x10" + _varint(len(self._hash_keys))
-            hash_key = reference
-        head = key + hash_key + b"\x1a" + _varint(len(data))
-        tail = b""
+                known_hash_key_field = b"\x10" + _cached_varint(len(self._hash_keys))
+            hash_key_field = known_hash_key_field
+        record_head = key_field + hash_key_field + b"\x1a" + _cached_varint(len(data))
+        record_tag = b""
         if context:
             tag_value = b"%d" % row if context == self._context else b"%b.%d%b" % (context, row, self._span)
-            tail = b"\x0a" + _varint(len(TAG_KEY)) + TAG_KEY + b"\x12" + _varint(len(tag_value)) + tag_value
-            tail = b"\x22" + _varint(len(tail)) + tail
-        head = b"\x1a" + _varint(len(head) + len(data) + len(tail)) + head
-        body_size = self._body_size + len(key_entry) + len(hash_key_entry) + len(head) + len(data) + len(tail)
+            record_tag = (
+                b"\x0a" + _cached_varint(len(TAG_KEY)) + TAG_KEY + b"\x12" + _cached_varint(len(tag_value)) + tag_value
+            )
+            record_tag = b"\x22" + _cached_varint(len(record_tag)) + record_tag
+        record_head = b"\x1a" + _cached_varint(len(record_head) + len(data) + len(record_tag)) + record_head
+        body_size = (
+            self._body_size + len(key_entry) + len(hash_key_entry) + len(record_head) + len(data) + len(record_tag)
+        )
         if self.count == 0 and not context:
             self._single_size = len(data) + len(partition_key.encode())
             if self._single_size > self._limit:
@@ -114,15 +118,15 @@ class Aggregate:
         elif _FRAME_BYTES + body_size + len(_OUTER_KEY) > self._limit:
             return False
         if key_entry:
-            self._keys[partition_key] = key
+            self._keys[partition_key] = key_field
             self._key_table.append(key_entry)
         if explicit_hash_key is not None and hash_key_entry:
-            self._hash_keys[explicit_hash_key] = hash_key
+            self._hash_keys[explicit_hash_key] = hash_key_field
             self._hash_key_table.append(hash_key_entry)
-        self._records.append(head)
+        self._records.append(record_head)
         self._records.append(data)
         if context:
-            self._records.append(tail)
+            self._records.append(record_tag)
             self._tagged = True
         self._context = context  # after a record without a tag, the next tag must be a whole tag
         self._body_size = body_size

@@ -47,12 +47,12 @@ class Spans:
         If they have another form, or a key is not UTF-8, add nothing and return False.
         """
         try:
-            return self._add(record, begin, end, record_index)
+            return self._add_rows(record, begin, end, record_index)
         except (IndexError, UnicodeDecodeError):
             return False
 
     # This is one loop without calls, because that is fastest.
-    def _add(self, record: bytes, offset: i64, end: i64, record_index: i64) -> bool:
+    def _add_rows(self, record: bytes, offset: i64, end: i64, record_index: i64) -> bool:
         record_indexes, subs, keys, key_ends, data = self.record_indexes, self.subs, self.keys, self.key_ends, self.data
         table, offset = _locate_keys(record, offset, end)
         rows = BytesWriter()

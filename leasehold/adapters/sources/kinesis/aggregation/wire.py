@@ -77,7 +77,7 @@ class Message:
         self.tags: list[bytes] = []
         self.total = 0
 
-    def keep(self, indexes: Sequence[int]) -> None:
+    def keep_rows(self, indexes: Sequence[int]) -> None:
         """Drop all user records except those at these indexes. This does not change `total`."""
         self.row_keys = [self.row_keys[index] for index in indexes]
         self.row_hash_keys = [self.row_hash_keys[index] for index in indexes]
@@ -85,7 +85,7 @@ class Message:
         self.tags = [self.tags[index] for index in indexes] if self.tags else []
 
 
-def read(body: bytes, begin: int, end: int) -> Message:
+def parse_message(body: bytes, begin: int, end: int) -> Message:
     """Return the tables and user records of the message in body[begin:end].
 
     The message is parsed in place.
@@ -99,7 +99,7 @@ def read(body: bytes, begin: int, end: int) -> Message:
         if len(message.payloads) < message.total:
             # An index either precedes its table entry or is not in the table. Parse again with complete tables to find
             # out.
-            message.keep(())
+            message.keep_rows(())
             _parse_fields(body, begin, end, message, is_first_pass=False)
     except IndexError:  # the message runs past the end of `body`
         raise MalformedMessage from None
@@ -109,12 +109,12 @@ def read(body: bytes, begin: int, end: int) -> Message:
 def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, is_first_pass: bool) -> None:
     """Add the user records before the first one that cannot be resolved and, in the first pass, all table entries."""
     keys, hash_keys = message.keys, message.hash_keys
-    unresolved = 0
+    unresolved_count = 0
     while offset < end:
         if is_first_pass and body[offset] != _RECORD:
             offset = _parse_common_entries(body, offset, end, _KEY, keys)
             offset = _parse_common_entries(body, offset, end, _HASH_KEY, hash_keys)
-        if not unresolved:
+        if not unresolved_count:
             offset = _parse_common_records(body, offset, end, message)
         if offset == end:
             break
@@ -126,8 +126,8 @@ def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, is_fi
         if tag == _RECORD:
             key, hash_key, first, last, tag_first, tag_last = _parse_record(body, offset, stop)
             # After a record that cannot be resolved, the others are only counted and validated.
-            if unresolved or key >= len(keys) or hash_key >= len(hash_keys):
-                unresolved += 1
+            if unresolved_count or key >= len(keys) or hash_key >= len(hash_keys):
+                unresolved_count += 1
             else:
                 message.row_keys.append(keys[key])
                 message.row_hash_keys.append(hash_keys[hash_key] if hash_key >= 0 else None)
@@ -140,7 +140,7 @@ def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, is_fi
         offset = stop
     if message.tags:
         message.tags += [b""] * (len(message.payloads) - len(message.tags))
-    message.total = len(message.payloads) + unresolved
+    message.total = len(message.payloads) + unresolved_count
 
 
 def _parse_common_entries(body: bytes, offset: int, end: int, tag: int, entries: list[str]) -> int:
@@ -165,7 +165,7 @@ def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -
     """
     keys, hash_keys = message.keys, message.hash_keys
     row_keys, row_hash_keys, payloads = message.row_keys, message.row_hash_keys, message.payloads
-    hash_key = -1
+    hash_key_index = -1
     while begin < end and body[begin] == _RECORD:
         size, offset = body[begin + 1], begin + 2
         if size >= _CONTINUATION_BIT:
@@ -173,14 +173,14 @@ def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -
         stop = offset + size
         if body[offset] != _KEY_INDEX:
             break
-        key, offset = body[offset + 1], offset + 2
-        if key >= _CONTINUATION_BIT:
-            key, offset = key - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
+        key_index, offset = body[offset + 1], offset + 2
+        if key_index >= _CONTINUATION_BIT:
+            key_index, offset = key_index - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
         has_hash_key = body[offset] == _HASH_KEY_INDEX
         if has_hash_key:
-            hash_key, offset = body[offset + 1], offset + 2
-            if hash_key >= _CONTINUATION_BIT:
-                hash_key, offset = hash_key - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
+            hash_key_index, offset = body[offset + 1], offset + 2
+            if hash_key_index >= _CONTINUATION_BIT:
+                hash_key_index, offset = hash_key_index - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
         if body[offset] != _DATA:
             break
         length, offset = body[offset + 1], offset + 2
@@ -191,17 +191,17 @@ def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -
             offset + length != stop
             or stop > end
             or size >= _TWO_BYTE_LIMIT
-            or key >= _TWO_BYTE_LIMIT
-            or key >= len(keys)
+            or key_index >= _TWO_BYTE_LIMIT
+            or key_index >= len(keys)
         ):
             break
         if not has_hash_key:
             row_hash_keys.append(None)
-        elif hash_key < _TWO_BYTE_LIMIT and hash_key < len(hash_keys):
-            row_hash_keys.append(hash_keys[hash_key])
+        elif hash_key_index < _TWO_BYTE_LIMIT and hash_key_index < len(hash_keys):
+            row_hash_keys.append(hash_keys[hash_key_index])
         else:
             break
-        row_keys.append(keys[key])
+        row_keys.append(keys[key_index])
         payloads.append(body[offset:stop])
         begin = stop
     return begin
@@ -214,15 +214,15 @@ def _decode_utf8(raw: bytes) -> str:
 
 def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, int, int, int]:
     """Return both table indices and the spans of data and of our tag's value, with -1 for no hash key or no tag."""
-    key = hash_key = data_begin = data_end = tag_first = tag_last = -1
+    key_index = hash_key_index = data_begin = data_end = tag_begin = tag_end = -1
     while offset < end:
         tag, offset = _read_tag(body, offset)
         if tag == _KEY_INDEX:
-            key, offset = _read_varint(body, offset)
-            key &= _LOW_32
+            key_index, offset = _read_varint(body, offset)
+            key_index &= _LOW_32
         elif tag == _HASH_KEY_INDEX:
-            hash_key, offset = _read_varint(body, offset)
-            hash_key &= _LOW_32
+            hash_key_index, offset = _read_varint(body, offset)
+            hash_key_index &= _LOW_32
         elif tag == _DATA:
             data_begin, data_end = _read_span(body, offset, end)
             offset = data_end
@@ -230,12 +230,12 @@ def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, in
             begin, offset = _read_span(body, offset, end)
             value_first, value_last = _find_our_tag(body, begin, offset)
             if value_first >= 0:
-                tag_first, tag_last = value_first, value_last
+                tag_begin, tag_end = value_first, value_last
         else:
             offset = _skip_field(body, offset, end, tag, _MAX_DEPTH - 1)
-    if offset > end or key < 0 or data_begin < 0:  # a number ran past the end, or a required field is missing
+    if offset > end or key_index < 0 or data_begin < 0:  # a number ran past the end, or a required field is missing
         raise MalformedMessage
-    return key, hash_key, data_begin, data_end, tag_first, tag_last
+    return key_index, hash_key_index, data_begin, data_end, tag_begin, tag_end
 
 
 def _find_our_tag(body: bytes, offset: int, end: int) -> tuple[int, int]:
@@ -279,16 +279,16 @@ def _skip_field(body: bytes, offset: int, end: int, tag: int, depth: int) -> int
 
 def _skip_group(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
     """Return the end of a group. Open groups are kept in a list, because recursion might exhaust the stack."""
-    ends = [tag + 1]  # the tag at the end of a group is one higher than the tag at its beginning
-    while ends:
-        if len(ends) > depth or offset >= end:
+    end_tags = [tag + 1]  # the tag at the end of a group is one higher than the tag at its beginning
+    while end_tags:
+        if len(end_tags) > depth or offset >= end:
             raise MalformedMessage
         tag, offset = _read_tag(body, offset)
         if tag & 7 == _GROUP:
-            ends.append(tag + 1)
+            end_tags.append(tag + 1)
         elif tag & 7 != _GROUP_END:
             offset = _skip_field(body, offset, end, tag, depth)
-        elif tag != ends.pop():
+        elif tag != end_tags.pop():
             raise MalformedMessage
     return offset
 

@@ -21,7 +21,7 @@ Rule 5: A producer's records are sent again in JSON only if the whole request wa
 have been written.
 
 If the service supports CBOR, calls that read or write records can bypass boto3 entirely (see `stores/aws_calls`). To do
-this, `read_directly` and `put_directly` replace methods of the client. Its callers are not affected.
+this, `replace_read_methods` and `replace_put_methods` replace methods of the client. Its callers are not affected.
 """
 
 import base64
@@ -62,7 +62,7 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 CBOR = "application/x-amz-cbor-1.1"
 
 Row = dict[str, Any]
-"""A record as the service sends it, but with bytes as its data. Its time is a number (see `seconds_of`)."""
+"""A record as the service sends it, but with bytes as its data. Its time is a number (see `parse_record_time`)."""
 
 ResponseRows = RowViews | list[Row]
 
@@ -83,19 +83,19 @@ def is_cbor(content_type: object) -> bool:
     return isinstance(content_type, str) and "cbor" in content_type
 
 
-def to_cbor(value: object) -> bytes:
+def encode_cbor(value: object) -> bytes:
     """Encode a value as CBOR."""
     return cbor2.dumps(value)
 
 
-def json_to_cbor(body: bytes | str) -> bytes:
+def convert_json_to_cbor(body: bytes | str) -> bytes:
     """Convert the JSON of a request from boto3 to CBOR."""
-    return to_cbor(orjson.loads(body))
+    return encode_cbor(orjson.loads(body))
 
 
-def cbor_to_json(body: bytes) -> bytes:
+def convert_cbor_to_json(body: bytes) -> bytes:
     """Convert a body from CBOR to JSON. Raises UnreadableBody."""
-    return _to_json(parse_message(body, cbor=True))
+    return _encode_json(parse_message(body, cbor=True))
 
 
 def split_response(body: bytes, *, cbor: bool) -> tuple[ResponseRows, bytes]:
@@ -105,7 +105,7 @@ def split_response(body: bytes, *, cbor: bool) -> tuple[ResponseRows, bytes]:
         UnreadableBody: If the body cannot be parsed here. boto3 may still understand it.
     """
     rows, other_fields = _split_rows(body, cbor=cbor)
-    return rows, _to_json(other_fields)
+    return rows, _encode_json(other_fields)
 
 
 def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
@@ -171,7 +171,7 @@ def _parse_body(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401 
         raise UnreadableBody(f"it is not valid {'CBOR' if cbor else 'JSON'}: {error}") from error
 
 
-def _to_json(value: object) -> bytes:
+def _encode_json(value: object) -> bytes:
     try:
         return orjson.dumps(value, default=_encode_base64)
     except TypeError as error:
@@ -202,16 +202,16 @@ class Subscription:
     def __init__(self, raw: Any, on_unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
         self._raw_stream, self._on_unreadable = raw, on_unreadable
         self._messages = _read_messages(raw)
-        first = next(self._messages, None)
-        if first is None or _headers_of(first).get(":event-type") != "initial-response":
+        first_message = next(self._messages, None)
+        if first_message is None or _read_headers(first_message).get(":event-type") != "initial-response":
             raise ResponseParserError("First event was not of type initial-response")
-        self.cbor = is_cbor(_headers_of(first).get(":content-type"))
+        self.cbor = is_cbor(_read_headers(first_message).get(":content-type"))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for message in self._messages:
-            if _headers_of(message).get(":message-type") != "event":
-                raise EventStreamError(_error_of(message), "SubscribeToShard")
-            if (name := _headers_of(message).get(":event-type")) == "SubscribeToShardEvent":
+            if _read_headers(message).get(":message-type") != "event":
+                raise EventStreamError(_convert_error(message), "SubscribeToShard")
+            if (name := _read_headers(message).get(":event-type")) == "SubscribeToShardEvent":
                 yield {name: self._parse_event(message)}
 
     def close(self) -> None:
@@ -219,11 +219,11 @@ class Subscription:
         self._raw_stream.close()
 
     def _parse_event(self, message: EventStreamMessage) -> dict[str, Any]:
-        cbor = is_cbor(_headers_of(message).get(":content-type"))
+        is_in_cbor = is_cbor(_read_headers(message).get(":content-type"))
         try:
-            return parse_event(message.payload, cbor=cbor)
+            return parse_event(message.payload, cbor=is_in_cbor)
         except UnreadableBody as error:
-            if cbor:
+            if is_in_cbor:
                 self._on_unreadable(f"an event cannot be read: {error}")
             raise ResponseParserError(f"an event cannot be read: {error}") from error
 
@@ -239,7 +239,7 @@ class InitialResponse:
         """Do nothing, because nothing is open."""
 
 
-def _headers_of(message: EventStreamMessage) -> dict[str, Any]:
+def _read_headers(message: EventStreamMessage) -> dict[str, Any]:
     headers: Any = message.headers  # the stubs type them as a number
     return dict(headers)
 
@@ -258,7 +258,7 @@ def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  a
         if received.tell() < needed_bytes:
             continue
         data, begin = received.getvalue(), 0
-        while (needed_bytes := _message_size(data, begin)) <= len(data) - begin:
+        while (needed_bytes := _find_message_size(data, begin)) <= len(data) - begin:
             buffer.add_data(data[begin : begin + needed_bytes])
             try:
                 messages = list(buffer)
@@ -273,7 +273,7 @@ def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  a
             deadline.restart()
 
 
-def _message_size(data: bytes, begin: int) -> int:
+def _find_message_size(data: bytes, begin: int) -> int:
     """Return the length of the message that starts at `begin`, or that of a prelude if the prelude is damaged."""
     prelude = data[begin : begin + _PRELUDE_BYTES]
     if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
@@ -284,8 +284,8 @@ def _message_size(data: bytes, begin: int) -> int:
     return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
 
 
-def _error_of(message: EventStreamMessage) -> Any:  # noqa: ANN401  like the error of a service
-    headers = _headers_of(message)
+def _convert_error(message: EventStreamMessage) -> Any:  # noqa: ANN401  like the error of a service
+    headers = _read_headers(message)
     if (code := headers.get(":exception-type")) is None:
         return {"Error": {"Code": headers.get(":error-code", ""), "Message": headers.get(":error-message", "")}}
     try:
@@ -329,18 +329,20 @@ class CborHooks:
         self._confirmed_operations: set[str] = set()  # the operations with a response in CBOR
         self._lock = Lock()
         events = client.meta.events
-        check = cast("Callable[..., None]", self._check_response)  # the stubs do not know that its return value matters
-        for operation, (encode, decode) in self._handlers().items():
+        check_format = cast(
+            "Callable[..., None]", self._check_format
+        )  # the stubs do not know that its return value matters
+        for operation, (encode, decode) in self._handlers_by_operation().items():
             events.register(f"before-call.kinesis.{operation}", encode)
             events.register(f"before-parse.kinesis.{operation}", decode)
             # Must run before boto3's own handler, which would wait before it retries.
-            events.register_first(f"needs-retry.kinesis.{operation}", check)
+            events.register_first(f"needs-retry.kinesis.{operation}", check_format)
 
     def uses_cbor(self, operation: str) -> bool:
         """Return whether requests of this operation are made in CBOR and had a response in CBOR."""
         return self._use_cbor and operation in self._confirmed_operations
 
-    def _handlers(self) -> Handlers:
+    def _handlers_by_operation(self) -> Handlers:
         """Return the handlers that encode the requests and decode the responses of each operation."""
         return {
             "GetRecords": (self._encode_request, self._decode_response),
@@ -350,7 +352,7 @@ class CborHooks:
     def _encode_request(self, params: EventFields, **_event: object) -> None:
         # Send timestamps in JSON, because no local service let us verify their encoding in CBOR.
         if self._use_cbor and b"Timestamp" not in params["body"]:
-            params["body"] = json_to_cbor(params["body"])
+            params["body"] = convert_json_to_cbor(params["body"])
             params["headers"]["Content-Type"] = CBOR
 
     def _decode_response(
@@ -371,30 +373,32 @@ class CborHooks:
         self, response_dict: EventFields, customized_response_dict: EventFields, **_event: object
     ) -> None:
         if not is_error_response(response_dict):
-            customized_response_dict["EventStream"] = Subscription(response_dict["body"], self._fall_back)
+            customized_response_dict["EventStream"] = Subscription(response_dict["body"], self._use_json_from_now_on)
             response_dict["body"] = InitialResponse()
 
-    def _check_response(self, response: Any, request_dict: EventFields, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
+    def _check_format(self, response: Any, request_dict: EventFields, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
         """Return 0 to repeat the request in JSON without waiting, or None to let boto3 decide about a retry."""
         if response is None:
             return None
         http_response, parsed = response
-        code = parsed.get("Error", {}).get("Code")
+        error_code = parsed.get("Error", {}).get("Code")
         if not is_cbor(request_dict["headers"]["Content-Type"]):
-            reason, first_code = request_dict["context"].pop(_RETRIED_IN_JSON, ("", code))
-            if code != first_code and http_response.status_code < SERVER_ERROR:
-                self._fall_back(reason)
+            reason, first_code = request_dict["context"].pop(_RETRIED_IN_JSON, ("", error_code))
+            if error_code != first_code and http_response.status_code < SERVER_ERROR:
+                self._use_json_from_now_on(reason)
         elif UNREADABLE in parsed:
             return _retry_in_json(request_dict, f"its response cannot be read: {parsed[UNREADABLE]}", UNREADABLE)
         elif is_cbor(http_response.headers.get("content-type")) or getattr(parsed.get("EventStream"), "cbor", False):
             self._confirmed_operations.add(operation.name)
         elif http_response.status_code < REFUSED:
-            self._fall_back("it responds in JSON")
-        elif operation.name not in self._confirmed_operations and code not in _UNDERSTOOD:
-            return _retry_in_json(request_dict, f"it was rejected: {http_response.status_code} {code}", code)
+            self._use_json_from_now_on("it responds in JSON")
+        elif operation.name not in self._confirmed_operations and error_code not in _UNDERSTOOD:
+            return _retry_in_json(
+                request_dict, f"it was rejected: {http_response.status_code} {error_code}", error_code
+            )
         return None
 
-    def _fall_back(self, reason: str) -> None:
+    def _use_json_from_now_on(self, reason: str) -> None:
         with self._lock:
             is_logged, self._use_cbor = not self._use_cbor, False
         if not is_logged:
@@ -406,14 +410,14 @@ def is_error_response(response: EventFields) -> bool:
     is_error: bool = response["status_code"] >= REFUSED
     if is_error and response["body"] and is_cbor(response["headers"].get("content-type")):
         try:
-            response["body"] = cbor_to_json(response["body"])
+            response["body"] = convert_cbor_to_json(response["body"])
         except UnreadableBody:
             response["body"] = b""  # then only the status is known
     return is_error
 
 
 def _retry_in_json(request: dict[str, Any], reason: str, code: str | None) -> int:
-    request["body"] = cbor_to_json(request["body"])
+    request["body"] = convert_cbor_to_json(request["body"])
     request["headers"]["Content-Type"] = JSON
     request["context"][_RETRIED_IN_JSON] = reason, code
     return 0
@@ -442,7 +446,7 @@ class ProducerCborHooks(CborHooks):
         )  # the stubs do not know that its return value matters
         client.meta.events.register("provide-client-params.kinesis.PutRecords", withhold_rows)
 
-    def _handlers(self) -> Handlers:
+    def _handlers_by_operation(self) -> Handlers:
         return {
             "ListShards": (self._encode_request, self._convert_response),
             "PutRecords": (self._encode_rows, self._convert_response),
@@ -460,7 +464,7 @@ class ProducerCborHooks(CborHooks):
 
     def _encode_rows(self, params: EventFields, context: EventFields, **_event: object) -> None:
         if (rows := context.get(_WITHHELD)) is not None:
-            params["body"] = to_cbor({**orjson.loads(params["body"]), "Records": rows})
+            params["body"] = encode_cbor({**orjson.loads(params["body"]), "Records": rows})
             params["headers"]["Content-Type"] = CBOR
 
     def _convert_response(
@@ -470,21 +474,21 @@ class ProducerCborHooks(CborHooks):
         if is_error_response(response_dict) or not is_cbor(response_dict["headers"].get("content-type")):
             return
         try:
-            response_dict["body"] = cbor_to_json(response_dict["body"])
+            response_dict["body"] = convert_cbor_to_json(response_dict["body"])
         except UnreadableBody as error:
             customized_response_dict[UNREADABLE], response_dict["body"] = str(error), b"{}"
 
-    def _check_response(self, response: Any, request_dict: EventFields, operation: Any, **event: object) -> int | None:  # noqa: ANN401  of boto3
+    def _check_format(self, response: Any, request_dict: EventFields, operation: Any, **event: object) -> int | None:  # noqa: ANN401  of boto3
         if operation.name == "PutRecords" and response is not None:
             http_response, parsed = response
             if UNREADABLE in parsed:
-                self._fall_back(f"its response cannot be read: {parsed[UNREADABLE]}")
+                self._use_json_from_now_on(f"its response cannot be read: {parsed[UNREADABLE]}")
             if UNREADABLE in parsed or http_response.status_code >= SERVER_ERROR:
                 return None
-        return super()._check_response(response, request_dict, operation, **event)
+        return super()._check_format(response, request_dict, operation, **event)
 
 
-def read_directly(client: "KinesisClient", hooks: CborHooks, arn: str | None = None) -> None:
+def replace_read_methods(client: "KinesisClient", hooks: CborHooks, arn: str | None = None) -> None:
     """Make this client request records without boto3. If `arn` is given, requests contain the stream's ARN."""
     arn_parameter = {} if arn is None else {"StreamARN": arn}
     calls, boto3_method = DirectCalls(client, ["GetRecords"]), client.get_records
@@ -494,7 +498,7 @@ def read_directly(client: "KinesisClient", hooks: CborHooks, arn: str | None = N
             return boto3_method(**parameters)
         return calls.call(
             "GetRecords",
-            to_cbor(parameters | arn_parameter),
+            encode_cbor(parameters | arn_parameter),
             CBOR,
             parse=parse_response,
             boto3_call=lambda: boto3_method(**parameters),
@@ -504,7 +508,7 @@ def read_directly(client: "KinesisClient", hooks: CborHooks, arn: str | None = N
     _replace_methods(client, calls, get_records=get_records)
 
 
-def put_directly(client: "KinesisClient", hooks: ProducerCborHooks, arn: str | None = None) -> None:
+def replace_put_methods(client: "KinesisClient", hooks: ProducerCborHooks, arn: str | None = None) -> None:
     """Make this client send `PutRows` without boto3. Other lists of records are left to boto3.
 
     If `arn` is given, requests contain the stream's ARN in addition to its name.
@@ -524,7 +528,7 @@ def put_directly(client: "KinesisClient", hooks: ProducerCborHooks, arn: str | N
             return boto3_method(**parameters)
         return calls.call(
             "PutRecords",
-            to_cbor(parameters | arn_parameter),
+            encode_cbor(parameters | arn_parameter),
             CBOR,
             parse=_parse_put_response,
             boto3_call=lambda: boto3_method(**parameters),

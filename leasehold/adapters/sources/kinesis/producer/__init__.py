@@ -1,5 +1,9 @@
 """An ordered, aggregating producer for Kinesis."""
 
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, client_of, clients_of
+from leasehold.adapters.sources.kinesis.producer.producer import (
+    Producer,
+    create_producer_client,
+    create_producer_clients,
+)
 
-__all__ = ["Producer", "client_of", "clients_of"]
+__all__ = ["Producer", "create_producer_client", "create_producer_clients"]

@@ -27,7 +27,7 @@ from typing import Literal, assert_never
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, framing_of
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, max_framing_bytes
 from leasehold.balancer.model import HASH_KEYS, HashRange, Shard
 
 REQUEST_RECORDS = 500
@@ -53,26 +53,28 @@ class ShardMap:
     last_keys: tuple[int, ...]
     ranges: dict[str, HashRange] = field(eq=False)
 
-    def shard_of(self, hash_key: int) -> str:
+    def find_shard(self, hash_key: int) -> str:
         """Return the shard for this hash key."""
         return self.ids[bisect_left(self.last_keys, hash_key)]
 
 
-def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
+def build_shard_map(shards: Iterable[Shard]) -> ShardMap | None:
     """Return the map of a complete listing, or None if the open shards do not cover the hash key space.
 
     During a split or a merge a listing may be incomplete. The caller should then list the shards again later.
     """
-    listing = tuple(shards)
+    listed_shards = tuple(shards)
     # While a shard is being split, the listing may contain both the shard, still open, and its children.
-    parents = {parent for shard in listing for parent in shard.parents}
-    ranges = {shard.id: shard.hash_range for shard in listing if shard.hash_range is not None}
-    open_shards = sorted((ranges[shard.id], shard.id) for shard in listing if shard.open and shard.id not in parents)
+    parent_ids = {parent for shard in listed_shards for parent in shard.parents}
+    hash_ranges = {shard.id: shard.hash_range for shard in listed_shards if shard.hash_range is not None}
+    open_shards = sorted(
+        (hash_ranges[shard.id], shard.id) for shard in listed_shards if shard.open and shard.id not in parent_ids
+    )
     first_keys = [first for (first, _), _ in open_shards]
     last_keys = [last for (_, last), _ in open_shards]
     if [HASH_KEYS[0], *(last + 1 for last in last_keys)] != [*first_keys, HASH_KEYS[1] + 1]:
         return None
-    return ShardMap(tuple(shard for _, shard in open_shards), tuple(last_keys), ranges)
+    return ShardMap(tuple(shard for _, shard in open_shards), tuple(last_keys), hash_ranges)
 
 
 @frozen
@@ -134,7 +136,9 @@ class Entry:
     @property
     def single_record_size(self) -> int:
         """The maximum size that Kinesis counts for a Kinesis record with only this user record."""
-        return len(self.data) + len(self.partition_key.encode()) + (framing_of(self.context) if self.context else 0)
+        return (
+            len(self.data) + len(self.partition_key.encode()) + (max_framing_bytes(self.context) if self.context else 0)
+        )
 
 
 @frozen(eq=False)
@@ -180,15 +184,15 @@ class TokenBucket:
     bytes: float = field(default=float(SHARD_BYTES_PER_SECOND))
     records: float = field(default=float(SHARD_RECORDS_PER_SECOND))
 
-    def take(self, size: int, now: float) -> None:
+    def take_bytes(self, size: int, now: float) -> None:
         """Subtract a Kinesis record of this size."""
-        elapsed = max(0.0, now - self.updated_at) * self.share
+        elapsed_seconds = max(0.0, now - self.updated_at) * self.share
         self.updated_at = max(self.updated_at, now)
-        self.bytes = min(SHARD_BYTES_PER_SECOND, self.bytes + elapsed * SHARD_BYTES_PER_SECOND) - size
-        self.records = min(SHARD_RECORDS_PER_SECOND, self.records + elapsed * SHARD_RECORDS_PER_SECOND) - 1
+        self.bytes = min(SHARD_BYTES_PER_SECOND, self.bytes + elapsed_seconds * SHARD_BYTES_PER_SECOND) - size
+        self.records = min(SHARD_RECORDS_PER_SECOND, self.records + elapsed_seconds * SHARD_RECORDS_PER_SECOND) - 1
 
     @property
-    def ready_at(self) -> float:
+    def refilled_at(self) -> float:
         """The time at which the bucket is no longer overdrawn."""
         deficit_seconds = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
         return self.updated_at + deficit_seconds / self.share if deficit_seconds else 0.0
@@ -230,7 +234,7 @@ class ShardQueue:
         """When the oldest record arrived. The queue must not be empty."""
         return (self.unit.entries if self.unit else self.queue)[0].arrived
 
-    def append(self, entry: Entry) -> None:
+    def append_newest(self, entry: Entry) -> None:
         """Add the newest record."""
         self.queue.append(entry)
         self.queued_bytes += len(entry.data) + len(entry.partition_key)  # the same as `entry.size`, but faster
@@ -240,13 +244,13 @@ class ShardQueue:
         self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.serial_number))
         self.queued_bytes = sum(entry.size for entry in self.queue)
 
-    def popleft(self) -> Entry:
+    def remove_oldest(self) -> Entry:
         """Remove and return the oldest record."""
         entry = self.queue.popleft()
         self.queued_bytes -= entry.size
         return entry
 
-    def pack(self, size: int) -> Unit:
+    def pack_unit(self, size: int) -> Unit:
         """Create a unit of at most `size` bytes from the oldest records. A record that is larger is sent alone.
 
         If the encoder raises, the queue does not change, except for `singles_left`.
@@ -266,7 +270,8 @@ class ShardQueue:
             raise
         for _ in entries:
             self.queue.popleft()
-        self.queued_bytes -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # as in `append`
+        # As in `append_newest`.
+        self.queued_bytes -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])
         self.singles_left = max(0, self.singles_left - 1)
         return unit
 
@@ -344,7 +349,7 @@ Result = RecordsDelivered | RecordsLate | RecordsUnsendable
 
 @define
 class ProducerMetrics:
-    """The counters of a producer. `by_kpl_name` explains their meaning.
+    """The counters of a producer. `counters_by_kpl_name` explains their meaning.
 
     `buffered_seconds` is a sum over user records, and `request_seconds` is a sum over requests.
     """
@@ -365,26 +370,26 @@ class ProducerMetrics:
     misplaced: int = 0
     errors: Counter[str] = field(factory=Counter)
 
-    def count_request(self, units: Iterable[Unit], now: float) -> None:
+    def count_sent_request(self, units: Iterable[Unit], now: float) -> None:
         """Count a request that was sent."""
         self.requests += 1
         for unit in units:
             self.units_sent += 1
             self.buffered_seconds += sum(now - entry.arrived for entry in unit.entries)
 
-    def count_put(self, unit: Unit) -> None:
+    def count_delivered_unit(self, unit: Unit) -> None:
         """Count a unit that is on the right shard."""
         self.put += len(unit.entries)
         self.put_bytes += sum(len(entry.data) for entry in unit.entries)
         self.units_put += 1
         self.units_put_bytes += len(unit.data)
 
-    def count_retry(self, unit: Unit, code: str) -> None:
+    def count_retried_unit(self, unit: Unit, code: str) -> None:
         """Count a unit that must be sent again."""
         self.errors[code] += 1
         self.retries += len(unit.entries)
 
-    def by_kpl_name(self) -> dict[str, float | dict[str, int]]:
+    def counters_by_kpl_name(self) -> dict[str, float | dict[str, int]]:
         """Return the counters by the KPL's names. Times are means in milliseconds.
 
         The last three are not the KPL's:
@@ -403,11 +408,11 @@ class ProducerMetrics:
             "KinesisRecordsDataPut": self.units_put_bytes,
             "ErrorsByCode": dict(self.errors),
             "AllErrors": self.errors.total(),
-            "RetriesPerRecord": _mean(self.retries, self.put),
-            "BufferingTime": 1000 * _mean(self.buffered_seconds, self.put),
-            "RequestTime": 1000 * _mean(self.request_seconds, self.requests),
-            "UserRecordsPerKinesisRecord": _mean(self.put, self.units_put),
-            "KinesisRecordsPerPutRecordsRequest": _mean(self.units_sent, self.requests),
+            "RetriesPerRecord": _mean_or_zero(self.retries, self.put),
+            "BufferingTime": 1000 * _mean_or_zero(self.buffered_seconds, self.put),
+            "RequestTime": 1000 * _mean_or_zero(self.request_seconds, self.requests),
+            "UserRecordsPerKinesisRecord": _mean_or_zero(self.put, self.units_put),
+            "KinesisRecordsPerPutRecordsRequest": _mean_or_zero(self.units_sent, self.requests),
             "UserRecordExpired": self.late,
             "UserRecordsOutcomeUnknown": self.unknown,
             "KinesisRecordsMisplaced": self.misplaced,
@@ -415,7 +420,7 @@ class ProducerMetrics:
         }
 
 
-def _mean(total: float, count: int) -> float:
+def _mean_or_zero(total: float, count: int) -> float:
     return total / count if count else 0.0
 
 
@@ -444,7 +449,7 @@ class Core:
     _unsendable: list[RecordsUnsendable] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        self._set_target()
+        self._adapt_aggregate_size()
 
     @property
     def is_empty(self) -> bool:
@@ -452,89 +457,91 @@ class Core:
         queues = (*self._shard_queues.values(), *self._closing_queues)
         return not any(shard_queue.queue or shard_queue.unit for shard_queue in queues)
 
-    def put(self, entry: Entry) -> bool:
-        """Queue a record. Return whether `due` may now be earlier than before."""
-        shard_queue = self._shard_queue(self.shards.shard_of(entry.hash_key))
-        queued_before = shard_queue.queued_bytes
-        shard_queue.append(entry)
+    def enqueue_record(self, entry: Entry) -> bool:
+        """Queue a record. Return whether `next_due_at` may now be earlier than before."""
+        shard_queue = self._find_or_add_shard_queue(self.shards.find_shard(entry.hash_key))
+        bytes_queued_before = shard_queue.queued_bytes
+        shard_queue.append_newest(entry)
         self.metrics.received += 1
-        return not queued_before or queued_before < self._target <= shard_queue.queued_bytes
+        return not bytes_queued_before or bytes_queued_before < self._target <= shard_queue.queued_bytes
 
-    def due(self) -> float:
-        """Return the earliest time at which `request` may have something to send, given what is known now."""
-        return min(map(self._shard_queue_due, self._shard_queues.values()), default=inf)
+    def next_due_at(self) -> float:
+        """Return the earliest time at which `start_request` may have something to send, given what is known now."""
+        return min(map(self._shard_queue_due_at, self._shard_queues.values()), default=inf)
 
-    def map_due(self) -> float:
+    def list_shards_at(self) -> float:
         """Return the time at which the shards should be listed again."""
         return self._map_due
 
-    def request(self, now: float) -> tuple[Unit, ...]:
-        """Return the units to send now in one request, if any. Pass each of them to `unit_completed` later."""
+    def start_request(self, now: float) -> tuple[Unit, ...]:
+        """Return the units to send now in one request, if any. Pass each of them to `process_outcome` later."""
         units: list[Unit] = []
         remaining_bytes = REQUEST_BYTES
-        due = [queue for queue in self._shard_queues.values() if self._shard_queue_due(queue) <= now]
+        due_queues = [queue for queue in self._shard_queues.values() if self._shard_queue_due_at(queue) <= now]
         # Start with the oldest records. Otherwise, if more shards are due than fit into a request, some might never be
         # sent.
-        for shard_queue in sorted(due, key=lambda queue: queue.oldest_arrival):
+        for shard_queue in sorted(due_queues, key=lambda queue: queue.oldest_arrival):
             if len(units) == REQUEST_RECORDS:
                 break
-            unit = shard_queue.unit = shard_queue.unit or self._pack(shard_queue)
+            unit = shard_queue.unit = shard_queue.unit or self._pack_oldest(shard_queue)
             if unit is not None and unit.size <= remaining_bytes:
                 remaining_bytes -= unit.size
                 shard_queue.sent_at = now
-                shard_queue.bucket.take(unit.size, now)
+                shard_queue.bucket.take_bytes(unit.size, now)
                 units.append(unit)
         if units:
-            self.metrics.count_request(units, now)
+            self.metrics.count_sent_request(units, now)
         return tuple(units)
 
-    def unit_completed(self, unit: Unit, outcome: UnitOutcome, now: float) -> tuple[Result, ...]:
+    def process_outcome(self, unit: Unit, outcome: UnitOutcome, now: float) -> tuple[Result, ...]:
         """Process the outcome of a unit that was sent, and return the results of its records."""
-        candidates = (*self._closing_queues, *filter(None, [self._shard_queues.get(unit.shard)]))
-        shard_queue = next((queue for queue in candidates if queue.unit is unit), None)
+        candidate_queues = (*self._closing_queues, *filter(None, [self._shard_queues.get(unit.shard)]))
+        shard_queue = next((queue for queue in candidate_queues if queue.unit is unit), None)
         if shard_queue is None:  # given up in the meantime
             return ()
         match outcome:
             case UnitWritten(shard, sequence_number):
-                seconds = now - shard_queue.sent_at if shard_queue.sent_at is not None else 0.0
-                self._round_trip = 0.8 * self._round_trip + 0.2 * seconds if self._round_trip else seconds
-                self._set_target()
+                round_trip_seconds = now - shard_queue.sent_at if shard_queue.sent_at is not None else 0.0
+                self._round_trip = (
+                    0.8 * self._round_trip + 0.2 * round_trip_seconds if self._round_trip else round_trip_seconds
+                )
+                self._adapt_aggregate_size()
                 shard_queue.sent_at, shard_queue.written_to = None, (shard, sequence_number)
                 if shard != unit.shard:
-                    self._request_map(now)
+                    self._schedule_listing(now)
                 # A unit of one record is always on the right shard, because the service chooses the shard by the hash
                 # key. Our map may be outdated.
                 is_on_right_shard = (
                     shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
                 )
-                return self._accept(shard_queue) if is_on_right_shard else ()
+                return self._finish_delivered(shard_queue) if is_on_right_shard else ()
             case UnitRetryable(code):
-                self.metrics.count_retry(unit, code)
+                self.metrics.count_retried_unit(unit, code)
             case UnitUnknown(code):
                 self._unknown_serial_numbers.update(entry.serial_number for entry in unit.entries)
-                self.metrics.count_retry(unit, code)
+                self.metrics.count_retried_unit(unit, code)
                 self.metrics.unknown += len(unit.entries)
             case UnitFailed(error):
                 self._unknown_serial_numbers.update(entry.serial_number for entry in unit.entries)
                 self._remove_unit(shard_queue)
-                return (self._give_up(unit.entries, error),)
+                return (self._give_up_entries(unit.entries, error),)
             case UnitRejected(error):
-                self.metrics.count_retry(unit, type(error).__name__)
+                self.metrics.count_retried_unit(unit, type(error).__name__)
                 if len(unit.entries) == 1:
                     self._remove_unit(shard_queue)
-                    return (self._give_up(unit.entries, error),)
+                    return (self._give_up_entries(unit.entries, error),)
                 shard_queue.unit, shard_queue.singles_left = None, len(unit.entries)
                 shard_queue.put_back(unit.entries)
             case _:
                 assert_never(outcome)
-        self._retry(shard_queue, now)
+        self._schedule_retry(shard_queue, now)
         return ()
 
     def update_map(self, shards: ShardMap | None, now: float) -> tuple[Result, ...]:
         """Process the map from a new listing, or None if the listing failed or is incomplete."""
         if shards is None:
             self._map_faults += 1
-            self._map_due = now + _backoff(self._map_faults)
+            self._map_due = now + _backoff_seconds(self._map_faults)
             return ()
         self.shards, self._map_due = shards, inf
         for shard_queue in [queue for queue in self._shard_queues.values() if queue.shard not in shards.ids]:
@@ -544,29 +551,29 @@ class Core:
             if shard_queue.sent_at is not None or shard_queue.written_to is not None:
                 self._closing_queues.append(shard_queue)
                 waiting, shard_queue.queue, shard_queue.queued_bytes = shard_queue.queue, deque(), 0
-                self._enqueue(waiting)
+                self._enqueue_by_shard(waiting)
             else:
-                self._requeue(shard_queue)
+                self._requeue_by_shard(shard_queue)
         results: list[Result] = []
         for shard_queue in [
             queue for queue in (*self._shard_queues.values(), *self._closing_queues) if queue.written_to is not None
         ]:
             if self._is_on_right_shard(shard_queue):
-                results += self._accept(shard_queue)
+                results += self._finish_delivered(shard_queue)
                 continue
             self._map_faults += 1
             is_misplaced = shard_queue.written_to is not None and shard_queue.written_to[0] in shards.ranges
             if is_misplaced:
                 self.metrics.misplaced += 1
                 shard_queue.written_to = None
-                self._retry(shard_queue, now)
+                self._schedule_retry(shard_queue, now)
             if not is_misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
-                self._request_map(now)
+                self._schedule_listing(now)
         if self._map_due == inf:  # otherwise another listing is due
             self._map_faults = 0
         return tuple(results)
 
-    def expire(self, now: float) -> tuple[RecordsLate, ...]:
+    def give_up_late_records(self, now: float) -> tuple[RecordsLate, ...]:
         """Give up the records that are late and not under way."""
         if self.settings.on_late == "block":
             return ()
@@ -579,7 +586,7 @@ class Core:
                 shard_queue.put_back(unit.entries)
             late_entries: list[Entry] = []
             while shard_queue.unit is None and shard_queue.queue and shard_queue.queue[0].expires <= now:
-                late_entries.append(shard_queue.popleft())
+                late_entries.append(shard_queue.remove_oldest())
             if late_entries:
                 self.metrics.late += len(late_entries)
                 results.append(
@@ -590,34 +597,34 @@ class Core:
                 )
         return tuple(results)
 
-    def take_unsendable(self) -> tuple[RecordsUnsendable, ...]:
-        """Return the records that `request` could not pack into units since the last call."""
+    def take_unsendable_records(self) -> tuple[RecordsUnsendable, ...]:
+        """Return the records that `start_request` could not pack into units since the last call."""
         unsendable, self._unsendable = self._unsendable, []
         return tuple(unsendable)
 
-    def abandon(self) -> tuple[RecordsLate, ...]:
+    def give_up_all_records(self) -> tuple[RecordsLate, ...]:
         """Give up all records, sent or not."""
         shard_queues = [*self._shard_queues.values(), *self._closing_queues]
         self._shard_queues, self._closing_queues = {}, []
-        abandoned = [
+        late_records = [
             RecordsLate((*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue), unknown=True)
             for shard_queue in shard_queues
         ]
-        return tuple(late for late in abandoned if late.entries)
+        return tuple(late for late in late_records if late.entries)
 
-    def _shard_queue(self, shard: str) -> ShardQueue:
+    def _find_or_add_shard_queue(self, shard: str) -> ShardQueue:
         shard_queue = self._shard_queues.get(shard)
         if shard_queue is None:
             shard_queue = ShardQueue(shard, self.shards.ranges[shard], TokenBucket(self.settings.share))
             self._shard_queues[shard] = shard_queue
         return shard_queue
 
-    def _set_target(self) -> None:
+    def _adapt_aggregate_size(self) -> None:
         """Set the target size of aggregates to the number of bytes that a shard accepts during one round trip."""
         bytes_in_flight = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
         self._target = min(max(bytes_in_flight, self.settings.min_bytes), self.settings.record_bytes)
 
-    def _shard_queue_due(self, shard_queue: ShardQueue) -> float:
+    def _shard_queue_due_at(self, shard_queue: ShardQueue) -> float:
         if (
             shard_queue.sent_at is not None
             or shard_queue.written_to is not None
@@ -630,22 +637,22 @@ class Core:
             for closing_queue in self._closing_queues
         ):  # rule 3
             return inf
-        due = max(shard_queue.not_before, shard_queue.bucket.ready_at)
+        earliest_at = max(shard_queue.not_before, shard_queue.bucket.refilled_at)
         if shard_queue.unit or self.flushing or shard_queue.queued_bytes >= self._target:
-            return due
-        return max(due, shard_queue.queue[0].arrived + self.settings.linger_seconds)
+            return earliest_at
+        return max(earliest_at, shard_queue.queue[0].arrived + self.settings.linger_seconds)
 
-    def _request_map(self, now: float) -> None:
-        self._map_due = min(self._map_due, now + (_backoff(self._map_faults) if self._map_faults else 0.0))
+    def _schedule_listing(self, now: float) -> None:
+        self._map_due = min(self._map_due, now + (_backoff_seconds(self._map_faults) if self._map_faults else 0.0))
 
-    def _accept(self, shard_queue: ShardQueue) -> tuple[RecordsDelivered, ...]:
+    def _finish_delivered(self, shard_queue: ShardQueue) -> tuple[RecordsDelivered, ...]:
         unit, written_to = shard_queue.unit, shard_queue.written_to
         if unit is None or written_to is None:
             return ()
         self._remove_unit(shard_queue)
         if self._unknown_serial_numbers:
             self._unknown_serial_numbers.difference_update(entry.serial_number for entry in unit.entries)
-        self.metrics.count_put(unit)
+        self.metrics.count_delivered_unit(unit)
         return (RecordsDelivered(unit.entries, *written_to),)
 
     def _remove_unit(self, shard_queue: ShardQueue) -> None:
@@ -656,24 +663,24 @@ class Core:
             closing_queue for closing_queue in self._closing_queues if closing_queue is not shard_queue
         ]
 
-    def _pack(self, shard_queue: ShardQueue) -> Unit | None:
+    def _pack_oldest(self, shard_queue: ShardQueue) -> Unit | None:
         """Create a unit from the oldest records. Give up each record that the encoder rejects."""
         while shard_queue.queue:
             is_single = shard_queue.singles_left > 0
             try:
-                return shard_queue.pack(self._target)
+                return shard_queue.pack_unit(self._target)
             except Exception as error:  # noqa: BLE001  the other records must still be sent
                 if is_single:
                     shard_queue.singles_left -= 1
-                    self._unsendable.append(self._give_up((shard_queue.popleft(),), error))
+                    self._unsendable.append(self._give_up_entries((shard_queue.remove_oldest(),), error))
         return None
 
-    def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> RecordsUnsendable:
+    def _give_up_entries(self, entries: tuple[Entry, ...], error: BaseException) -> RecordsUnsendable:
         serial_numbers = {entry.serial_number for entry in entries}
-        unknown = not serial_numbers.isdisjoint(self._unknown_serial_numbers)
+        is_outcome_unknown = not serial_numbers.isdisjoint(self._unknown_serial_numbers)
         self._unknown_serial_numbers -= serial_numbers
         self.metrics.failed += len(entries)
-        return RecordsUnsendable(entries, error, unknown)
+        return RecordsUnsendable(entries, error, is_outcome_unknown)
 
     def _is_on_right_shard(self, shard_queue: ShardQueue) -> bool:
         """Return whether all records of the unit belong to the shard to which it was written (rule 2)."""
@@ -686,29 +693,29 @@ class Core:
         first, last = self.shards.ranges[shard_queue.written_to[0]]
         return all(first <= entry.hash_key <= last for entry in shard_queue.unit.entries)
 
-    def _retry(self, shard_queue: ShardQueue, now: float) -> None:
+    def _schedule_retry(self, shard_queue: ShardQueue, now: float) -> None:
         """Schedule a unit to be sent again, unchanged if its shard is still open (rule 1)."""
         shard_queue.sent_at = None
         shard_queue.faults += 1
-        shard_queue.not_before = now + _backoff(shard_queue.faults)
+        shard_queue.not_before = now + _backoff_seconds(shard_queue.faults)
         if shard_queue.shard not in self.shards.ids:
             self._closing_queues = [
                 closing_queue for closing_queue in self._closing_queues if closing_queue is not shard_queue
             ]
-            self._requeue(shard_queue)
+            self._requeue_by_shard(shard_queue)
 
-    def _requeue(self, shard_queue: ShardQueue) -> None:
+    def _requeue_by_shard(self, shard_queue: ShardQueue) -> None:
         entries = (*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue)
         shard_queue.unit, shard_queue.queue, shard_queue.queued_bytes = None, deque(), 0
-        self._enqueue(entries)
+        self._enqueue_by_shard(entries)
 
-    def _enqueue(self, entries: Iterable[Entry]) -> None:
+    def _enqueue_by_shard(self, entries: Iterable[Entry]) -> None:
         by_shard: dict[str, list[Entry]] = {}
         for entry in entries:
-            by_shard.setdefault(self.shards.shard_of(entry.hash_key), []).append(entry)
+            by_shard.setdefault(self.shards.find_shard(entry.hash_key), []).append(entry)
         for shard, group in by_shard.items():
-            self._shard_queue(shard).put_back(group)
+            self._find_or_add_shard_queue(shard).put_back(group)
 
 
-def _backoff(faults: int) -> float:
+def _backoff_seconds(faults: int) -> float:
     return min(_MAX_BACKOFF, _MIN_BACKOFF * float(1 << min(faults - 1, 10)))

@@ -12,8 +12,8 @@ reason. So no caller waits for a thread that has ended. If an error concerns onl
 An error that concerns the whole stream, or an error in the pump, stops the producer.
 
 Rule 2: The threads are daemons, and all of them start together with the producer. They cannot be started later, because
-`_drain_at_exit` uses them when the interpreter is exiting and starts no more threads. The threads keep the producer
-alive only while it has records.
+`_drain_producers_at_exit` uses them when the interpreter is exiting and starts no more threads. The threads keep the
+producer alive only while it has records.
 
 Rule 3: A fork copies the producer without its threads, and its lock may be held at that moment. In a child process,
 every method therefore raises an error before it acquires the lock.
@@ -44,16 +44,16 @@ from botocore.parsers import ResponseParserError
 
 from leasehold.adapters.processes import call_at_exit, current_process
 from leasehold.adapters.sources.call_timeouts import CallTimeouts
-from leasehold.adapters.sources.kinesis.aggregation.encode import framing_of
+from leasehold.adapters.sources.kinesis.aggregation.encode import max_framing_bytes
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireFormat
 from leasehold.adapters.sources.kinesis.faults import (
     SERVER_ERROR,
-    code_of,
-    summary_of,
+    error_code,
+    stream_summary_from_response,
     translate_errors,
     translate_parse_errors,
 )
-from leasehold.adapters.sources.kinesis.hash_keys import digest_of
+from leasehold.adapters.sources.kinesis.hash_keys import digest_partition_key
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
     Entry,
@@ -70,9 +70,9 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     UnitRetryable,
     UnitUnknown,
     UnitWritten,
-    shard_map_of,
+    build_shard_map,
 )
-from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, shards_from, with_mark
+from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, convert_shards, prepend_mark
 from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
@@ -82,7 +82,7 @@ from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, said, text_of
 
 try:
-    from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, put_directly
+    from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, replace_put_methods
 except ImportError:  # without it, boto3 serializes the requests
     PutRows, ProducerCborHooks = list, None  # type: ignore[assignment,misc]  # the slow way
 
@@ -107,7 +107,7 @@ _RECORD_ERRORS = frozenset({"InvalidArgumentException", "SerializationException"
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
 
-def clients_of(
+def create_producer_clients(
     region: str | None,
     endpoint: str | None,
     connections: int,
@@ -127,12 +127,14 @@ def clients_of(
         arn: The ARN of the stream, if requests name it by ARN.
     """
     return KinesisClients(
-        lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds, session=session, arn=arn),
+        lambda seconds: create_producer_client(
+            region, endpoint, connections, wire, read_seconds=seconds, session=session, arn=arn
+        ),
         PUT_TIMEOUTS,
     )
 
 
-def client_of(
+def create_producer_client(
     region: str | None,
     endpoint: str | None,
     connections: int,
@@ -174,7 +176,7 @@ def client_of(
     else:
         hooks = ProducerCborHooks(client, cbor=wire != "json")
         if wire == "cbor":
-            put_directly(client, hooks, arn)
+            replace_put_methods(client, hooks, arn)
     return client
 
 
@@ -190,11 +192,11 @@ class KinesisPutClient:
             CallTimeouts(clients, retry_first_call=True),
         )
 
-    def with_stream_limits(self, settings: Settings) -> Settings:
+    def add_stream_limits(self, settings: Settings) -> Settings:
         """Return the settings with the stream's record limit. Raises SourceError if order cannot be kept."""
         with translate_errors(self._stream), translate_parse_errors(self._stream):
             response = self._other_timeouts.call("describe_stream_summary", StreamName=self._stream)
-            summary = summary_of(response, self._stream)
+            summary = stream_summary_from_response(response, self._stream)
             strategy = summary.get("RecordDistributionStrategy")
             record_bytes = 1024 * int(summary.get("MaxRecordSizeInKiB") or 1024)
         if strategy == "AUTO":
@@ -204,7 +206,7 @@ class KinesisPutClient:
             )
         return evolve(settings, record_bytes=record_bytes)
 
-    def shards(self) -> ShardMap | None:
+    def list_shards(self) -> ShardMap | None:
         """Return the map of the stream's shards, or None if there is a gap between the open shards.
 
         Raises:
@@ -217,9 +219,9 @@ class KinesisPutClient:
             while token := page.get("NextToken"):
                 page = self._other_timeouts.call("list_shards", NextToken=token)
                 rows += page["Shards"]
-            return shard_map_of(shards_from(rows))
+            return build_shard_map(convert_shards(rows))
 
-    def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
+    def put_units(self, units: Sequence[Unit]) -> list[UnitOutcome]:
         """Send units in one request. If a record causes its rejection, send each half separately to find the record.
 
         Any other error of the client propagates.
@@ -236,30 +238,30 @@ class KinesisPutClient:
                 response = self._put_timeouts.call("put_records", StreamName=self._stream, Records=rows)
         except SourceError as fault:
             cause = fault.__cause__
-            code = code_of(cause) if isinstance(cause, ClientError) else type(cause).__name__
+            code = error_code(cause) if isinstance(cause, ClientError) else type(cause).__name__
             if code in _RECORD_ERRORS or isinstance(cause, ParamValidationError):
                 if len(units) == 1:
                     return [UnitRejected(fault)]
-                half = len(units) // 2
-                return self.put(units[:half]) + self.put(units[half:])
+                half_count = len(units) // 2
+                return self.put_units(units[:half_count]) + self.put_units(units[half_count:])
             if not isinstance(fault, SourceUnavailable):
                 raise
             # If the request was rejected or not sent, nothing was written. In any other case, the records may have been
             # written.
-            nothing_written = isinstance(cause, _NOT_SENT)
+            is_nothing_written = isinstance(cause, _NOT_SENT)
             if isinstance(cause, ClientError):
-                nothing_written = (
+                is_nothing_written = (
                     int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR)) < SERVER_ERROR
                 )
-            return [UnitRetryable(code) if nothing_written else UnitUnknown(code)] * len(units)
+            return [UnitRetryable(code) if is_nothing_written else UnitUnknown(code)] * len(units)
         except ResponseParserError as error:
             return [UnitUnknown(type(error).__name__)] * len(units)
         results = response.get("Records") if isinstance(response, dict) else None
         if not isinstance(results, list) or len(results) != len(units):
             return [UnitUnknown("ResultCountMismatch")] * len(units)
-        return [self._outcome(row) for row in results]
+        return [self._parse_outcome(row) for row in results]
 
-    def _outcome(self, row: Any) -> UnitOutcome:  # noqa: ANN401  whatever the service wrote
+    def _parse_outcome(self, row: Any) -> UnitOutcome:  # noqa: ANN401  whatever the service wrote
         match row:
             case {"ErrorCode": str(code)} if code in _RECORD_ERRORS:
                 message = row.get("ErrorMessage")
@@ -297,15 +299,15 @@ class Outcomes:
     @property
     def fault(self) -> ProducerError | None:
         """The error that stopped the producer, or None while it is running."""
-        return self._fault if self.process is current_process() else _wrong_process_error()
+        return self._fault if self.process is current_process() else _make_wrong_process_error()
 
-    def fail_all(self, fault: ProducerError) -> None:
+    def fail_all_waits(self, fault: ProducerError) -> None:
         """Make all current and later waits fail. The first reason is kept."""
         self._fault = self._fault or fault
         self.changed.notify_all()
 
 
-def _wrong_process_error() -> "ProducerError":
+def _make_wrong_process_error() -> "ProducerError":
     return ProducerError(
         "this producer belongs to another process: a fork copies none of its threads, so it sends nothing here; "
         "open a producer in each process, after the fork"
@@ -366,8 +368,8 @@ class Producer:
     threads end.
 
     Args:
-        client: The client of the service, which must not retry requests by itself. Use `clients_of`, whose timeouts
-            adapt to a slow service, or `client_of`.
+        client: The client of the service, which must not retry requests by itself. Use `create_producer_clients`, whose
+            timeouts adapt to a slow service, or `create_producer_client`.
         stream: The name of the stream.
         settings: The settings. The limit for the size of records is replaced by that of the stream.
         pending_records: The maximum number of records that are accepted but not yet written. If it is reached, `put`
@@ -395,9 +397,9 @@ class Producer:
             SourceError: If trying again cannot help.
         """
         self._stream, self._put_client, self._clock = stream, KinesisPutClient(client, stream), clock
-        stream_settings = self._put_client.with_stream_limits(settings)
+        stream_settings = self._put_client.add_stream_limits(settings)
         for _ in range(_FIRST_MAP_TRIES):
-            if (shards := self._put_client.shards()) is not None:
+            if (shards := self._put_client.list_shards()) is not None:
                 break
             time.sleep(_FIRST_MAP_SECONDS)
         else:
@@ -418,27 +420,27 @@ class Producer:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._keep_alive = _KeepAlive()
         producer_reference, sender_count = ref(self), requests + 1  # one of them lists shards
-        run_pump = partial(
-            _run_pump, producer_reference, self._keep_alive, self._work_available, self._calls, sender_count
+        pump_until_closed = partial(
+            _pump_requests, producer_reference, self._keep_alive, self._work_available, self._calls, sender_count
         )
         self._threads: list[Thread] = []
         try:
             for _ in range(sender_count):
                 self._threads.append(
-                    spawn("leasehold-put", partial(_run_calls, self._calls), partial(_stop, producer_reference))
+                    spawn("leasehold-put", partial(_run_queued_calls, self._calls), partial(_stop, producer_reference))
                 )
-            self._threads.append(spawn("leasehold-produce", run_pump, partial(_stop, producer_reference)))
+            self._threads.append(spawn("leasehold-produce", pump_until_closed, partial(_stop, producer_reference)))
         except BaseException:
             for _ in self._threads:
                 self._calls.put(None)
             raise
-        _drain_at_exit_once(self)
+        _register_drain_at_exit_once(self)
 
     def check(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, *, context: bytes = b""
     ) -> int:
         """Return the hash key of a record. Raises the TypeError or ValueError that `put` would raise."""
-        return self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
+        return self._check_record(data, partition_key, explicit_hash_key, max_framing_bytes(context) if context else 0)
 
     def put(
         self,
@@ -464,25 +466,27 @@ class Producer:
             ProducerError: If the producer has stopped.
         """
         if self._process is not current_process():
-            raise _wrong_process_error()
+            raise _make_wrong_process_error()
         if type(data) is not bytes:
-            data = _bytes_of(data)
-        hash_key = self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
+            data = _convert_to_bytes(data)
+        hash_key = self._check_record(
+            data, partition_key, explicit_hash_key, max_framing_bytes(context) if context else 0
+        )
         with self._lock:
             if self._is_full:
                 self._wait_until_not_full()
             if self._closed:
-                raise self._closed_error()
+                raise self._make_closed_error()
             if self._settings.epoch is not None:
-                data = with_mark(data, Mark(self._settings.epoch, self._next_serial_number))
+                data = prepend_mark(data, Mark(self._settings.epoch, self._next_serial_number))
             now, serial_number = self._clock(), self._next_serial_number
-            expires = now + self._settings.time_to_live_seconds
-            arguments = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires
+            expires_at = now + self._settings.time_to_live_seconds
+            arguments = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires_at
             # Avoid keyword arguments, which would make this call take 50 % longer. Few records need them.
             make_future = partial(RecordFuture, context=context, row=row) if context else RecordFuture
             future = make_future(*arguments, self._outcomes)
             self._next_serial_number = serial_number + 1
-            may_be_due_earlier = self._core.put(future)
+            may_be_due_earlier = self._core.enqueue_record(future)
             self._pending += 1
             self._pending_bytes += len(data)
             if may_be_due_earlier:
@@ -497,8 +501,8 @@ class Producer:
             ProducerError: If this is not the process that created the producer.
         """
         if self._process is not current_process():
-            raise _wrong_process_error()
-        with self._lock, self._sending_at_once():
+            raise _make_wrong_process_error()
+        with self._lock, self._flush_while_waiting():
             return self._outcomes.changed.wait_for(lambda: self._closed or self._core.is_empty, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
@@ -511,24 +515,27 @@ class Producer:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self.flush(timeout)
-        unsent = self._abandon()
+        unsent_count = self._stop_and_give_up_records()
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        if unsent:
+        if unsent_count:
             log.error(
-                "stream %r: the producer was closed after %g s with %d records not sent", self._stream, timeout, unsent
+                "stream %r: the producer was closed after %g s with %d records not sent",
+                self._stream,
+                timeout,
+                unsent_count,
             )
         if self._fault:
-            raise self._closed_error()
-        return not unsent
+            raise self._make_closed_error()
+        return not unsent_count
 
     @property
     def metrics(self) -> dict[str, float | dict[str, int]]:
         """The counters, by the KPL's names."""
         if self._process is not current_process():
-            raise _wrong_process_error()
+            raise _make_wrong_process_error()
         with self._lock:
-            return self._core.metrics.by_kpl_name()
+            return self._core.metrics.counters_by_kpl_name()
 
     def __enter__(self) -> Self:
         return self
@@ -548,12 +555,12 @@ class Producer:
         return self._pending >= self._max_pending or self._pending_bytes >= self._max_pending_bytes
 
     def _wait_until_not_full(self) -> None:
-        with self._sending_at_once():  # waiting for more records is pointless while none can be added
+        with self._flush_while_waiting():  # waiting for more records is pointless while none can be added
             while self._is_full and not self._closed:
                 self._not_full.wait()
 
     @contextmanager
-    def _sending_at_once(self) -> Iterator[None]:
+    def _flush_while_waiting(self) -> Iterator[None]:
         self._flushing += 1
         self._core.flushing = True
         self._work_available.notify()
@@ -563,21 +570,23 @@ class Producer:
             self._flushing -= 1
             self._core.flushing = self._flushing > 0
 
-    def _check(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
+    def _check_record(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
         """Return the hash key of a record. Raises like `put`, as if the record were larger by `framing` bytes."""
         if not isinstance(partition_key, str):
             raise TypeError(f"partition_key: {type(partition_key).__name__} is not str")
         if not 0 < len(partition_key) <= _KEY_CHARACTERS:
             raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis accepts 1 to {_KEY_CHARACTERS}")
         try:
-            key = partition_key.encode()
+            encoded_key = partition_key.encode()
         except UnicodeEncodeError:
             raise ValueError(f"partition_key: {partition_key!r} is not UTF-8") from None
-        size = len(data) + len(key) + framing + (MARK_BYTES if self._settings.epoch is not None else 0)
-        if size > self._settings.record_bytes:
-            raise ValueError(f"data: {size} bytes with its key; the stream accepts {self._settings.record_bytes}")
+        record_bytes = len(data) + len(encoded_key) + framing + (MARK_BYTES if self._settings.epoch is not None else 0)
+        if record_bytes > self._settings.record_bytes:
+            raise ValueError(
+                f"data: {record_bytes} bytes with its key; the stream accepts {self._settings.record_bytes}"
+            )
         if explicit_hash_key is None:
-            return int.from_bytes(digest_of(key))
+            return int.from_bytes(digest_partition_key(encoded_key))
         if not isinstance(explicit_hash_key, str):
             raise TypeError(
                 f"explicit_hash_key: {type(explicit_hash_key).__name__} is not str; pass the number as a decimal string"
@@ -590,25 +599,25 @@ class Producer:
     def _start_due_requests(self) -> float:
         """Start the requests that are due. Return the seconds until another one is due."""
         now = self._clock()
-        self._set_results(self._core.expire(now))
-        while self._requests_under_way < self._max_requests and (units := self._core.request(now)):
+        self._set_results(self._core.give_up_late_records(now))
+        while self._requests_under_way < self._max_requests and (units := self._core.start_request(now)):
             self._requests_under_way += 1
-            self._calls.put(partial(self._send, units))
-        self._set_results(self._core.take_unsendable())
-        if not self._listing and self._core.map_due() <= now:
+            self._calls.put(partial(self._send_units, units))
+        self._set_results(self._core.take_unsendable_records())
+        if not self._listing and self._core.list_shards_at() <= now:
             self._listing = True
             self._calls.put(self._list_shards)
         # When a request or a listing ends, it wakes this thread.
-        send_at = self._core.due() if self._requests_under_way < self._max_requests else inf
-        list_at = inf if self._listing else self._core.map_due()
+        send_at = self._core.next_due_at() if self._requests_under_way < self._max_requests else inf
+        list_at = inf if self._listing else self._core.list_shards_at()
         return max(0.0, min(send_at - now, list_at - now, _LATE_SECONDS))
 
-    def _send(self, units: tuple[Unit, ...]) -> None:
-        started = self._clock()
+    def _send_units(self, units: tuple[Unit, ...]) -> None:
+        started_at = self._clock()
         outcomes: Sequence[UnitOutcome]
         fault: BaseException | None = None
         try:
-            outcomes = self._put_client.put(units)
+            outcomes = self._put_client.put_units(units)
         except SourceError as error:
             self._stop(error)
             return
@@ -619,9 +628,9 @@ class Producer:
         with self._lock:
             now = self._clock()
             self._requests_under_way -= 1
-            self._core.metrics.request_seconds += now - started
+            self._core.metrics.request_seconds += now - started_at
             for unit, outcome in zip(units, outcomes, strict=True):
-                self._set_results(self._core.unit_completed(unit, outcome, now))
+                self._set_results(self._core.process_outcome(unit, outcome, now))
             self._work_available.notify()
         if fault is not None:
             with suppress(Exception):  # the program's log handlers may raise
@@ -634,7 +643,7 @@ class Producer:
     def _list_shards(self) -> None:
         shards, fault = None, ""
         try:
-            shards = self._put_client.shards()
+            shards = self._put_client.list_shards()
         except SourceUnavailable:
             pass
         except SourceError as error:
@@ -657,22 +666,24 @@ class Producer:
                 return
             self._fault = ProducerError(text_of(error) or type(error).__name__)
             self._fault.__cause__ = error
-        unsent = self._abandon()
-        log.error("stream %r: the producer has stopped with %d records not sent: %s", self._stream, unsent, self._fault)
+        unsent_count = self._stop_and_give_up_records()
+        log.error(
+            "stream %r: the producer has stopped with %d records not sent: %s", self._stream, unsent_count, self._fault
+        )
 
-    def _abandon(self) -> int:
+    def _stop_and_give_up_records(self) -> int:
         """Give up all records, and return their number."""
         with self._lock:
             self._closed = True
-            abandoned = self._core.abandon()
-            self._set_results(abandoned)
-            self._outcomes.fail_all(self._closed_error())
+            late_records = self._core.give_up_all_records()
+            self._set_results(late_records)
+            self._outcomes.fail_all_waits(self._make_closed_error())
             self._not_full.notify_all()
             self._work_available.notify()
         _unclosed.discard(self)
-        return sum(len(late.entries) for late in abandoned)
+        return sum(len(late.entries) for late in late_records)
 
-    def _closed_error(self) -> "ProducerError":
+    def _make_closed_error(self) -> "ProducerError":
         """Return a new error for each caller. Threads that raise the same error would mix their tracebacks."""
         if self._fault is None:
             return ProducerError("the producer is closed")
@@ -693,26 +704,26 @@ class Producer:
                     future.set_result(position, index)
             else:
                 for future in futures:
-                    future.set_result(self._error_for(result))
+                    future.set_result(self._make_record_error(result))
         if has_results:
             self._not_full.notify_all()
             self._outcomes.changed.notify_all()
 
-    def _error_for(self, result: RecordsLate | RecordsUnsendable) -> "ProducerError":
-        """Return a new error for each record; see `_closed_error`."""
-        outcome = "it may be in the stream nevertheless" if result.unknown else "it was not written"
+    def _make_record_error(self, result: RecordsLate | RecordsUnsendable) -> "ProducerError":
+        """Return a new error for each record; see `_make_closed_error`."""
+        outcome_text = "it may be in the stream nevertheless" if result.unknown else "it was not written"
         if isinstance(result, RecordsUnsendable):
-            error = RecordFailed(f"the record cannot be sent, {outcome}: {said(result.error)}")
+            error = RecordFailed(f"the record cannot be sent, {outcome_text}: {said(result.error)}")
             error.__cause__ = result.error
             return error
         if not self._closed:
-            return RecordLate(f"the record's time to live has expired; {outcome}")
+            return RecordLate(f"the record's time to live has expired; {outcome_text}")
         if self._fault is None:
-            return ProducerError(f"the producer was closed before the record was written; {outcome}")
-        return self._closed_error()
+            return ProducerError(f"the producer was closed before the record was written; {outcome_text}")
+        return self._make_closed_error()
 
 
-def _bytes_of(data: object) -> bytes:
+def _convert_to_bytes(data: object) -> bytes:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
     raise TypeError(f"data: {type(data).__name__} is not bytes" + ("; encode it" if isinstance(data, str) else ""))
@@ -727,7 +738,7 @@ class _KeepAlive:
     producer: "Producer | None" = None
 
 
-def _run_pump(
+def _pump_requests(
     producer_reference: "ref[Producer]",
     keep_alive: _KeepAlive,
     work_available: Condition,
@@ -738,17 +749,17 @@ def _run_pump(
     try:
         with work_available:
             while (producer := producer_reference()) is not None and not producer._closed:  # noqa: SLF001
-                seconds = producer._start_due_requests()  # noqa: SLF001
+                wait_seconds = producer._start_due_requests()  # noqa: SLF001
                 keep_alive.producer = None if producer._core.is_empty else producer  # noqa: SLF001
                 producer = None
-                work_available.wait(seconds)
+                work_available.wait(wait_seconds)
     finally:
         keep_alive.producer = None
         for _ in range(sender_count):
             calls.put(None)
 
 
-def _run_calls(calls: "SimpleQueue[Any]") -> None:
+def _run_queued_calls(calls: "SimpleQueue[Any]") -> None:
     """Make the calls in the queue one after the other, until it returns None."""
     while (call := calls.get()) is not None:
         call()
@@ -768,15 +779,15 @@ _registered_in: object = None
 """The process at whose exit producers are drained."""
 
 
-def _drain_at_exit_once(producer: Producer) -> None:
+def _register_drain_at_exit_once(producer: Producer) -> None:
     global _registered_in  # noqa: PLW0603  once in each process
     _unclosed.add(producer)
     if _registered_in is not current_process():
         _registered_in = current_process()
-        call_at_exit(_drain_at_exit)
+        call_at_exit(_drain_producers_at_exit)
 
 
-def _drain_at_exit() -> None:
+def _drain_producers_at_exit() -> None:
     """Send the records of producers that were not closed, and log how many were not sent within `EXIT_SECONDS`."""
     deadline = time.monotonic() + EXIT_SECONDS
     producers = [producer for producer in _unclosed if producer._process is current_process()]  # noqa: SLF001
@@ -786,7 +797,7 @@ def _drain_at_exit() -> None:
         try:
             producer.flush(max(0.0, deadline - time.monotonic()))
         finally:
-            stream, unsent = producer._stream, producer._abandon()  # noqa: SLF001
+            stream, unsent = producer._stream, producer._stop_and_give_up_records()  # noqa: SLF001
             if unsent:
                 with suppress(Exception):  # likewise
                     log.error(
