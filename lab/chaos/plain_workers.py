@@ -131,14 +131,14 @@ class RunOutcome:
 
     def __str__(self) -> str:
         verdict, wait = self.verdict, self.longest
-        repetitions = [change for change in verdict.owner_changes if change.duplicates]
+        repeated = [change for change in verdict.owner_changes if change.duplicates]
         request = self.request
         lines = [
             f"run          {request.source}, {request.store} {request.layout}".rstrip()
             + f", seed {request.seed}, {request.seconds:g} s; load {self.load:.0f}",
             f"records      {verdict.produced:,} sent, {verdict.lost} lost, {verdict.strangers} never sent",
             f"order        {sum(each.what == 'out of order' for each in verdict.faults)} breaks",
-            f"duplicates   {verdict.duplicates:,}, at {len(repetitions)} of {len(verdict.owner_changes)} owner changes",
+            f"duplicates   {verdict.duplicates:,}, at {len(repeated)} of {len(verdict.owner_changes)} reader changes",
             "writes       " + ", ".join(f"{count:,} {what}" for what, count in sorted(self.writes.items())),
             f"faults       {sum(self.faults.values())}, {self.faulty_requests:,} requests: "
             + ", ".join(f"{what} {count}" for what, count in sorted(self.faults.items())),
