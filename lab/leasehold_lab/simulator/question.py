@@ -20,7 +20,7 @@ from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.shares import Groups
 from leasehold.plugins import known_rule_sets
-from leasehold.stores.fields import kilobytes
+from leasehold.stores.fields import convert_to_kilobytes
 from leasehold_lab.judge.rights import OwnerChange, changes, owners_at, without_taken_back
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator import scenario as fleets
@@ -308,6 +308,6 @@ def forecast_of(scenario: Scenario, config: Config, since: float) -> Forecast:
             for change in without_taken_back(change for change in owner_changes if change.t >= since)
         ),
         {worker: counts[worker] for worker in sorted(living)},
-        {worker: round(kilobytes(load), 3) for worker, load in loads.items()},
+        {worker: round(convert_to_kilobytes(load), 3) for worker, load in loads.items()},
         outcome(history, since=since, cycle_seconds=config.cycle_seconds, groups=config.rules.groups),
     )

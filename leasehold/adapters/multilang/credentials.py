@@ -17,7 +17,7 @@ import botocore.session
 from attrs import field, frozen
 from botocore.credentials import CredentialProvider
 
-from leasehold.stores.aws import SESSION_NAME, assumed_role, with_providers
+from leasehold.stores.aws import SESSION_NAME, create_role_provider, create_session_with_providers
 from leasehold.stores.printable import did_you_mean, printable
 
 DEFAULT = "DefaultCredentialsProvider"
@@ -51,7 +51,7 @@ class _Provider:
                 raise ValueError(f"AWS's configuration has no profile {printable(self.arguments[0])!r}")
         if ROLE.fullmatch(self.name):
             role, *name = self.arguments
-            return [assumed_role(chain, role, session_name=name[0] if name else SESSION_NAME, **self.settings)]
+            return [create_role_provider(chain, role, session_name=name[0] if name else SESSION_NAME, **self.settings)]
         method = _BOTOCORE_METHODS.get(self.name)
         chain_providers = chain.get_component("credential_provider").providers
         return [provider for provider in chain_providers if method is None or method == provider.METHOD]
@@ -77,7 +77,7 @@ class Credentials:
             return None
         chain = botocore.session.Session()
         providers = [equivalent for provider in self.providers for equivalent in provider.botocore_providers(chain)]
-        return boto3.Session(botocore_session=with_providers(providers))
+        return boto3.Session(botocore_session=create_session_with_providers(providers))
 
 
 def credentials_of(text: str) -> Credentials:

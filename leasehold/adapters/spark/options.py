@@ -16,7 +16,7 @@ from attrs import field, frozen
 from leasehold.adapters.inputs import SETTING_LIMITS, checked_duration, checked_time
 from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, config_of
 from leasehold.balancer.config import Config
-from leasehold.stores.fields import decimal
+from leasehold.stores.fields import parse_decimal
 from leasehold.stores.printable import escaped, printable, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -54,7 +54,7 @@ class OptionReader:
         text = self.text(name)
         if not text:
             return default
-        value = decimal(text, maximum)
+        value = parse_decimal(text, maximum)
         if value is None or value < minimum:
             raise ValueError(f"option {name}: {text!r} is not a whole number from {minimum} to {maximum}")
         return value
@@ -259,7 +259,7 @@ def parse_start(
         time_form: How to write a time, for the error.
     """
     if timestamp:
-        milliseconds = decimal(timestamp, 2**53)
+        milliseconds = parse_decimal(timestamp, 2**53)
         if milliseconds is None:
             raise ValueError(f"option {name}: the time must be whole milliseconds since 1970, not {timestamp!r}")
         return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": checked_time(milliseconds, f"option {name}")}

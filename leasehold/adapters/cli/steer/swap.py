@@ -23,8 +23,8 @@ from leasehold.adapters.ops.swapping import (
     wait_until_known,
 )
 from leasehold.errors import StoreError
-from leasehold.stores.swap import TO, SwapStore, check_tables_differ, control_row, swap_is_over
-from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.swap import TO, SwapStore, check_tables_differ, get_or_create_control_row, swap_is_over
+from leasehold.stores.urls import display_name, open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -73,7 +73,7 @@ def command(  # noqa: PLR0917  one for each option
         check_tables_differ(from_, to, "TO")
         if status and back:
             raise ValueError("choose one of --status and --back")
-        names = (name_of(from_), name_of(to))
+        names = (display_name(from_), display_name(to))
         source = open_store(from_, create=False)
         opened.callback(source.close)
         target = open_store(to, create=create and not (status or back))
@@ -94,7 +94,7 @@ def command(  # noqa: PLR0917  one for each option
             store = open_joined(tables, names)
         else:
             store = SwapStore(tables, names[TO])
-            control_row(tables, names)
+            get_or_create_control_row(tables, names)
         if status:
             _print_progress(progress(tables, store, names[TO]), as_json=as_json)
             return
