@@ -59,7 +59,7 @@ def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
         return real(self, row)
 
     real = SessionStore._put_row
-    patched.setattr(SessionStore, "_is_settled", lambda self, _joint: self._unsettled.clear() or True)
+    patched.setattr(SessionStore, "_are_writes_settled", lambda self, _joint: self._unsettled.clear() or True)
     patched.setattr(SessionStore, "_put_row", put)
 
 
