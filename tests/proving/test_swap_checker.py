@@ -32,13 +32,13 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def a_copy_that_speaks(patched: pytest.MonkeyPatch) -> None:
     """Give the copy a later epoch than the marked row before a worker has claimed it (W3)."""
     real = swap._copy_without_owner
-    patched.setattr(swap, "_copy", lambda row: evolve(real(row), epoch=row.epoch + 1))
+    patched.setattr(swap, "_copy_without_owner", lambda row: evolve(real(row), epoch=row.epoch + 1))
 
 
 def claiming_by_the_copys_checkpoint(patched: pytest.MonkeyPatch) -> None:
     """Claim with the copy's checkpoint, which is where the lease began (W3)."""
     real = swap._copy_without_owner
-    patched.setattr(swap, "_copy", lambda row: evolve(real(row), checkpoint=TRIM_HORIZON))
+    patched.setattr(swap, "_copy_without_owner", lambda row: evolve(real(row), checkpoint=TRIM_HORIZON))
 
 
 def claiming_by_the_checkpoint_of_an_earlier_turn(patched: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,6 @@ def test_swap_that_skips_a_record_is_detected(monkeypatch: pytest.MonkeyPatch) -
         further = Position(str(int(at.sequence) + 1000)) if at.numbered else at
         return evolve(made, checkpoint=further)
 
-    monkeypatch.setattr(swap, "_copy", ahead)
+    monkeypatch.setattr(swap, "_copy_without_owner", ahead)
     found = breaches(run(swapped(1, 1, sessions=False)))
     assert {breach.what for breach in found} >= {"lost"}
