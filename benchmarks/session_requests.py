@@ -8,8 +8,8 @@ from attrs import evolve, frozen
 from leasehold.adapters.ops.doctor.examination import ROW_BYTES, UNIT_BYTES, WRITE_BYTES
 from leasehold.adapters.worker.progress import Progress
 from leasehold.balancer.model import Position
-from leasehold.stores.dynamodb.cells import written_bytes
-from leasehold.stores.sessions.rows import Remark, Session, SessionEntry, remarks_fields, session_fields
+from leasehold.stores.dynamodb.cells import item_size_bytes
+from leasehold.stores.sessions.rows import Remark, Session, SessionEntry, encode_remarks, encode_session
 from leasehold_lab.simulator.question import SimulationQuestion, build_fleet
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Network
@@ -71,8 +71,8 @@ def row_bytes(leases: int) -> Rows:
         for key in keys
     }
     return Rows(
-        written_bytes("session/" + "0" * 32, session_fields(Session(worker, 10**6, entries=entries))),
-        written_bytes("told/" + "0" * 32, remarks_fields(remarks)),
+        item_size_bytes("session/" + "0" * 32, encode_session(Session(worker, 10**6, entries=entries))),
+        item_size_bytes("told/" + "0" * 32, encode_remarks(remarks)),
     )
 
 

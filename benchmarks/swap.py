@@ -24,8 +24,8 @@ from uuid import uuid4
 
 from attrs import define, field
 
-from leasehold.stores.swap import SwapStore, control_row
-from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.swap import SwapStore, get_or_create_control_row
+from leasehold.stores.urls import display_name, open_store
 from leasehold_lab.demo.stage import Stage, Stream, run_services
 from leasehold_lab.judge.events import SentRecord
 
@@ -100,10 +100,10 @@ def main() -> None:
     with run_services() as (kinesis, dynamodb), tempfile.TemporaryDirectory() as folder:
         name = f"swap-{uuid4().hex[:8]}"
         urls = (f"dynamodb://{name}?region=eu-west-1&endpoint={dynamodb}", f"sqlite://{folder}/leases.db")
-        names = (name_of(urls[0]), name_of(urls[1]))
+        names = (display_name(urls[0]), display_name(urls[1]))
         with closing(Stream(kinesis, name, SHARDS)) as stream:
             tables = (open_store(urls[0]), open_store(urls[1]))
-            control_row(tables, names)
+            get_or_create_control_row(tables, names)
             with closing(SwapStore(tables, names[1])) as store:
                 stage = Stage(Path(folder), stream, store, urls[0], ("--to", urls[1], *SETTINGS))
                 producer = Producer(stream)

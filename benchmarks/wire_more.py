@@ -22,7 +22,7 @@ from botocore.config import Config as ClientConfig
 from wire_server import served_by
 from wire_speed import REGION, cost_per_row, run_in_process
 
-from leasehold.stores.dynamodb.store import read_listings_quickly
+from leasehold.stores.dynamodb.store import parse_listings_with_orjson
 from leasehold_lab.demo.child import ENVIRONMENT
 
 LEASES, PAGE = 10_000, 2_500
@@ -64,7 +64,7 @@ def table_client(url: str, *, quick: bool) -> Any:  # noqa: ANN401  the service'
         response_dict["body"] = b"{}"
 
     if quick:
-        read_listings_quickly(client)
+        parse_listings_with_orjson(client)
         client.meta.events.register("before-parse.dynamodb.UpdateItem", read)
     return client
 

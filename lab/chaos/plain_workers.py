@@ -61,7 +61,7 @@ from leasehold.adapters.ops.doctor.examination import gap_seconds
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Capabilities, Store
 from leasehold.stores.swap import SwapStore
-from leasehold.stores.urls import name_of
+from leasehold.stores.urls import display_name
 from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES
 from leasehold_lab.demo.stage import TICK_SECONDS
 from leasehold_lab.judge.breach import JudgeLimits
@@ -219,7 +219,7 @@ def _open_driver_store(places: Mapping[str, TableWithLines]) -> Store:
             driver_stores.append(open_driver_store(place.url(WATCHER)))
     if "goal" not in places:
         return driver_stores[0]
-    return SwapStore((driver_stores[0], driver_stores[1]), name_of(places["goal"].url(WATCHER)))
+    return SwapStore((driver_stores[0], driver_stores[1]), display_name(places["goal"].url(WATCHER)))
 
 
 def run_chaos(request: RunRequest, folder: Path, report: Callable[[str], None]) -> RunOutcome:

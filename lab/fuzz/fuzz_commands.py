@@ -33,7 +33,7 @@ from leasehold.adapters.spark.kinesis.options import parse_kinesis_options
 from leasehold.adapters.spark.offsets import decode_offset, encode_offset
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
-from leasehold.stores.urls import read_url
+from leasehold.stores.urls import split_url
 from leasehold_lab.commands import simulate
 from leasehold_lab.judge.events import parse_event
 
@@ -131,7 +131,7 @@ def _child_line(line: bytes) -> None:
 
 
 def _letter_place(url: str) -> None:
-    read_url(url, "letters", sinks._SCHEMES)
+    split_url(url, "letters", sinks._SCHEMES)
 
 
 COMMANDS = (

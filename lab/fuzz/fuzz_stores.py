@@ -20,7 +20,7 @@ from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import postgres
 from leasehold.stores.aws_calls import tables as aws_calls
 from leasehold.stores.dynamodb import cells as dynamodb_cells
-from leasehold.stores.dynamodb.rows import to_item, to_lease, to_reports
+from leasehold.stores.dynamodb.rows import parse_reports, to_item, to_lease
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded import file
 from leasehold.stores.embedded.sqlite import COLUMNS, to_row
@@ -34,15 +34,15 @@ from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import Parts, Stored
 from leasehold.stores.sessions.rows import (
     LeaseRow,
+    encode_lease_row,
+    encode_remarks,
+    encode_session,
     join_lease,
-    lease_fields,
-    lease_row,
-    remarks_fields,
-    remarks_of,
-    session_fields,
-    session_of,
+    parse_lease_row,
+    parse_remarks,
+    parse_session,
 )
-from leasehold.stores.urls import date_of, endpoint_of, store_address
+from leasehold.stores.urls import check_endpoint, parse_date_header, split_store_url
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -69,7 +69,7 @@ def _item(item: object) -> None:
 
 def _reports(items: object) -> None:
     if isinstance(items, list) and all(isinstance(item, dict) for item in items):
-        reports = to_reports(items)
+        reports = parse_reports(items)
         assert isinstance(reports, Reports)
         assert all(isinstance(word, str) for stamp in reports.stamps for word in stamp)
 
@@ -118,8 +118,8 @@ def _row(cells: object) -> None:
 
 
 def _line(text: str) -> None:
-    if read := _read(file._lease(1, text)):
-        assert token_of(cast("Lease", file._lease(1, file.line_of(read)))) == token_of(read)
+    if read := _read(file._parse_line(1, text)):
+        assert token_of(cast("Lease", file._parse_line(1, file.format_line(read)))) == token_of(read)
 
 
 def _objects(layout: Layout, document: object) -> None:
@@ -141,7 +141,7 @@ def _object_name(name: str) -> None:
 
 
 def _content(body: bytes) -> None:
-    assert {type(word) for pair in s3._fields(body).items() for word in pair} <= {str}
+    assert {type(word) for pair in s3._parse_body(body).items() for word in pair} <= {str}
 
 
 def _session_rows(document: object) -> None:
@@ -152,17 +152,17 @@ def _session_rows(document: object) -> None:
         else Stored(part, "e", {})
         for part in ("lease", "session", "told")
     )
-    row, owner = lease_row("s-0", lease), session_of(session)
+    row, owner = parse_lease_row("s-0", lease), parse_session(session)
     assert_said(owner if isinstance(owner, Malformed) else None)
     assert_said(row if isinstance(row, Malformed) else None)
     if isinstance(row, Malformed) or isinstance(owner, Malformed):
         return
-    lease_read = join_lease(row, owner, remarks_of(remarks))
+    lease_read = join_lease(row, owner, parse_remarks(remarks))
     if _read(lease_read.lease) is not None:
         lease_read_again = join_lease(
-            cast("LeaseRow", lease_row("s-0", evolve(lease, fields=lease_fields(row)))),
-            cast("Any", session_of(evolve(session, fields=session_fields(owner)))),
-            remarks_of(evolve(remarks, fields=remarks_fields(remarks_of(remarks)))),
+            cast("LeaseRow", parse_lease_row("s-0", evolve(lease, fields=encode_lease_row(row)))),
+            cast("Any", parse_session(evolve(session, fields=encode_session(owner)))),
+            parse_remarks(evolve(remarks, fields=encode_remarks(parse_remarks(remarks)))),
         )
         assert token_of(lease_read_again.lease) == token_of(lease_read.lease)
 
@@ -176,12 +176,12 @@ def _session_cell(document: object) -> None:
         if isinstance(attribute, dict)
     }
     item["entityType"] = {"S": dynamodb_cells.CELL}
-    stored = dynamodb_cells._stored("leases", item)
+    stored = dynamodb_cells._parse_row("leases", item)
     assert {type(word) for pair in stored.fields.items() for word in pair} <= {str}
 
 
 def _direct(body: bytes) -> None:
-    response = aws_calls._parse(body)
+    response = aws_calls._parse_response(body)
     assert response is None or isinstance(response, dict)
 
 
@@ -196,10 +196,10 @@ def _notes(found: object) -> None:
 
 
 def _url(url: str) -> None:
-    scheme, place, options = store_address(url)
-    endpoint_of(options.get("endpoint"))
+    scheme, place, options = split_store_url(url)
+    check_endpoint(options.get("endpoint"))
     if scheme == "azblob":
-        blob._layout(options)
+        blob._parse_layout(options)
     if scheme == "postgres":
         postgres.parse_location(place, options)
 
@@ -226,7 +226,7 @@ STORES = (
     FuzzTarget("session-cells", ("stores/dynamodb/cells.py",), _session_cell),
     FuzzTarget("direct-answers", ("stores/aws_calls/tables.py",), _direct, pack=encode_as_json),
     FuzzTarget("s3-objects", ("stores/objects/s3.py",), _content, pack=encode_as_json),
-    FuzzTarget("date-headers", ("stores/urls.py",), date_of),
+    FuzzTarget("date-headers", ("stores/urls.py",), parse_date_header),
     FuzzTarget(
         "lease-notes", ("balancer/lookout.py", "adapters/worker/holding.py", "adapters/worker/progress.py"), _notes
     ),

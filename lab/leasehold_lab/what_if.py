@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.ops.watching import WatchedTable, without_dead_owners
 from leasehold.balancer.census import our_workers
 from leasehold.balancer.config import Config
-from leasehold.stores.fields import decimal
+from leasehold.stores.fields import parse_decimal
 from leasehold_lab.simulator.question import FleetForecast, run_forecast
 from leasehold_lab.simulator.scenario import Member, MemberEnding, Network, Scenario
 
@@ -54,7 +54,7 @@ def choose_joining_names(add: Sequence[str], present: Sequence[str]) -> tuple[st
     """
     names: list[str] = []
     for name_or_count in add:
-        added_count = decimal(name_or_count, ADDED_MAX)
+        added_count = parse_decimal(name_or_count, ADDED_MAX)
         if added_count is None and name_or_count.isascii() and name_or_count.isdigit():
             raise ValueError(f"--add: at most {ADDED_MAX} workers can be simulated")
         if added_count is not None:

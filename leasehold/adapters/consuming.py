@@ -50,7 +50,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.printable import did_you_mean, escaped, said
 from leasehold.stores.protocol import Store
 from leasehold.stores.swap import SwapStore, check_tables_differ, open_tables
-from leasehold.stores.urls import name_of, open_store, store_address
+from leasehold.stores.urls import display_name, open_store, split_store_url
 
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
@@ -110,7 +110,7 @@ class Consumption:
                             store = open_store(store, session=self.sessions[1], **limits)
                         else:  # the leases may move to another table, so both are needed
                             tables = open_tables(store, to, sessions=self.sessions[1:], **limits)
-                            store = SwapStore(tables, name_of(to))
+                            store = SwapStore(tables, display_name(to))
                     except OutcomeUnknown as fault:
                         # With `wait`, keep trying to start, as a running worker would keep trying to read.
                         if not self.options["wait"]:
@@ -197,7 +197,7 @@ def check_consumption_options(
     """
     given_options, values = check_options(Options, options, named)
     _check_source_and_leases(source, leases, named)
-    for address, url in ((source_address, source), (store_address, leases)):
+    for address, url in ((source_address, source), (split_store_url, leases)):
         if isinstance(url, str) and address(url)[0] == "file":
             raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
     if (to := values["to"]) is not None:
@@ -342,7 +342,7 @@ def open_dead_letter(
         raise ValueError(
             f"{named('dead_letter')}: it is the stream that is read, so its dead letters would be read again, forever"
         )
-    table = _identifying_url(*store_address(leases))
+    table = _identifying_url(*split_store_url(leases))
     return dead_letters(text, stream=stream_name, table=table, source=_identifying_url(scheme, location, options))
 
 

@@ -35,7 +35,7 @@ from leasehold.balancer.model import (
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.plugins import known_rule_sets
-from leasehold.stores.fields import COUNT_DIGITS, FIELDS, KB, CellKind, cells
+from leasehold.stores.fields import COUNT_DIGITS, FIELDS, KB, CellKind, lease_to_cells
 from leasehold.stores.printable import did_you_mean, printable
 
 T = TypeVar("T")
@@ -191,7 +191,7 @@ _OPTIONAL = (
     *("sub", "token", "stream", "shard", "parents", "hash_range", "next_owner", "next_owner_idle", "yields"),
     *("leaving", "epoch", "annotations", "weight", "held"),
 )
-_DEFAULTS = cells(Lease(""))
+_DEFAULTS = lease_to_cells(Lease(""))
 
 JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle", "annotations": "notes"}
 """The fields of a lease that have another name in JSON."""
@@ -199,7 +199,7 @@ JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle", "annotations
 
 def format_lease_json(lease: Lease) -> dict[str, Any]:
     """Return the lease as a JSON object, which always contains key, owner, version, idle and checkpoint."""
-    values = cells(lease)
+    values = lease_to_cells(lease)
     default = _DEFAULTS | {"shard": lease.key}
     return {name: values[name] for name in _ALWAYS} | {
         JSON_NAMES.get(name, name): values[name] for name in _OPTIONAL if values[name] != default[name]

@@ -10,8 +10,8 @@ from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, create_producer_clients
 from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
-from leasehold.stores.aws import session_of
-from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url
+from leasehold.stores.aws import create_boto3_session
+from leasehold.stores.urls import AWS, Scheme, check_endpoint, split_url
 
 REQUESTS = 4
 
@@ -40,14 +40,14 @@ def open_producer(
         SourceUnavailable: The stream does not respond.
     """
     # Messages never repeat the URL, which may contain a secret.
-    _, stream, url_options = read_url(source, "SOURCE", _SCHEMES)
+    _, stream, url_options = split_url(source, "SOURCE", _SCHEMES)
     address = parse_stream_address(stream, url_options.get("region"), "SOURCE URL")
     if not address.name or "/" in address.name:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
     if (wire := url_options.get("wire", "cbor")) not in get_args(WireFormat):
         raise ValueError("SOURCE URL: option 'wire' must be cbor, json or boto3; without it, records are sent in CBOR")
-    endpoint = endpoint_of(url_options.get("endpoint"), "SOURCE URL")
-    credentials = session_of(url_options, "SOURCE URL", session)
+    endpoint = check_endpoint(url_options.get("endpoint"), "SOURCE URL")
+    credentials = create_boto3_session(url_options, "SOURCE URL", session)
     _, values = check_options(ProduceOptions, options, named)
     settings = Settings(
         linger_seconds=values["linger_ms"] / 1000,

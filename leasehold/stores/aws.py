@@ -40,7 +40,7 @@ CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO 
 """The advice at the end of an error about missing credentials."""
 
 
-def connect_hint(error: BaseException) -> str:
+def connection_failure_hint(error: BaseException) -> str:
     """Return why a connection failed, to be appended to the message of `error`, or "" for other errors.
 
     botocore's own message contains only the URL.
@@ -61,7 +61,7 @@ RETRIEVAL_ERRORS = (CredentialRetrievalError, InvalidConfigError, SSOError, Toke
 keeps trying."""
 
 
-def retrieval_fault(error: BaseException) -> str:
+def credentials_failure_advice(error: BaseException) -> str:
     """Return why credentials could not be obtained, and what to do."""
     cause = str(error).rstrip(".: ")
     if not isinstance(error, (SSOError, TokenRetrievalError)):
@@ -87,7 +87,7 @@ SESSION_NAME = "leasehold"
 """The session name for an assumed role. CloudTrail shows this name."""
 
 
-def session_of(
+def create_boto3_session(
     options: Mapping[str, str], where: str = "store URL", session: "boto3.Session | None" = None
 ) -> "boto3.Session | None":
     """Return a session with the credentials that the options of a URL name.
@@ -127,11 +127,13 @@ def session_of(
     import boto3  # noqa: PLC0415  slow, see above
 
     if role is not None:
-        botocore_session = with_providers([assumed_role(botocore_session, role, external_id=external_id)], profile)
+        botocore_session = create_session_with_providers(
+            [create_role_provider(botocore_session, role, external_id=external_id)], profile
+        )
     return boto3.Session(botocore_session=botocore_session)
 
 
-def core_of(session: "boto3.Session | None") -> botocore.session.Session:
+def create_botocore_session(session: "boto3.Session | None") -> botocore.session.Session:
     """Return a new botocore session with the credentials and configuration of `session`.
 
     The caller may change the response parsers of the new session without affecting `session`, from which other clients
@@ -142,19 +144,21 @@ def core_of(session: "boto3.Session | None") -> botocore.session.Session:
     # If no profile is set, `profile_name` is `default`, which botocore rejects unless a profile of that name is
     # configured.
     profile = session.profile_name if session.profile_name in session.available_profiles else None
-    botocore_session = with_providers([_FixedCredentials(session.get_credentials())], profile)
+    botocore_session = create_session_with_providers([_FixedCredentials(session.get_credentials())], profile)
     botocore_session.set_config_variable("region", session.region_name)
     return botocore_session
 
 
-def with_providers(providers: Iterable[CredentialProvider], profile: str | None = None) -> botocore.session.Session:
+def create_session_with_providers(
+    providers: Iterable[CredentialProvider], profile: str | None = None
+) -> botocore.session.Session:
     """Return a session that uses the credentials of the first provider that has any."""
     botocore_session = botocore.session.Session(profile=profile)
     botocore_session.register_component("credential_provider", CredentialResolver([*providers]))
     return botocore_session
 
 
-def assumed_role(
+def create_role_provider(
     botocore_session: botocore.session.Session,
     role: str,
     *,

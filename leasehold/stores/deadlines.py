@@ -134,21 +134,21 @@ class _Connection(HTTPConnection):
         return response
 
 
-def _with_deadlines(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
+def _pool_with_deadlines(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
     connection = type(pool.ConnectionCls.__name__, (_Connection, pool.ConnectionCls), {})
     return type(pool.__name__, (pool,), {"ConnectionCls": connection})
 
 
-def bounded_pools(pools: Mapping[str, type[HTTPConnectionPool]]) -> dict[str, type[HTTPConnectionPool]]:
+def pools_with_deadlines(pools: Mapping[str, type[HTTPConnectionPool]]) -> dict[str, type[HTTPConnectionPool]]:
     """Return these pool classes, by scheme, with connections that read responses under a deadline."""
-    return {scheme: _with_deadlines(pool) for scheme, pool in pools.items()}
+    return {scheme: _pool_with_deadlines(pool) for scheme, pool in pools.items()}
 
 
-def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 has its own type
+def add_response_deadlines(client: Any) -> None:  # noqa: ANN401  each service of boto3 has its own type
     """Make this boto3 client read its responses under a deadline."""
     try:
         session = client._endpoint.http_session  # noqa: SLF001  boto3 has no public access to its pools
-        pools = bounded_pools(session._pool_classes_by_scheme)  # noqa: SLF001  likewise
+        pools = pools_with_deadlines(session._pool_classes_by_scheme)  # noqa: SLF001  likewise
         session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  likewise
     except AttributeError as error:
         if not _WARNED:
@@ -159,7 +159,7 @@ def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 ha
             )
 
 
-def bounded_response(raw: Any) -> Deadline | None:  # noqa: ANN401  any body of a response
+def response_with_deadline(raw: Any) -> Deadline | None:  # noqa: ANN401  any body of a response
     """Return the deadline for reading this body, or None if it has no deadline."""
     deadline = getattr(raw, "deadline", None)
     return deadline if isinstance(deadline, Deadline) else None

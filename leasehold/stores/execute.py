@@ -43,7 +43,7 @@ def execute(
         >>> execute(store, Claim(row, "M6"), "worker-a").lease.owner
         'worker-a'
     """
-    outcome = store.write(write_of(action, me, annotations, drained))
+    outcome = store.write(convert_to_write(action, me, annotations, drained))
     for alternate in action.alternates if isinstance(action, Claim | Steal | RequestHandoff) else ():
         if isinstance(outcome, Done):
             break
@@ -51,7 +51,9 @@ def execute(
     return outcome
 
 
-def write_of(action: Action, me: str, annotations: Annotations = (), drained: Position | None = None) -> writes.Write:
+def convert_to_write(
+    action: Action, me: str, annotations: Annotations = (), drained: Position | None = None
+) -> writes.Write:
     """Return the write for this action, without its alternates."""
     match action:
         case Create(lease):

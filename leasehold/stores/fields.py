@@ -87,7 +87,7 @@ the owner answers requests. The modules of these layouts explain the encodings.
 """
 
 
-def cells(lease: Lease) -> dict[str, Any]:
+def lease_to_cells(lease: Lease) -> dict[str, Any]:
     """Return the values of a lease by field name, as in the JSON form. The layout encodes them."""
     hash_keys = None if lease.hash_range is None else [str(end) for end in lease.hash_range]
     first, last = hash_keys or (None, None)
@@ -107,7 +107,7 @@ def cells(lease: Lease) -> dict[str, Any]:
         "hash_range": hash_keys,
         "first_hash": first,
         "last_hash": last,
-        "weight": None if lease.weight is None else kilobytes(lease.weight),
+        "weight": None if lease.weight is None else convert_to_kilobytes(lease.weight),
         "next_owner": lease.next_owner,
         "next_owner_idle": lease.next_owner_idle,
         "yields": lease.yields,
@@ -135,7 +135,7 @@ def check_cell(field: RowField, layout_name: str, value: Any) -> Any:  # noqa: A
     return default
 
 
-def lease_of(checked_cells: Mapping[str, Any], names: Mapping[str, str], **extra: Any) -> Lease:  # noqa: ANN401  by field
+def lease_from_cells(checked_cells: Mapping[str, Any], names: Mapping[str, str], **extra: Any) -> Lease:  # noqa: ANN401  by field
     """Return the lease with these values.
 
     Args:
@@ -148,8 +148,8 @@ def lease_of(checked_cells: Mapping[str, Any], names: Mapping[str, str], **extra
     """
     values = dict(checked_cells)
     first, last = (values.pop(end) for end in ("first_hash", "last_hash"))
-    values["hash_range"] = hash_range((names["first_hash"], names["last_hash"]), first, last)
-    values["checkpoint"] = position(
+    values["hash_range"] = parse_hash_range((names["first_hash"], names["last_hash"]), first, last)
+    values["checkpoint"] = parse_position(
         names["checkpoint"], checked_cells["checkpoint"], values.pop("sub"), values.pop("token")
     )
     values["shard"] = checked_cells["shard"] or checked_cells["key"]
@@ -192,7 +192,7 @@ def escape_surrogates(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def decimal(string: str, limit: int) -> int | None:
+def parse_decimal(string: str, limit: int) -> int | None:
     """Parse a number from 0 to `limit` that is written in ASCII digits. Return None for any other string.
 
     The digits are counted before the conversion, because Python rejects strings of thousands of digits with an error
@@ -210,7 +210,7 @@ def shortened_repr(value: object) -> str:
     return value_repr if len(value_repr) <= SHOWN_LENGTH_MAX else f"{value_repr[:SHOWN_LENGTH_MAX]}…"
 
 
-def text(field: str, value: object) -> str:
+def check_text(field: str, value: object) -> str:
     """Return the value if it is a string without lone surrogates, which JSON may contain but no store accepts."""
     if not isinstance(value, str):
         raise BadRowField(field, f"{shortened_repr(value)} is not a string")
@@ -221,14 +221,14 @@ def text(field: str, value: object) -> str:
     return value
 
 
-def name(field: str, value: object) -> str:
+def check_name(field: str, value: object) -> str:
     """Return the value if it is a nonempty string, as the keys of leases must be."""
-    if not text(field, value):
+    if not check_text(field, value):
         raise BadRowField(field, "is empty")
-    return text(field, value)
+    return check_text(field, value)
 
 
-def whole_number(field: str, value: str | int) -> int:
+def parse_whole_number(field: str, value: str | int) -> int:
     """Parse a count of 0 or more. The digits are counted first, because Python does not convert thousands of digits."""
     digits = str(value)
     if not (digits.isascii() and digits.isdigit()):
@@ -238,7 +238,7 @@ def whole_number(field: str, value: str | int) -> int:
     return int(digits)
 
 
-def from_json(field: str, text: str) -> Any:  # noqa: ANN401  it may hold anything
+def parse_json_field(field: str, text: str) -> Any:  # noqa: ANN401  it may hold anything
     """Parse JSON. Raises BadRowField if it is invalid."""
     try:
         return json.loads(text)
@@ -246,37 +246,37 @@ def from_json(field: str, text: str) -> Any:  # noqa: ANN401  it may hold anythi
         raise BadRowField(field, f"{shortened_repr(text)} is not JSON") from None
 
 
-def keys(field: str, text: str) -> tuple[str, ...]:
+def parse_keys(field: str, text: str) -> tuple[str, ...]:
     """Parse a JSON list of lease keys."""
-    items = from_json(field, text)
+    items = parse_json_field(field, text)
     if not (isinstance(items, list) and all(isinstance(key, str) for key in items)):
         raise BadRowField(field, f"{shortened_repr(text)} is not a list of lease keys")
-    return tuple(name(field, key) for key in items)
+    return tuple(check_name(field, key) for key in items)
 
 
-def annotations(field: str, encoded: str) -> Annotations:
+def parse_annotations(field: str, encoded: str) -> Annotations:
     """Parse a JSON object of strings, which are annotations."""
-    annotations = from_json(field, encoded)
+    annotations = parse_json_field(field, encoded)
     if not (isinstance(annotations, dict) and all(isinstance(value, str) for value in annotations.values())):
         raise BadRowField(field, f"{shortened_repr(encoded)} is not an object of strings")
-    return tuple(sorted((text(field, key), text(field, value)) for key, value in annotations.items()))
+    return tuple(sorted((check_text(field, key), check_text(field, value)) for key, value in annotations.items()))
 
 
-def valid_lease(row: Lease | Malformed) -> Lease:
+def require_valid_lease(row: Lease | Malformed) -> Lease:
     """Return the lease, or raise StoreError if its row cannot be parsed. No decision may be based on such a row."""
     if isinstance(row, Malformed):
         raise StoreError(f"lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     return row
 
 
-def listing_of(rows: Iterable[Lease | Malformed | None]) -> Listing:
+def build_listing(rows: Iterable[Lease | Malformed | None]) -> Listing:
     """Return a listing of these rows, sorted by key. None stands for a row that is not a lease and is left out."""
     sorted_rows = sorted((row for row in rows if row is not None), key=attrgetter("key"))
     leases = tuple(row for row in sorted_rows if isinstance(row, Lease))
     return Listing(leases, tuple(row for row in sorted_rows if isinstance(row, Malformed)))
 
 
-def position(field: str, sequence: str, sub: int, token: str = "") -> Position:
+def parse_position(field: str, sequence: str, sub: int, token: str = "") -> Position:
     """Return a checkpoint. Raises BadRowField with this field if the sequence is invalid."""
     try:
         return Position(sequence, sub, token)
@@ -290,7 +290,7 @@ KB = 1024
 """The number of bytes in a kilobyte. Rows store throughput in KB/s, as KCL 3.x does."""
 
 
-def weight(field: str, value: str | float | None) -> int | None:
+def parse_weight(field: str, value: str | float | None) -> int | None:
     """Convert a row's throughput from KB/s to whole bytes per second. Return None if the row has no throughput.
 
     Rows store the throughput in KB/s with at least six decimals, and a byte is about a thousandth of a kilobyte.
@@ -307,16 +307,16 @@ def weight(field: str, value: str | float | None) -> int | None:
     return round(rate * KB)
 
 
-def kilobytes(weight: int) -> float:
+def convert_to_kilobytes(weight: int) -> float:
     """Convert bytes per second to KB/s, the unit of rows. The result is exact, because 1,024 is a power of two."""
     return weight / KB
 
 
-def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> HashRange | None:
+def parse_hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> HashRange | None:
     """Parse the first and last hash key. Return None if the row has neither."""
     if first is None and last is None:
         return None
-    low, high = (decimal(digits or "", HASH_KEYS[1]) for digits in (first, last))
+    low, high = (parse_decimal(digits or "", HASH_KEYS[1]) for digits in (first, last))
     if low is None or high is None:
         field, digits = (fields[0], first) if low is None else (fields[1], last)
         raise BadRowField(field, f"{shortened_repr(digits)} is not a decimal hash key")
@@ -328,15 +328,15 @@ def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> 
 _NEEDED = object()
 
 _CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
-    "name": (name, _NEEDED),
-    "text": (text, ""),
-    "names": (keys, ()),
-    "worker": (lambda field, found: text(field, found) or None, None),
-    "count": (whole_number, 0),
-    "sequence": (text, _NEEDED),
-    "hash key": (text, None),
-    "KB/s": (weight, None),
+    "name": (check_name, _NEEDED),
+    "text": (check_text, ""),
+    "names": (parse_keys, ()),
+    "worker": (lambda field, found: check_text(field, found) or None, None),
+    "count": (parse_whole_number, 0),
+    "sequence": (check_text, _NEEDED),
+    "hash key": (check_text, None),
+    "KB/s": (parse_weight, None),
     "flag": (lambda _field, found: bool(found), False),
-    "notes": (annotations, ()),
+    "notes": (parse_annotations, ()),
 }
 """The check for each kind of value, and the default if a row has no value. Kind "seconds" is never stored."""

@@ -29,8 +29,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.embedded.sqlite import COLUMNS, cell_of, to_lease, to_row
-from leasehold.stores.fields import listing_of, valid_lease
+from leasehold.stores.embedded.sqlite import COLUMNS, parse_cell, to_lease, to_row
+from leasehold.stores.fields import build_listing, require_valid_lease
 from leasehold.stores.printable import escaped, printable
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Timeouts
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
@@ -242,7 +242,7 @@ class PostgresStore:
             rows = self.rows(self._sql.select_all)
             log.error("%s was dropped while in use; created it again", self._location.name)  # noqa: TRY400  no traceback is needed
         self._seen = {row["key"]: row for row in rows}
-        return listing_of(map(to_lease, rows))
+        return build_listing(map(to_lease, rows))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Return these leases in the given order, without those that do not exist."""
@@ -253,7 +253,7 @@ class PostgresStore:
             else {}
         )
         self._seen.update(rows)
-        return tuple(valid_lease(to_lease(rows[key])) for key in requested if key in rows)
+        return tuple(require_valid_lease(to_lease(rows[key])) for key in requested if key in rows)
 
     def write(self, write: Write) -> Outcome:
         """Apply the write to the row as last read (rule 2). If the row has changed, read it and try again."""
@@ -263,7 +263,7 @@ class PostgresStore:
         if just_read:
             row = self._read(key)
         for _ in range(ATTEMPTS):
-            stored = valid_lease(to_lease(row)) if row else None
+            stored = require_valid_lease(to_lease(row)) if row else None
             after = applied(write, stored)
             if after is None and just_read:
                 return Lost(key, stored)
@@ -277,7 +277,7 @@ class PostgresStore:
 
         The check runs in a transaction that is rolled back, so other connections never see its rows.
         """
-        row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
+        row = _row_values(Lease(f"leasehold-probe-{uuid4().hex}"))
         changed_row = {**row, "owner": "another"}
         sql = self._sql
         with self.connection() as connection, connection.transaction(force_rollback=True):
@@ -304,7 +304,7 @@ class PostgresStore:
 
     def probe(self, right: Literal["INSERT", "UPDATE", "DELETE"]) -> None:
         """Check a privilege with a probe row, in a transaction that is rolled back. Raises StoreError."""
-        row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
+        row = _row_values(Lease(f"leasehold-probe-{uuid4().hex}"))
         statement = {"INSERT": self._sql.insert, "UPDATE": self._sql.update, "DELETE": self._sql.delete}[right]
         with self.connection() as connection, connection.transaction(force_rollback=True):
             connection.execute(statement, _update_arguments(row, row))
@@ -375,7 +375,7 @@ class PostgresStore:
         Returns:
             False if the row has changed since it was read.
         """
-        values: SqlRow = _values(after) if after else {}
+        values: SqlRow = _row_values(after) if after else {}
         statement, arguments = self._sql.insert, values
         if row is None:
             if after is None:
@@ -425,13 +425,13 @@ def translate_errors(location: TableLocation, timeouts: Timeouts) -> Iterator[No
         raise OutcomeUnknown(f"{table}: no connection within {timeouts.connect_seconds:g} s") from error
     except _UNAVAILABLE as error:
         if not error.sqlstate and _PERMANENT_ERRORS.search(str(error)):
-            raise StoreError(f"{table}: {_message(error)}") from error
-        raise OutcomeUnknown(f"{table}: {_message(error)}") from error
+            raise StoreError(f"{table}: {_error_message(error)}") from error
+        raise OutcomeUnknown(f"{table}: {_error_message(error)}") from error
     except Error as error:
-        raise StoreError(f"{table}: {_ADVICE.get(type(error)) or _message(error)}") from error
+        raise StoreError(f"{table}: {_ADVICE.get(type(error)) or _error_message(error)}") from error
 
 
-def _message(error: Error) -> str:
+def _error_message(error: Error) -> str:
     # The messages of failed connections have several lines. Join them.
     return printable(" ".join(str(error).split()))
 
@@ -483,12 +483,12 @@ class PostgresCells:
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
         rows = self._store.rows(self._sql.select_all)
-        return tuple(cell_of(row) for row in rows if row["name"].startswith(prefixes))
+        return tuple(parse_cell(row) for row in rows if row["name"].startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
         """Return the rows with these names that exist, as a snapshot."""
         rows = self._store.rows(self._sql.select_some, {"names": [*names]}) if names else ()
-        return {row["name"]: cell_of(row) for row in rows}
+        return {row["name"]: parse_cell(row) for row in rows}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Insert a row, unless it exists."""
@@ -521,7 +521,7 @@ class PostgresCells:
         return new_version if count else None
 
 
-def _values(lease: Lease) -> dict[str, Any]:
+def _row_values(lease: Lease) -> dict[str, Any]:
     return {**to_row(lease), "yields": lease.yields}
 
 

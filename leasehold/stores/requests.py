@@ -30,7 +30,7 @@ from attrs import evolve, frozen
 
 from leasehold.balancer.model import Lease, Version
 from leasehold.errors import StoreError
-from leasehold.stores.fields import BadRowField, CellKind, from_json, text, whole_number
+from leasehold.stores.fields import BadRowField, CellKind, check_text, parse_json_field, parse_whole_number
 from leasehold.stores.printable import escaped
 
 ObjectFields = Mapping[str, str]
@@ -97,12 +97,12 @@ class Objects(Protocol):
         """Close all connections."""
 
 
-def unquoted_etag(etag: str) -> str:
+def unquote_etag(etag: str) -> str:
     """Return the ETag without its quotes."""
     return etag.strip('"')
 
 
-def age(service_now: float, last_modified: float) -> float:
+def object_age_seconds(service_now: float, last_modified: float) -> float:
     """Return the age of an object in seconds. One second is subtracted, because services round to seconds.
 
     Both arguments are times of the service's clock, in seconds since 1970.
@@ -178,7 +178,7 @@ class Parts:
         return evolve(self, **{part: stored})
 
 
-def owner_fields(before: Lease, after: Lease, encode: Callable[[str, str], str]) -> ObjectFields:
+def encode_owner_fields(before: Lease, after: Lease, encode: Callable[[str, str], str]) -> ObjectFields:
     """Return the fields of an ownership object that both layouts have. The caller must not store empty fields.
 
     A request for a lease changes the ownership object although the lease's owner has not renewed. If the request looked
@@ -200,7 +200,7 @@ def owner_fields(before: Lease, after: Lease, encode: Callable[[str, str], str])
     }
 
 
-def with_owner_fields(lease: Lease, parts: Parts, decode: Callable[[ObjectFields, str], str]) -> Lease:
+def decode_owner_fields(lease: Lease, parts: Parts, decode: Callable[[ObjectFields, str], str]) -> Lease:
     """Return the lease with the common fields of its ownership object, which `decode` decodes."""
     fields = parts.fields("ownership")
     owner = decode(fields, "ownerid") or None
@@ -220,7 +220,7 @@ def with_owner_fields(lease: Lease, parts: Parts, decode: Callable[[ObjectFields
 FOLDER = "probe/"
 
 
-def prove(objects: Objects, folder: str) -> None:
+def check_conditions_honored(objects: Objects, folder: str) -> None:
     """Check that the service honors all the conditions that leases depend on.
 
     Args:
@@ -233,7 +233,7 @@ def prove(objects: Objects, folder: str) -> None:
     """
     name = f"{folder}{FOLDER}{uuid4().hex}"
     try:
-        violation = _unhonored_condition(objects, name)
+        violation = _find_unhonored_condition(objects, name)
     except StoreError:
         _delete_probe(objects, name)
         raise
@@ -245,7 +245,7 @@ def prove(objects: Objects, folder: str) -> None:
         )
 
 
-def _unhonored_condition(objects: Objects, name: str) -> str | None:
+def _find_unhonored_condition(objects: Objects, name: str) -> str | None:
     """Return a description of the condition that the service does not honor. If there is none, delete the object."""
     created_etag = objects.put_new(name, {"probe": "1"})
     if created_etag is None:
@@ -275,15 +275,15 @@ StampedAnnotations = dict[str, tuple[str, int]]
 """Annotations by name, each with its value and the ownership's counter at its last write. The highest counter wins."""
 
 
-def percent_encoded(text: str) -> str:
+def encode_percent(text: str) -> str:
     """Percent-encode a string for use in a header. Most printable ASCII characters stay readable."""
     return quote(text, safe=_PRINTABLE)
 
 
-def percent_decoded(fields: ObjectFields, name: str) -> str:
+def decode_percent(fields: ObjectFields, name: str) -> str:
     """Decode this field, which is "" if it is missing. Raises BadRowField if it is not UTF-8."""
     try:
-        return text(name, unquote(fields.get(name, ""), errors="strict"))
+        return check_text(name, unquote(fields.get(name, ""), errors="strict"))
     except UnicodeDecodeError:
         raise BadRowField(name, "it is not UTF-8") from None
 
@@ -292,16 +292,16 @@ def encode_cell(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
     """Encode a value of this kind as a string, or as "" if it need not be stored."""
     if cell in (None, "", []):
         return ""
-    return percent_encoded(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
+    return encode_percent(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
 
 
 def decode_annotations(fields: ObjectFields) -> StampedAnnotations:
     """Parse the annotations of one object."""
-    pairs, annotations = from_json("notes", fields.get("notes", "{}")), {}
+    pairs, annotations = parse_json_field("notes", fields.get("notes", "{}")), {}
     for name, pair in pairs.items() if isinstance(pairs, dict) else [("", None)]:
         match pair:
             case [str(value), int(stamp)]:
-                annotations[text("notes", name)] = text("notes", value), whole_number("notes", stamp)
+                annotations[check_text("notes", name)] = check_text("notes", value), parse_whole_number("notes", stamp)
             case _:
                 raise BadRowField("notes", "not an object of [text, counter] pairs")
     return annotations

@@ -31,7 +31,7 @@ from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Store
-from leasehold.stores.urls import name_of, open_store, store_address
+from leasehold.stores.urls import display_name, open_store, split_store_url
 
 if TYPE_CHECKING:  # installed with the extra `aws`
     from boto3 import Session
@@ -98,7 +98,7 @@ def is_unclaimed_copy(row: Lease) -> bool:
     return epoch.isascii() and epoch.isdigit() and row.epoch <= int(epoch)
 
 
-def joined(side: int, row: Lease) -> Lease:
+def join_version(side: int, row: Lease) -> Lease:
     """Return the lease that workers see. `row` is the lease's current row, and `side` is the table that contains it."""
     tag = _NAMES[side] + (">" if is_marked(row) else "")
     lease = evolve(
@@ -125,7 +125,7 @@ PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM",
 """Where a lease can be during a swap, by the table with its current row and whether that row is marked as moved."""
 
 
-def place_of(lease: Lease) -> str:
+def lease_place(lease: Lease) -> str:
     """Return the name of a joined lease's place."""
     return PLACES[split_version(lease)[:2]]
 
@@ -160,14 +160,14 @@ class LeasePlaces:
         return f"{total} leases: {places}; {direction_text[self.way]}"
 
 
-def places_of(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
+def count_places(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
     """Count these joined leases by their places."""
     places = [split_version(lease)[:2] for lease in leases]
     moving = places.count((FROM, True)) + places.count((TO, True))
     return LeasePlaces(direction, there=places.count((FROM, False)), moving=moving, gone=places.count((TO, False)))
 
 
-def current_and_leftover(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
+def split_leftover_rows(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
     """Return the leases of this table, and the rows left in it by a finished swap.
 
     The control row of a swap is in neither of the two results.
@@ -223,7 +223,7 @@ class RowPair:
     @property
     def lease(self) -> Lease | None:
         """The lease as workers see it."""
-        return None if self.row is None else joined(self.side, self.row)
+        return None if self.row is None else join_version(self.side, self.row)
 
     @property
     def torn(self) -> bool:
@@ -306,7 +306,7 @@ class SwapStore:
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order, without those that do not exist."""
-        pairs = self._pairs(tuple(keys), stale_ok=stale_ok)
+        pairs = self._read_pairs(tuple(keys), stale_ok=stale_ok)
         leases = (pair.lease for pair in pairs.values())
         return tuple(lease for lease in leases if lease is not None)
 
@@ -317,12 +317,12 @@ class SwapStore:
         finally:
             self._tables[TO].close()
 
-    def _pairs(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, RowPair]:
+    def _read_pairs(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, RowPair]:
         rows = [{row.key: row for row in table.get(keys, stale_ok=stale_ok)} for table in self._tables]
         return self._reread_torn({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
 
-    def _pair(self, key: str) -> RowPair:
-        return self._pairs([key])[key]
+    def _read_pair(self, key: str) -> RowPair:
+        return self._read_pairs([key])[key]
 
     def _reread_torn(self, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         """Read torn pairs again (W5).
@@ -363,8 +363,8 @@ class SwapStore:
 
     def _read_control(self, control: Lease | None = None, *, consistent: bool) -> None:
         if control is not None:
-            self.way = direction_of(control)
-            self._goal, self._closed = goal_of(control), self.way == "closed"
+            self.way = parse_direction(control)
+            self._goal, self._closed = moving_goal(control), self.way == "closed"
         elif consistent:
             self._goal, self._closed = -1, True
 
@@ -376,25 +376,33 @@ class SwapStore:
             case writes.CreateLease(lease):
                 # Until the swap is closed, create new leases in FROM. Otherwise a worker that reads only one of the
                 # tables could miss a lease that is in the other (W6).
-                if (existing := self._pair(lease.key).lease) is not None:
+                if (existing := self._read_pair(lease.key).lease) is not None:
                     return Lost(lease.key, existing)
                 self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
                 side = TO if self._closed else FROM
                 outcome = self._tables[side].write(write)
-                return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(lease.key)
+                return (
+                    Done(join_version(side, outcome.lease))
+                    if isinstance(outcome, Done)
+                    else self._read_lost_outcome(lease.key)
+                )
             case writes.DeleteLease():
-                return self._delete(write)
+                return self._delete_both_rows(write)
             case writes.CheckpointLate():
                 # Write only to the current row of the lease. A checkpoint in the row of the other table would be lost.
                 side, was_marked, seen = split_version(write.lease)
-                pair = self._pair(seen.key)
+                pair = self._read_pair(seen.key)
                 has_new_owner = (
                     not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
                 )
                 if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or has_new_owner:
                     return Lost(seen.key, pair.lease)
                 outcome = self._tables[side].write(evolve(write, lease=seen))
-                return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
+                return (
+                    Done(join_version(side, outcome.lease))
+                    if isinstance(outcome, Done)
+                    else self._read_lost_outcome(seen.key)
+                )
         side, was_marked, seen = split_version(write.lease)
         if was_marked:
             return self._write_after_move(write)
@@ -407,11 +415,11 @@ class SwapStore:
             # Annotate that this worker knows TO (W8).
             me = (write.lease.owner or "") if isinstance(table_write, writes.RenewLease) else table_write.me
             table_write = evolve(
-                table_write, annotations=(*table_write.annotations, knows_annotation(me, self._goal_name))
+                table_write, annotations=(*table_write.annotations, knows_goal_annotation(me, self._goal_name))
             )
         outcome = self._tables[side].write(table_write)
         if not isinstance(outcome, Done):
-            current = self._pair(seen.key).lease
+            current = self._read_pair(seen.key).lease
             by_owner = isinstance(write, _BY_OWNER) and not (
                 isinstance(write, writes.ReleaseLease) and write.me != seen.owner
             )
@@ -428,7 +436,7 @@ class SwapStore:
         lease = outcome.lease
         if move_next and lease.owner and not lease.next_owner:
             return self._move_renewed(side, lease, lease.owner)
-        return Done(joined(side, lease))
+        return Done(join_version(side, lease))
 
     def _move_renewed(self, side: int, lease: Lease, me: str) -> Outcome:
         """Move a lease that was just renewed. Return `Lost` if another worker has taken it in the meantime.
@@ -437,7 +445,7 @@ class SwapStore:
         which table has the lease.
         """
         if len(self._moving) >= MOVES_AT_ONCE:  # concurrent threads may exceed this slightly
-            return Done(joined(side, lease))
+            return Done(join_version(side, lease))
         self._moving.add(lease.key)
         try:
             # With an empty `me`, a release is conditional on the version, and not only on the owner.
@@ -445,7 +453,7 @@ class SwapStore:
             moved_lease = self._complete_move(side, mark_outcome.lease, me) if isinstance(mark_outcome, Done) else None
         finally:
             self._moving.discard(lease.key)
-        return self._lost(lease.key) if moved_lease is None else Done(moved_lease)
+        return self._read_lost_outcome(lease.key) if moved_lease is None else Done(moved_lease)
 
     def move_unowned(self, seen: Lease, goal: int) -> Outcome:
         """Move a lease without an owner to table `goal` without claiming it there. Return `Lost` if it has changed.
@@ -454,12 +462,12 @@ class SwapStore:
         """
         side, was_marked, row = split_version(seen)
         if seen.owner is not None or (side == goal and not was_marked):
-            return self._lost(seen.key)
+            return self._read_lost_outcome(seen.key)
         mark_outcome = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
         if not isinstance(mark_outcome, Done):
-            return self._lost(seen.key)
+            return self._read_lost_outcome(seen.key)
         moved_lease = self._complete_move(side, evolve(mark_outcome.lease, owner=MARK), None)
-        return self._lost(seen.key) if moved_lease is None else Done(moved_lease)
+        return self._read_lost_outcome(seen.key) if moved_lease is None else Done(moved_lease)
 
     def _complete_move(self, side: int, row: Lease, new_owner: str | None) -> Lease | None:
         """Complete the move of a lease that was just marked. Return None if another worker has completed it."""
@@ -467,7 +475,7 @@ class SwapStore:
         for _ in range(ATTEMPTS):
             if (moved_lease := self._copy_and_claim(pair, new_owner)) is not None:
                 return moved_lease
-            pair = self._pair(row.key)
+            pair = self._read_pair(row.key)
             if pair.row is None or pair.row.owner != row.owner or pair.side != side:
                 return None
         raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were rejected")
@@ -476,7 +484,7 @@ class SwapStore:
         """Apply the write to a lease whose row was marked. First the move is completed, then the write is applied."""
         key, seen = write.lease.key, write.lease
         for _ in range(ATTEMPTS):
-            pair = self._pair(key)
+            pair = self._read_pair(key)
             lease = pair.lease
             if lease is None or lease.version != seen.version or lease.owner != seen.owner:
                 return Lost(key, lease)
@@ -525,7 +533,7 @@ class SwapStore:
             return None
         table, target = self._tables[goal], pair.rows[goal]
         if target is None:
-            create_outcome = table.write(writes.CreateLease(_copy(row)))
+            create_outcome = table.write(writes.CreateLease(_copy_without_owner(row)))
             if (target := create_outcome.lease) is None:
                 return None
         if target.epoch > row.epoch:
@@ -541,7 +549,7 @@ class SwapStore:
                 lambda old: writes.ResetLease(
                     evolve(old, parents=row.parents, hash_range=row.hash_range),
                     row.checkpoint,
-                    _copy(row).annotations,
+                    _copy_without_owner(row).annotations,
                     epoch=new_epoch,
                 ),
             ),
@@ -553,18 +561,18 @@ class SwapStore:
                     return None
                 target = outcome.lease
         if new_owner is None:
-            return joined(goal, target)
+            return join_version(goal, target)
         claim_outcome = table.write(writes.ClaimLease(target, new_owner, annotations))
-        return joined(goal, claim_outcome.lease) if isinstance(claim_outcome, Done) else None
+        return join_version(goal, claim_outcome.lease) if isinstance(claim_outcome, Done) else None
 
-    def _delete(self, write: writes.DeleteLease) -> Outcome:
+    def _delete_both_rows(self, write: writes.DeleteLease) -> Outcome:
         """Delete both rows of the lease, the current row last.
 
         If the current row were deleted first, the other row would become the current one until it is deleted too (W7).
         """
         key = write.lease.key
         for _ in range(ATTEMPTS):
-            pair = self._pair(key)
+            pair = self._read_pair(key)
             side, row, lease = pair.side, pair.row, pair.lease
             if row is None or lease is None:
                 return Done(write.lease)
@@ -579,11 +587,11 @@ class SwapStore:
                 return Done(write.lease)
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _lost(self, key: str) -> Lost:
-        return Lost(key, self._pair(key).lease)
+    def _read_lost_outcome(self, key: str) -> Lost:
+        return Lost(key, self._read_pair(key).lease)
 
 
-def _copy(row: Lease) -> Lease:
+def _copy_without_owner(row: Lease) -> Lease:
     """Return a copy of a row for the other table, with the same checkpoint and epoch but without an owner."""
     annotations = tuple(annotation for annotation in row.annotations if annotation[0] not in {KNOWN_TO, COPY})
     return evolve(
@@ -596,26 +604,26 @@ def _copy(row: Lease) -> Lease:
     )
 
 
-def knows_annotation(worker: str, goal_name: str) -> tuple[str, str]:
+def knows_goal_annotation(worker: str, goal_name: str) -> tuple[str, str]:
     """Return the annotation that shows that this worker knows TO."""
     return (KNOWN_TO, f"{worker} {goal_name}")
 
 
-def goal_of(control: Lease) -> int:
+def moving_goal(control: Lease) -> int:
     """Return the table to which leases move according to the control row, or -1 if no lease moves."""
     direction = control.annotation(DIRECTION) or ""
     return TO if direction == CLOSED else _NAMES.index(direction) if direction in _NAMES else -1
 
 
-def direction_of(control: Lease) -> Direction:
+def parse_direction(control: Lease) -> Direction:
     """Return the direction of the swap according to the control row."""
     if control.annotation(DIRECTION) == CLOSED:
         return "closed"
     directions: dict[int, Direction] = {FROM: "from", TO: "to"}
-    return directions.get(goal_of(control), "")
+    return directions.get(moving_goal(control), "")
 
 
-def checked_control(control: Lease, names: tuple[str, str]) -> Lease:
+def check_control_row(control: Lease, names: tuple[str, str]) -> Lease:
     """Return the control row. Raises StoreError if it belongs to another swap."""
     if (goal := control.annotation(MOVED_TO)) is not None:
         raise StoreError(f"the leases of TO ({names[TO]}) have moved to {goal} by a later `leasehold swap`")
@@ -633,7 +641,7 @@ def swap_is_over(tables: tuple[Store, Store], names: tuple[str, str]) -> bool:
     )
 
 
-def control_row(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | None:
+def get_or_create_control_row(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | None:
     """Return the control row of the swap between these tables. The row is created if necessary.
 
     Args:
@@ -665,14 +673,14 @@ def control_row(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | 
         rows = (created.lease,) if created.lease else ()
     if not rows:
         raise OutcomeUnknown("the swap's control row was created and deleted in between; try again")
-    return checked_control(rows[0], names)
+    return check_control_row(rows[0], names)
 
 
 def check_tables_differ(store: str, to: str, option: str) -> None:
     """Raise ValueError if workers cannot use the store with the URL `to`, or if it is the same store."""
-    if store_address(to)[0] == "file":
+    if split_store_url(to)[0] == "file":
         raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
-    if store_address(store) == store_address(to):
+    if split_store_url(store) == split_store_url(to):
         raise ValueError(f"{option}: it is the store that already has the leases")
 
 
@@ -709,7 +717,7 @@ def open_both(
         ()
     """
     return SwapStore(
-        open_tables(store, to, sessions=sessions, create=create, request_seconds=request_seconds), name_of(to)
+        open_tables(store, to, sessions=sessions, create=create, request_seconds=request_seconds), display_name(to)
     )
 
 
@@ -730,7 +738,7 @@ def open_tables(
             )
             for url, session in zip((store, to), sessions, strict=True)
         )
-        control_row((source, target), (name_of(store), name_of(to)))
+        get_or_create_control_row((source, target), (display_name(store), display_name(to)))
         failed.pop_all()
     return source, target
 

@@ -100,7 +100,7 @@ class Schemes(Mapping[str, Scheme]):
         return len({**self.builtin, **plugins(self.kind)})
 
 
-def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, str, Mapping[str, str]]:
+def split_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, str, Mapping[str, str]]:
     """Split a URL into scheme, location and options.
 
     Args:
@@ -199,8 +199,8 @@ def open_store(
         >>> store = open_store("memory://example-open")
         >>> store.close()
     """
-    scheme, location, options = store_address(url)
-    arguments = session_for(_SCHEMES[scheme], session, "store URL")
+    scheme, location, options = split_store_url(url)
+    arguments = session_argument(_SCHEMES[scheme], session, "store URL")
     module = _SCHEMES[scheme].load("store", StoreError)
     store: Any = module.open_url(location, options, create=create, request_seconds=request_seconds, **arguments)
     try:
@@ -215,7 +215,7 @@ def open_store(
     return opened
 
 
-def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[str, Session]":
+def session_argument(scheme: Scheme, session: "Session | None", where: str) -> "dict[str, Session]":
     """Return the keyword argument that passes `session` to a module for AWS, or no argument without a session.
 
     Args:
@@ -231,26 +231,26 @@ def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[
     return {} if session is None else {"session": session}
 
 
-def store_address(url: str) -> tuple[str, str, Mapping[str, str]]:
+def split_store_url(url: str) -> tuple[str, str, Mapping[str, str]]:
     """Split a store URL into scheme, location and options. Raises ValueError, without repeating the URL."""
-    return read_url(url, "store", _SCHEMES)
+    return split_url(url, "store", _SCHEMES)
 
 
 _TABLE_OPTIONS = ("prefix", "eventhub", "group", "table")
 """The options that distinguish lease tables at the same location. None of them is a secret."""
 
 
-def name_of(url: str) -> str:
+def display_name(url: str) -> str:
     """Return the URL of a store for display, with only the options that distinguish its table.
 
     Raises ValueError, without repeating the URL.
     """
-    scheme, location, options = store_address(url)
+    scheme, location, options = split_store_url(url)
     query = urlencode({name: options[name] for name in _TABLE_OPTIONS if name in options}, safe="/:$")
     return f"{scheme}://{location}" + (f"?{query}" if query else "")
 
 
-def endpoint_of(url: str | None, where: str = "store URL") -> str | None:
+def check_endpoint(url: str | None, where: str = "store URL") -> str | None:
     """Check the value of the option `endpoint`, and return it.
 
     Args:
@@ -274,7 +274,7 @@ def endpoint_of(url: str | None, where: str = "store URL") -> str | None:
     return url
 
 
-def date_of(header: str | None) -> float | None:
+def parse_date_header(header: str | None) -> float | None:
     """Parse a Date header into seconds since 1970. Return None if the header is missing or invalid."""
     try:
         return None if header is None else parsedate_to_datetime(header).timestamp()
@@ -282,7 +282,7 @@ def date_of(header: str | None) -> float | None:
         return None
 
 
-def without_credentials(endpoint: str) -> None:
+def reject_credentials(endpoint: str) -> None:
     """Raise StoreError if a client's endpoint contains credentials.
 
     Our URLs cannot contain credentials, but boto3 may take the endpoint from the environment.

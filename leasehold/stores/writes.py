@@ -379,7 +379,7 @@ LeaseChange = (
 Write = CreateLease | LeaseChange | DeleteLease
 
 
-def counted(lease: Lease, epoch: int) -> Lease:
+def with_counter(lease: Lease, epoch: int) -> Lease:
     """Return a copy of the lease with this counter. The counter is both the version and the fencing number."""
     return evolve(lease, epoch=epoch, version=Version(str(epoch)))
 
@@ -401,7 +401,7 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
             condition_holds = stored is None or (stored.ended if lease.ended else stored.version == lease.version)
             return lease if condition_holds else None
         case _:
-            return _changed(write, stored) if stored else None
+            return _apply_change(write, stored) if stored else None
 
 
 def new_row(lease: Lease) -> Lease:
@@ -413,10 +413,10 @@ def new_row(lease: Lease) -> Lease:
         next_owner_idle=0.0,
         annotations=merge_annotations(lease.annotations, ()),
     )
-    return counted(row, lease.epoch)
+    return with_counter(row, lease.epoch)
 
 
-def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  a case for each write
+def _apply_change(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  a case for each write
     expected = write.lease
     is_unchanged = stored.version == expected.version and stored.owner == expected.owner
     match write:
@@ -432,14 +432,14 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
                 stored.epoch + 1, merge_annotations(stored.annotations, annotations)
             )
         case CheckpointLease(position=position):
-            if not (is_unchanged and _movable(stored, position)):
+            if not (is_unchanged and _can_move_checkpoint(stored, position)):
                 return None
             row = _with_next_epoch(evolve(_with_weight(stored, expected), checkpoint=position))
             return _without_owner(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
             # If the stored checkpoint is already at this position, past it, or at SHARD_END, reject the late
             # checkpoint.
-            is_later = _movable(stored, position) and stored.checkpoint.order != position.order
+            is_later = _can_move_checkpoint(stored, position) and stored.checkpoint.order != position.order
             return evolve(stored, checkpoint=position) if is_later else None
         case ReleaseLease(me=me, to=to):
             condition_holds = stored.owner == me if expected.owner == me else stored.version == expected.version
@@ -460,7 +460,7 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
                 and stored.next_owner == expected.next_owner
                 and stored.leaving == expected.leaving
             )
-            if not (next_owner_stays and is_unchanged and _movable(stored, position)):
+            if not (next_owner_stays and is_unchanged and _can_move_checkpoint(stored, position)):
                 return None
             # In a KCL 3.x hand-off, the next owner may be a Java worker, which does not answer requests.
             row = evolve(_without_owner(stored), owner=stored.next_owner, yields=not stored.leaving)
@@ -479,7 +479,7 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
                 annotations=merge_annotations(stored.annotations, annotations),
             )
             row = evolve(row, parents=expected.parents, hash_range=expected.hash_range)
-            return counted(row, max(stored.epoch + 1, write.epoch))
+            return with_counter(row, max(stored.epoch + 1, write.epoch))
         case _:
             assert_never(write)
 
@@ -508,7 +508,7 @@ def _with_weight(stored: Lease, expected: Lease) -> Lease:
     return stored if expected.weight in {None, stored.weight} else evolve(stored, weight=expected.weight)
 
 
-def _movable(stored: Lease, position: Position) -> bool:
+def _can_move_checkpoint(stored: Lease, position: Position) -> bool:
     """Return whether the checkpoint may move to this position.
 
     A checkpoint never moves back, and never moves away from SHARD_END.

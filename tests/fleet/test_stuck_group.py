@@ -25,7 +25,7 @@ from leasehold.balancer.model import Shard
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.stores.objects.event_hubs_layout import stream_of
+from leasehold.stores.objects.event_hubs_layout import stream_name
 from leasehold.stores.urls import open_store
 from leasehold_lab.simulator.world.world import ListSource
 from leasehold_lab.standins.services import AZURITE_ACCOUNT
@@ -97,7 +97,7 @@ def test_our_worker_balances_the_group(group: Blobs, ours: str, rules: RuleSet, 
     now = 1000.0
     config = Config(rules=rules, lease_seconds=EXPIRY, cycle_seconds=CYCLE, renew_seconds=CYCLE / 2)
     with closing(open_store(group.url)) as store:
-        stream = stream_of(NAMESPACE, HUB, GROUP)
+        stream = stream_name(NAMESPACE, HUB, GROUP)
         source = ListSource([Shard(pid, stream) for pid in PARTITIONS], stream=stream)
         scheduler = ThreadScheduler(lambda: now, process_id="p-1")
         worker = Worker(store=store, source=source, me=ours, config=config, consumer=Unread(), scheduler=scheduler)

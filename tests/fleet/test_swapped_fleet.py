@@ -15,8 +15,8 @@ from hub_stage import Feed, HubStream, a_container, a_group, flights
 
 from leasehold.adapters.ops.swapping import open_joined, set_direction, wait_until_known
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import FROM, TO, Direction, SwapStore, control_row, place_of, split_version
-from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.swap import FROM, TO, Direction, SwapStore, get_or_create_control_row, lease_place, split_version
+from leasehold.stores.urls import display_name, open_store
 from leasehold_lab.demo.stage import Stage
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs
 from leasehold_lab.standins.services import AZURITE_ACCOUNT
@@ -61,8 +61,8 @@ class Ground:
 def a_ground(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path) -> Iterator[Ground]:
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         tables: tuple[Store, Store] = (source, target)
-        names = (name_of(urls[FROM]), name_of(urls[TO]))
-        control_row(tables, names)
+        names = (display_name(urls[FROM]), display_name(urls[TO]))
+        get_or_create_control_row(tables, names)
         both, settings = SwapStore(tables, names[TO]), ("--to", urls[TO], *SETTINGS)
         with a_fed_fleet(kinesis_url, client, both, urls[FROM], settings, folder, rows=ROWS, a_tick=10) as fleet:
             ground = Ground(fleet, urls, folder / "swap.log")
@@ -130,13 +130,13 @@ def test_a_fleet_moves_from_aws_to_azure_and_back(
 
 def all_in(stage: Stage, table: str) -> bool:
     """Return whether this table is authoritative for every lease."""
-    return {place_of(lease) for lease in stage.leases} == {table}
+    return {lease_place(lease) for lease in stage.leases} == {table}
 
 
 def test_owner_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
     """The hub lets the new owner of a lease displace the old one, so no record is read twice."""
     urls = (f"dynamodb://hub-moved?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
-    names = (name_of(urls[FROM]), name_of(urls[TO]))
+    names = (display_name(urls[FROM]), display_name(urls[TO]))
     feed = Feed(HubStream(hubs, "moving", 4), flights(ROWS), 20)
     with (
         a_group(feed, tmp_path, urls[FROM], to=urls[TO]) as group,

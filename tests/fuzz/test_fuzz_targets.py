@@ -20,7 +20,7 @@ MEMORY_KIB = 256 << 10
 
 DECODERS = {
     *("b64decode", "deaggregate", "fromisoformat", "fromtimestamp", "iter_unpack", "loads", "parse_connection_string"),
-    *("parse_qs", "parse_qsl", "parse_timestamp", "parsedate_to_datetime", "read_url", "strptime", "unpack_from"),
+    *("parse_qs", "parse_qsl", "parse_timestamp", "parsedate_to_datetime", "split_url", "strptime", "unpack_from"),
     *("unpack", "unquote", "urlsplit"),
 }
 """Functions that make something of what came from outside: who calls one is a parser."""

@@ -10,8 +10,8 @@ import pytest
 from ground import Ground, processor
 
 from leasehold.adapters.ops.swapping import move_until_arrived, open_joined, set_direction, wait_until_known
-from leasehold.stores.swap import TO, place_of
-from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.swap import TO, lease_place
+from leasehold.stores.urls import display_name, open_store
 
 pytestmark = pytest.mark.services
 
@@ -75,7 +75,7 @@ def test_daemon_continues_while_its_leases_move_to_another_store(ground: Ground,
     with ground.daemon(processor("faithful"), "--to", to) as daemon:
         daemon.await_line(lambda line: "got processRecords 1" in line)
         with closing(open_store(ground.store, create=False)) as source, closing(open_store(to)) as target:
-            tables, names = (source, target), (name_of(ground.store), name_of(to))
+            tables, names = (source, target), (display_name(ground.store), display_name(to))
             store = open_joined(tables, names)
             wait_until_known(tables, store, names[TO], 60.0)
             set_direction(tables, "to")
@@ -85,7 +85,7 @@ def test_daemon_continues_while_its_leases_move_to_another_store(ground: Ground,
             daemon.await_line(lambda line: "got processRecords 1" in line)
             assert daemon.end() == 0
             (remaining,) = store.list().leases
-        assert (remaining.owner, remaining.checkpoint.sequence, place_of(remaining)) == (None, second, "TO")
+        assert (remaining.owner, remaining.checkpoint.sequence, lease_place(remaining)) == (None, second, "TO")
 
 
 @pytest.mark.sampled(3)

@@ -43,12 +43,12 @@ from leasehold.stores.swap import (
     TO,
     SwapStore,
     check_tables_differ,
-    control_row,
+    get_or_create_control_row,
     reject_moved,
     swap_is_over,
     swap_notices,
 )
-from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.urls import display_name, open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
 from leasehold_lab.commands.what_if import app as what_if
 from leasehold_lab.contract.actors import create_owned_lease, expect_applied, read_stored_lease
@@ -61,7 +61,7 @@ NAMES = ("memory://from", "memory://to")
 def tables() -> tuple[Store, Store]:
     """Return two tables; FROM has a lease of ann's, one that has ended, and one without an owner."""
     pair = (MemoryStore(), MemoryStore())
-    control_row(pair, NAMES)
+    get_or_create_control_row(pair, NAMES)
     store = joined(pair)
     create_owned_lease(store, "ann", "s-0", Position("5"))
     expect_applied(store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
@@ -117,7 +117,7 @@ def test_a_worker_restarted_with_both_stores_after_a_swap_uses_to(tables: tuple[
     """The restarted worker joins what TO has and creates new leases there. The control row is no lease."""
     _over(tables)
     for _ in range(2):
-        assert control_row(tables, NAMES) is None
+        assert get_or_create_control_row(tables, NAMES) is None
         restarted = SwapStore(tables, NAMES[TO], look_seconds=0.0)
         assert [lease.key for lease in restarted.list().leases if lease.key == CONTROL] == []
         assert expect_applied(restarted.write(RenewLease(read_stored_lease(restarted, "s-0")))).checkpoint == Position(
@@ -143,8 +143,8 @@ def test_an_ended_swap_shows_both_tables_and_its_end(tmp_path: Path) -> None:
     tables = open_store(urls[FROM]), open_store(urls[TO])
     with closing(tables[FROM]), closing(tables[TO]):
         expect_applied(tables[FROM].write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
-        names = (name_of(urls[FROM]), name_of(urls[TO]))
-        control_row(tables, names)
+        names = (display_name(urls[FROM]), display_name(urls[TO]))
+        get_or_create_control_row(tables, names)
         store = SwapStore(tables, names[TO], look_seconds=0.0)
         set_direction(tables, "to")
         list(move_until_arrived(tables, store, names[TO], lambda _seconds: None))
@@ -174,7 +174,7 @@ def test_an_interrupted_end_of_a_swap_is_completed_by_the_next_run(
         tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, NAMES[TO]),))))
     )
     assert not swap_is_over(tables, NAMES)
-    assert control_row(tables, NAMES) is not None
+    assert get_or_create_control_row(tables, NAMES) is not None
     end_swap(tables, store, NAMES[TO], renewing(tables))
     assert swap_is_over(tables, NAMES)
 
@@ -238,8 +238,8 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         both: tuple[Store, Store] = (source, target)
-        control_row(both, (name_of(urls[FROM]), name_of(urls[TO])))
-        store = SwapStore(both, name_of(urls[TO]), look_seconds=0.0)
+        get_or_create_control_row(both, (display_name(urls[FROM]), display_name(urls[TO])))
+        store = SwapStore(both, display_name(urls[TO]), look_seconds=0.0)
         held = [create_owned_lease(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
         set_direction(both, "to")
         expect_applied(store.write(RenewLease(held[0])))
@@ -328,7 +328,7 @@ def test_a_worker_of_an_ended_swap_cannot_list_during_a_later_one(tables: tuple[
     _over(tables)
     before = SwapStore(tables, NAMES[TO], look_seconds=0.0)
     later, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")
-    control_row(later, names)
+    get_or_create_control_row(later, names)
     both = SwapStore(later, names[TO], look_seconds=0.0)
     assert len(before.list().leases) == 3
     set_direction(later, "to")
@@ -336,10 +336,10 @@ def test_a_worker_of_an_ended_swap_cannot_list_during_a_later_one(tables: tuple[
         list(move_until_arrived(later, both, names[TO], renewing(later)))
         end_swap(later, both, names[TO], renewing(later))
         with pytest.raises(StoreError, match="have moved to memory://later by a later"):
-            control_row(tables, NAMES)
+            get_or_create_control_row(tables, NAMES)
     else:
         expect_applied(both.write(RenewLease(read_stored_lease(both, "s-0"))))
-        assert control_row(tables, NAMES) is None
+        assert get_or_create_control_row(tables, NAMES) is None
     for store in (before, SwapStore(tables, NAMES[TO], look_seconds=0.0)):
         with pytest.raises(StoreError, match="have moved to"):
             store.list()

@@ -11,7 +11,7 @@ from attrs import evolve
 from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.sessions import rows, store
 from leasehold.stores.sessions.group import Page, Ticket
-from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, SessionEntry, join_lease, session_fields
+from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, SessionEntry, encode_session, join_lease
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import CheckpointLate
 from leasehold_lab.checker import sessions
@@ -34,7 +34,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
     """Write the lease's row first, then end the old owner's session."""
-    put, stop = SessionStore._put, SessionStore._stop
+    put, stop = SessionStore._put_row, SessionStore._stop_owner
     waiting: dict[int, tuple[JoinedLease, str]] = {}
 
     def later(self: SessionStore, joint: JoinedLease, how: str) -> bool:
@@ -47,8 +47,8 @@ def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
             stop(self, *left)
         return written
 
-    patched.setattr(SessionStore, "_stop", later)
-    patched.setattr(SessionStore, "_put", first)
+    patched.setattr(SessionStore, "_stop_owner", later)
+    patched.setattr(SessionStore, "_put_row", first)
 
 
 def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
@@ -58,9 +58,9 @@ def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
         self._unsettled = {}
         return real(self, row)
 
-    real = SessionStore._put
-    patched.setattr(SessionStore, "_is_settled", lambda self, _joint: self._unsettled.clear() or True)
-    patched.setattr(SessionStore, "_put", put)
+    real = SessionStore._put_row
+    patched.setattr(SessionStore, "_are_writes_settled", lambda self, _joint: self._unsettled.clear() or True)
+    patched.setattr(SessionStore, "_put_row", put)
 
 
 def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
             return real(self, joint, how)
         entry = SessionEntry(joint.row.lease.epoch, joint.named.checkpoint, "held")
         frozen = evolve(session, entries={**session.entries, key: entry})
-        return self._cells.put_over(session.stored.name, session_fields(frozen), session.stored.etag) is not None
+        return self._cells.put_over(session.stored.name, encode_session(frozen), session.stored.etag) is not None
 
     def see(self: SessionStore, keys: Any, *, stale_ok: bool = False) -> Any:  # noqa: ANN401, ARG001
         """Read the row, then its session, without reading the row again."""
@@ -82,49 +82,49 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
             found[key] = join_lease(row, *store._find_session(stored, row.session))
         return found
 
-    real = SessionStore._stop
-    patched.setattr(SessionStore, "_stop", stop)
+    real = SessionStore._stop_owner
+    patched.setattr(SessionStore, "_stop_owner", stop)
     patched.setattr(SessionStore, "_read_joined", see)
 
 
 def dropping_a_frozen_entry(patched: pytest.MonkeyPatch) -> None:
     """Let the old owner drop the entry while the lease's row still names it."""
-    real = Page._write
+    real = Page._write_entries
 
     def write(self: Page, tickets: list[Ticket]) -> bool:
         kept = {key: entry for key, entry in self.session.entries.items() if not entry.frozen}
         self.session = evolve(self.session, entries=kept)
         return real(self, tickets)
 
-    patched.setattr(Page, "_write", write)
+    patched.setattr(Page, "_write_entries", write)
 
 
 def stopping_whatever_version_is_there(patched: pytest.MonkeyPatch) -> None:
     """End the session whatever its version is by then."""
-    real = SessionStore._stop
+    real = SessionStore._stop_owner
 
     def stop(self: SessionStore, joint: JoinedLease, how: str) -> bool:
         if real(self, joint, how):
             return True
         name = joint.session.stored.name if joint.session else ""
         found = self._cells.read([name])[name]
-        session = rows.valid_row(rows.session_of(found))
-        return self._cells.put_over(name, session_fields(evolve(session, ended=True)), found.etag) is not None
+        session = rows.require_valid_row(rows.parse_session(found))
+        return self._cells.put_over(name, encode_session(evolve(session, ended=True)), found.etag) is not None
 
-    patched.setattr(SessionStore, "_stop", stop)
+    patched.setattr(SessionStore, "_stop_owner", stop)
 
 
 def counting_a_reading_as_a_renewal(patched: pytest.MonkeyPatch) -> None:
     """Answer a rejected write as Done because the row still names its writer."""
-    real = Page._write
+    real = Page._write_entries
 
     def write(self: Page, tickets: list[Ticket]) -> bool:
         if real(self, tickets):
             return True
-        self._read()
+        self._read_session()
         return not self.ended and all(one.change for one in tickets)
 
-    patched.setattr(Page, "_write", write)
+    patched.setattr(Page, "_write_entries", write)
 
 
 def beginning_because_the_row_names_me(patched: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def beginning_because_the_row_names_me(patched: pytest.MonkeyPatch) -> None:
         self._cache_row(joint.row)
         return Done(joint.lease)
 
-    patched.setattr(SessionStore, "_accept", accept)
+    patched.setattr(SessionStore, "_accept_lease", accept)
 
 
 def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
@@ -185,17 +185,17 @@ def positions_without_their_epoch(patched: pytest.MonkeyPatch) -> None:
 
 def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
     """Let a former owner move the checkpoint of its successor, or the one set by a reset."""
-    real = SessionStore._attempt
+    real = SessionStore._try_write
 
     def attempt(self: SessionStore, write: Any, joint: JoinedLease) -> Any:  # noqa: ANN401
         if isinstance(write, CheckpointLate):
             row = joint.row
             if write.position.order <= joint.named.checkpoint.order:
                 return Lost(row.lease.key, joint.lease)
-            return self._replace(joint, evolve(row, lease=evolve(row.lease, checkpoint=write.position)))
+            return self._replace_row(joint, evolve(row, lease=evolve(row.lease, checkpoint=write.position)))
         return real(self, write, joint)
 
-    patched.setattr(SessionStore, "_attempt", attempt)
+    patched.setattr(SessionStore, "_try_write", attempt)
 
 
 def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
             if named is not None and one.ended and name not in named:
                 self._cells.delete(one.stored.name, one.stored.etag)
 
-    patched.setattr(SessionStore, "_sweep", sweep)
+    patched.setattr(SessionStore, "_delete_ended_sessions", sweep)
 
 
 def removing_what_a_row_names(patched: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def removing_what_a_row_names(patched: pytest.MonkeyPatch) -> None:
         for one in [one for one in sessions.values() if one.ended]:
             self._cells.delete(one.stored.name, one.stored.etag)
 
-    patched.setattr(SessionStore, "_sweep", sweep)
+    patched.setattr(SessionStore, "_delete_ended_sessions", sweep)
 
 
 def group_writes_that_may_create_their_row(patched: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from attrs import evolve
 from leasehold.balancer.model import TRIM_HORIZON, Annotations, Lease
 from leasehold.stores import swap
 from leasehold.stores.protocol import Done, Outcome
-from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, joined
+from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, join_version
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, ResetLease, Write
 from leasehold_lab.checker.swap import CheckedTable, SwapModel, build_swap_model, build_swap_models
 
@@ -31,14 +31,14 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def a_copy_that_speaks(patched: pytest.MonkeyPatch) -> None:
     """Give the copy a later epoch than the marked row before a worker has claimed it (W3)."""
-    real = swap._copy
-    patched.setattr(swap, "_copy", lambda row: evolve(real(row), epoch=row.epoch + 1))
+    real = swap._copy_without_owner
+    patched.setattr(swap, "_copy_without_owner", lambda row: evolve(real(row), epoch=row.epoch + 1))
 
 
 def claiming_by_the_copys_checkpoint(patched: pytest.MonkeyPatch) -> None:
     """Claim with the copy's checkpoint, which is where the lease began (W3)."""
-    real = swap._copy
-    patched.setattr(swap, "_copy", lambda row: evolve(real(row), checkpoint=TRIM_HORIZON))
+    real = swap._copy_without_owner
+    patched.setattr(swap, "_copy_without_owner", lambda row: evolve(real(row), checkpoint=TRIM_HORIZON))
 
 
 def claiming_by_the_checkpoint_of_an_earlier_turn(patched: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
     def moved(self: SwapStore, side: int, held: Lease, me: str) -> Outcome:
         arrived = self._copy_and_claim(RowPair((None, None)).put(side, held), me)
         mark = self._tables[side].write(ReleaseLease(held, "", MARK + me))
-        return Done(arrived) if arrived and isinstance(mark, Done) else self._lost(held.key)
+        return Done(arrived) if arrived and isinstance(mark, Done) else self._read_lost_outcome(held.key)
 
     patched.setattr(SwapStore, "_move_renewed", moved)
 
@@ -81,10 +81,10 @@ def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
     def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Annotations = ()) -> Lease | None:
         goal = 1 - pair.side
         assert pair.row is not None
-        there = self._tables[goal].write(CreateLease(swap._copy(pair.row))).lease
+        there = self._tables[goal].write(CreateLease(swap._copy_without_owner(pair.row))).lease
         assert there is not None
         claim = self._tables[goal].write(ClaimLease(there, taker or "", notes))
-        return joined(goal, claim.lease) if isinstance(claim, Done) else None
+        return join_version(goal, claim.lease) if isinstance(claim, Done) else None
 
     patched.setattr(SwapStore, "_copy_and_claim", arrived)
 

@@ -86,7 +86,7 @@ def test_swap_and_back_twelve_times(*, sessions: bool) -> None:
 @pytest.mark.slow
 def test_swap_that_skips_a_record_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge reports a planted fault that skips a record in a swap."""
-    copy = swap._copy  # noqa: SLF001  the step that is broken
+    copy = swap._copy_without_owner  # noqa: SLF001  the step that is broken
 
     def ahead(row: Lease) -> Lease:
         made = copy(row)
@@ -94,6 +94,6 @@ def test_swap_that_skips_a_record_is_detected(monkeypatch: pytest.MonkeyPatch) -
         further = Position(str(int(at.sequence) + 1000)) if at.numbered else at
         return evolve(made, checkpoint=further)
 
-    monkeypatch.setattr(swap, "_copy", ahead)
+    monkeypatch.setattr(swap, "_copy_without_owner", ahead)
     found = breaches(run(swapped(1, 1, sessions=False)))
     assert {breach.what for breach in found} >= {"lost"}

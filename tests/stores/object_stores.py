@@ -37,8 +37,8 @@ class AgelessS3(_Ageless, S3Objects):
 class AgelessGcs(GcsObjects):
     """A Google bucket of such objects."""
 
-    def _stored(self, blob: object) -> Stored:
-        return evolve(super()._stored(blob), age=0.0)
+    def _parse_blob(self, blob: object) -> Stored:
+        return evolve(super()._parse_blob(blob), age=0.0)
 
 
 def container(connection: str) -> ContainerClient:

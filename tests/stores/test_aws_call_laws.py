@@ -15,7 +15,7 @@ from botocore.exceptions import ConnectionClosedError, ConnectTimeoutError
 from canned_service import CannedResponse, DirectClient, answer, direct_client, service
 
 from leasehold.stores.aws_calls import calls
-from leasehold.stores.aws_calls.connections import ConnectFailed, KeptConnections
+from leasehold.stores.aws_calls.connections import ConnectionFailed, HostConnections
 
 ITERATOR = b'{"ShardIterator": "i"}'
 SECONDS = 10.0
@@ -38,10 +38,10 @@ def test_an_unusual_response_is_parsed_by_boto3(response: bytes) -> None:
 
 
 def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
-    def fail(_self: KeptConnections) -> socket.socket:
-        raise ConnectFailed from cause
+    def fail(_self: HostConnections) -> socket.socket:
+        raise ConnectionFailed from cause
 
-    monkeypatch.setattr(KeptConnections, "_open", fail)
+    monkeypatch.setattr(HostConnections, "_open_connection", fail)
 
 
 def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_company_authority_without_extensions_is_trusted(certificate: Path, mo
     monkeypatch.setattr(ssl, "create_default_context", strict)
     client = boto3.client("kinesis", region_name="eu-west-1")
     with closing(client):
-        calls.DirectCalls(client, [])._kept_connections("https", "localhost", 443, str(certificate), [])  # noqa: SLF001  no request is sent
+        calls.DirectCalls(client, [])._get_connections("https", "localhost", 443, str(certificate), [])  # noqa: SLF001  no request is sent
     assert [context.verify_flags & ssl.VERIFY_X509_STRICT for context in contexts] == [0]
 
 
@@ -129,7 +129,7 @@ def test_a_request_is_not_repeated_after_its_response_began() -> None:
 
 
 @contextmanager
-def _idle(*seconds: float) -> Iterator[tuple[KeptConnections, list[socket.socket]]]:
+def _idle(*seconds: float) -> Iterator[tuple[HostConnections, list[socket.socket]]]:
     """Return a pool with two kept connections, and their peers. The clock returns these seconds, then stands still."""
     pairs = [socket.socketpair() for _ in range(2)]
     times = [*seconds]
@@ -137,7 +137,7 @@ def _idle(*seconds: float) -> Iterator[tuple[KeptConnections, list[socket.socket
     def clock() -> float:
         return times.pop(0) if len(times) > 1 else times[0]
 
-    with closing(KeptConnections("", 0, None, connect_seconds=1, read_seconds=SECONDS, clock=clock)) as line:
+    with closing(HostConnections("", 0, None, connect_seconds=1, read_seconds=SECONDS, clock=clock)) as line:
         line._idle.extend(near for near, _ in pairs)  # noqa: SLF001  connections that are open already
         yield line, [far for _, far in pairs]
     for ends in pairs:

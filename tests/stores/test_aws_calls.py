@@ -24,8 +24,8 @@ from canned_service import JSON, CannedResponse, DirectClient, answer, direct_cl
 
 from leasehold.stores import deadlines
 from leasehold.stores.aws_calls import calls
-from leasehold.stores.aws_calls.calls import Signer
-from leasehold.stores.aws_calls.connections import KeptConnections, ResponseTimeout
+from leasehold.stores.aws_calls.calls import RequestSigner
+from leasehold.stores.aws_calls.connections import HostConnections, ResponseTimeout
 from leasehold.stores.deadlines import RESPONSE_READ_TIMEOUTS
 
 VECTORS = [json.loads(line) for line in Path(__file__).with_name("sigv4_vectors.jsonl").read_text().splitlines()]
@@ -37,17 +37,17 @@ def test_signing_matches_the_published_vectors(vector: dict[str, Any]) -> None:
     headers = {name.lower(): value for name, value in vector["headers"].items()}
     time = headers.pop("x-amz-date")
     secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # noqa: S105  published with the vectors
-    signer = Signer(
+    signer = RequestSigner(
         "AKIDEXAMPLE", secret, region="us-east-1", service="service", headers=headers, method=vector["method"]
     )
-    assert signer.authorization(time, vector["body"].encode()) == vector["authorization"]
-    tomorrow = signer.authorization("20150831T000000Z", b"")
+    assert signer.authorization_header(time, vector["body"].encode()) == vector["authorization"]
+    tomorrow = signer.authorization_header("20150831T000000Z", b"")
     assert "/20150831/us-east-1" in tomorrow
-    fresh = Signer(
+    fresh = RequestSigner(
         "AKIDEXAMPLE", secret, region="us-east-1", service="service", headers=headers, method=vector["method"]
     )
-    assert tomorrow == fresh.authorization("20150831T000000Z", b"")
-    assert signer.authorization(time, vector["body"].encode()) == vector["authorization"]
+    assert tomorrow == fresh.authorization_header("20150831T000000Z", b"")
+    assert signer.authorization_header(time, vector["body"].encode()) == vector["authorization"]
 
 
 VARYING = {"x-amz-date", "authorization", "amz-sdk-invocation-id", "amz-sdk-request"}
@@ -223,12 +223,12 @@ def test_boto3_connections_have_a_read_deadline_or_a_warning_is_logged(
     caplog.set_level(logging.WARNING, "leasehold.calls")  # in case a command changed it
     monkeypatch.setattr(deadlines, "_WARNED", [])
     client = boto3.client("kinesis", region_name="eu-west-1")
-    deadlines.bound_client(client)
+    deadlines.add_response_deadlines(client)
     pool = client._endpoint.http_session._manager.pool_classes_by_scheme["https"]  # type: ignore[attr-defined]  # noqa: SLF001
     assert (issubclass(pool.ConnectionCls, deadlines._Connection), caplog.text) == (True, "")  # noqa: SLF001
     client.close()
     for _ in range(2):
-        deadlines.bound_client(object())
+        deadlines.add_response_deadlines(object())
     assert caplog.text.count("boto3 waits for slow responses without limit") == 1
 
 
@@ -298,7 +298,7 @@ def test_a_slow_response_ends_at_its_deadline(head: str) -> None:
         theirs.sendall({0: b"", 1: head.encode()}.get(seconds, b"x"))
         return seconds
 
-    with ours, theirs, closing(KeptConnections("", 0, None, connect_seconds=1, read_seconds=10, clock=looked)) as line:
+    with ours, theirs, closing(HostConnections("", 0, None, connect_seconds=1, read_seconds=10, clock=looked)) as line:
         line._idle.append(ours)  # noqa: SLF001  a connection that is open already
         with pytest.raises(ResponseTimeout):
             line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)

@@ -17,7 +17,7 @@ from urllib3.exceptions import NewConnectionError
 from leasehold.adapters.multilang.credentials import parse_credentials
 from leasehold.adapters.sources.kinesis.clients import create_client
 from leasehold.adapters.sources.urls import open_source
-from leasehold.stores.aws import connect_hint, session_of
+from leasehold.stores.aws import connection_failure_hint, create_boto3_session
 from leasehold.stores.urls import open_store
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
@@ -76,19 +76,19 @@ def _key(session: boto3.Session | None) -> str:
 
 def test_a_profile_in_a_url_overrides_the_environment(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    session = session_of({"profile": "team"})
+    session = create_boto3_session({"profile": "team"})
     client = create_client("kinesis", None, None, 5.0, session)
     assert (_key(session), client.meta.region_name) == ("AKIATEAM", "eu-north-1")
     # boto3 shows a client's credentials only in what it signs.
     assert client._request_signer._credentials.access_key == "AKIATEAM"  # noqa: SLF001
-    assert session_of({}) is None
+    assert create_boto3_session({}) is None
     assert sts == []
 
 
 @pytest.mark.parametrize("profile", [None, "team"])
 def test_a_role_is_assumed_on_first_use_with_its_external_id(sts: Asked, profile: str | None) -> None:
     options = {"role_arn": ROLE, "external_id": "x-17"} | ({} if profile is None else {"profile": profile})
-    session = session_of(options)
+    session = create_boto3_session(options)
     client = create_client("kinesis", "eu-west-1", None, 5.0, session)
     assert sts == []
     assert _key(session) == "ASIAROLE"
@@ -186,8 +186,8 @@ def test_a_role_can_be_assumed_at_another_endpoint(sts: Asked, monkeypatch: pyte
 )
 def test_a_wrong_region_is_suggested_only_for_endpoints_of_aws(url: str, hint: str) -> None:
     """A local endpoint that is down has no region that could be wrong."""
-    assert connect_hint(EndpointConnectionError(endpoint_url=url)) == hint
-    assert connect_hint(ReadTimeoutError(endpoint_url=url)) == ""
+    assert connection_failure_hint(EndpointConnectionError(endpoint_url=url)) == hint
+    assert connection_failure_hint(ReadTimeoutError(endpoint_url=url)) == ""
 
 
 @pytest.mark.parametrize(
@@ -201,4 +201,7 @@ def test_hint_after_a_failed_connection_names_the_cause(cause: OSError, hint: st
     wrapped = NewConnectionError(HTTPConnection("dynamodb"), "failed")
     wrapped.__cause__ = cause
     for error in (cause, wrapped):
-        assert connect_hint(EndpointConnectionError(endpoint_url="https://x.amazonaws.com/", error=error)) == hint
+        assert (
+            connection_failure_hint(EndpointConnectionError(endpoint_url="https://x.amazonaws.com/", error=error))
+            == hint
+        )

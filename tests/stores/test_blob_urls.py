@@ -12,7 +12,7 @@ from azure.storage.blob import ContainerClient
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
 from leasehold.errors import StoreError
 from leasehold.stores.objects import blob
-from leasehold.stores.objects.blob import CONNECTION_STRING, client_of, one_hub
+from leasehold.stores.objects.blob import CONNECTION_STRING, create_client, parse_hub_options
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
@@ -20,7 +20,7 @@ from leasehold.stores.protocol import Timeouts
 
 KEY = base64.b64encode(b"secret").decode()
 SECRET = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY};EndpointSuffix=core.windows.net"
-layout: Callable[[dict[str, str]], object] = blob._layout  # noqa: SLF001  the layout that a URL's options select
+layout: Callable[[dict[str, str]], object] = blob._parse_layout  # noqa: SLF001  the layout that a URL's options select
 
 
 @pytest.fixture(autouse=True)
@@ -76,13 +76,13 @@ def test_conflicting_options_are_reported(options: dict[str, str], says: str) ->
     ],
 )
 def test_a_namespace_is_spelled_as_the_sdks_write_it(name: str, full: str) -> None:
-    assert one_hub({"eventhub": f"{name}/hub"}) == (full, "hub", "$Default")
+    assert parse_hub_options({"eventhub": f"{name}/hub"}) == (full, "hub", "$Default")
 
 
 @pytest.mark.parametrize("place", ["", "acc", "acc/", "/c", "acc/c/more"])
 def test_a_url_needs_an_account_and_a_container(place: str) -> None:
     with pytest.raises(ValueError, match=r"^store URL: azblob:// wants account/container$"):
-        client_of(place, None)
+        create_client(place, None)
 
 
 def settings(client: ContainerClient) -> dict[str, Any]:
@@ -100,43 +100,43 @@ def settings(client: ContainerClient) -> dict[str, Any]:
 
 
 def test_without_a_key_the_identity_of_the_machine_is_used() -> None:
-    client = client_of("acc/c", None)
+    client = create_client("acc/c", None)
     assert (client.url, client.container_name) == ("https://acc.blob.core.windows.net/c", "c")
     assert isinstance(client.credential, Identity)
-    assert client_of("acc/c", "https://blobs.example").url == "https://blobs.example/c"
+    assert create_client("acc/c", "https://blobs.example").url == "https://blobs.example/c"
     with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' must be https:// .* set {CONNECTION_STRING}$"):
-        client_of("acc/c", "http://blobs.example")
+        create_client("acc/c", "http://blobs.example")
 
 
 def test_the_timeouts_of_a_client_come_from_the_url() -> None:
     usual = {"backoff": (0.2, 2, 1), "pools": [64, 64]}
-    assert settings(client_of("acc/c", None)) == {**usual, "retries": 2, "connect": 5, "read": 10}
+    assert settings(create_client("acc/c", None)) == {**usual, "retries": 2, "connect": 5, "read": 10}
     short = blob.TIMEOUTS.within(2.5)
     expected = {"retries": short.attempts - 1, "connect": short.connect_seconds, "read": short.read_seconds}
-    assert settings(client_of("acc/c", None, 2.5)) == {**usual, **expected}
+    assert settings(create_client("acc/c", None, 2.5)) == {**usual, **expected}
     assert short != Timeouts(5, 10, 3)
 
 
 def test_the_account_of_a_key_must_match_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker writes only into the account in its URL, and no error repeats the key."""
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
-    client = client_of("acc/c", None)
+    client = create_client("acc/c", None)
     assert (client.url, client.account_name) == ("https://acc.blob.core.windows.net/c", "acc")
     assert settings(client)["retries"] == 2
     says = f"^store URL: {CONNECTION_STRING} is for account 'acc', not 'other'$"
     with pytest.raises(ValueError, match=says):
-        client_of("other/c", None)
+        create_client("other/c", None)
     with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' requires an identity; {CONNECTION_STRING}"):
-        client_of("acc/c", "https://blobs.example")
+        create_client("acc/c", "https://blobs.example")
     signed = "BlobEndpoint=https://acc.blob.core.windows.net;SharedAccessSignature=sv=1&sig=a@b"
     monkeypatch.setenv(CONNECTION_STRING, signed)
-    assert client_of("acc/c", None).account_name == "acc"
+    assert create_client("acc/c", None).account_name == "acc"
     monkeypatch.setenv(CONNECTION_STRING, "nonsense")
     with pytest.raises(StoreError, match=f"^{CONNECTION_STRING}: it is not a storage connection string$"):
-        client_of("acc/c", None)
+        create_client("acc/c", None)
     monkeypatch.setenv(CONNECTION_STRING, SECRET.replace("EndpointSuffix", "BlobEndpoint=https://me:pw@h/acc;X"))
     with pytest.raises(StoreError, match="credentials") as refused:
-        client_of("acc/c", None)
+        create_client("acc/c", None)
     assert "pw" not in str(refused.value)
 
 
@@ -152,14 +152,14 @@ def test_the_account_of_a_key_must_match_the_url(monkeypatch: pytest.MonkeyPatch
 def test_a_secret_may_end_with_a_newline(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newline at the end of a secret is ignored; one within it is reported."""
     monkeypatch.setenv(CONNECTION_STRING, secret)
-    expected = client_of("acc/c", None).url
+    expected = create_client("acc/c", None).url
     monkeypatch.setenv(CONNECTION_STRING, f"{secret}\r\n")
-    assert client_of("acc/c", None).url == expected
+    assert create_client("acc/c", None).url == expected
     monkeypatch.setenv(CONNECTION_STRING, secret.replace(";", "\n;", 1))
     with pytest.raises(
         StoreError, match=f"^{CONNECTION_STRING}: it contains a line break or another control character"
     ):
-        client_of("acc/c", None)
+        create_client("acc/c", None)
 
 
 @define
@@ -196,7 +196,7 @@ def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
         opened.append(of)
         return container
 
-    monkeypatch.setattr(blob, "client_of", client)
+    monkeypatch.setattr(blob, "create_client", client)
     store = blob.open_url("acc/c", {"prefix": "p", "endpoint": "https://e"}, create=False, request_seconds=2.5)
     assert opened == [("acc/c", "https://e", 2.5)]
     assert isinstance(store, EtagStore)

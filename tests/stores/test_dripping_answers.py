@@ -18,7 +18,7 @@ from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record
 from leasehold.errors import DeadLetterError, OutcomeUnknown, SourceUnavailable
 from leasehold.stores.dynamodb.store import DynamoStore
-from leasehold.stores.objects.blob import BlobObjects, client_of
+from leasehold.stores.objects.blob import BlobObjects, create_client
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.s3 import S3Objects
 from leasehold.stores.protocol import Timeouts
@@ -78,7 +78,7 @@ def blob(url: str) -> BlobObjects:
         words = f"AccountName=account;AccountKey=a2V5;BlobEndpoint={url}/account"
         environment.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{words}")
         environment.setattr("leasehold.stores.objects.blob.TIMEOUTS", TIMEOUTS)
-        return BlobObjects(client_of("account/leases", None))
+        return BlobObjects(create_client("account/leases", None))
 
 
 def dynamodb(url: str) -> DynamoStore:

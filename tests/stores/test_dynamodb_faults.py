@@ -18,7 +18,7 @@ from types_boto3_dynamodb import DynamoDBClient
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
 from leasehold.stores.aws_calls.connections import CompleteResponse, ResponseTimeout
-from leasehold.stores.aws_calls.connections import KeptConnections as DirectCallsLine
+from leasehold.stores.aws_calls.connections import HostConnections as DirectCallsLine
 from leasehold.stores.dynamodb.cells import DynamoCells
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Done, Malformed

@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.dynamodb import store as listings
 from leasehold.stores.dynamodb.rows import RowDecoder
-from leasehold.stores.dynamodb.store import Clients, DynamoStore, pages_of, read_listings_quickly
+from leasehold.stores.dynamodb.store import Clients, DynamoStore, parse_listings_with_orjson, read_pages
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -61,7 +61,7 @@ def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  w
     """Return the response without the metadata of the request, or its error."""
     client = client_returning(status, body)
     if quick:
-        read_listings_quickly(client)
+        parse_listings_with_orjson(client)
     try:
         answer: dict[str, Any] = dict(client.scan(TableName="t"))
     except ClientError as refused:
@@ -91,7 +91,7 @@ def test_parsed_rows_equal_boto3s_rows(status: int, response: dict[str, Any]) ->
 def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing ten thousand leases with boto3 used to take the lookout a tenth of a processor."""
     client, read = client_returning(200, json.dumps(PAGE).encode()), []
-    read_listings_quickly(client)
+    parse_listings_with_orjson(client)
     client.meta.events.register_last(
         "before-parse.dynamodb.Scan", lambda response_dict, **_: read.append(response_dict)
     )
@@ -107,7 +107,7 @@ def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_response_of_another_shape_is_an_unknown_outcome(body: bytes) -> None:
     """A proxy's page does not end a worker's turn with another library's error, and is not an empty table."""
     client = client_returning(200, body)
-    read_listings_quickly(client)
+    parse_listings_with_orjson(client)
     store = DynamoStore.__new__(DynamoStore)
     store._table, store._create, store._clients = "leases", True, Clients(client, client)  # noqa: SLF001  likewise
     store._prefix, store._rows, store._listed = "", RowDecoder(), 0  # noqa: SLF001  likewise
@@ -125,7 +125,7 @@ def test_the_segments_of_a_large_table_are_read_in_parallel() -> None:
         more = {"LastEvaluatedKey": ExclusiveStartKey + 1} if ExclusiveStartKey < Segment else {}
         return {"Items": [f"{Segment}.{ExclusiveStartKey}"], **more}
 
-    rows = [str(row) for page in pages_of(look, [{"Segment": number} for number in range(4)]) for row in page]
+    rows = [str(row) for page in read_pages(look, [{"Segment": number} for number in range(4)]) for row in page]
     assert sorted(rows) == [f"{segment}.{page}" for segment in range(4) for page in range(segment + 1)]
 
 
@@ -138,4 +138,4 @@ def test_a_failed_segment_fails_the_listing() -> None:
         return {"Items": []}
 
     with pytest.raises(OutcomeUnknown):
-        list(pages_of(look, [{"Segment": segment} for segment in range(4)]))
+        list(read_pages(look, [{"Segment": segment} for segment in range(4)]))

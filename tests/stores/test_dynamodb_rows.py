@@ -13,8 +13,8 @@ from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version
 from leasehold.balancer.watch import Reports
 from leasehold.stores.aws_calls.pages import page_of
 from leasehold.stores.dynamodb import rows as rows_of
-from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_item, to_lease, to_reports
-from leasehold.stores.dynamodb.writes import request_of
+from leasehold.stores.dynamodb.rows import Item, RowDecoder, parse_reports, to_item, to_lease
+from leasehold.stores.dynamodb.writes import build_write_request
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.writes import CreateLease
 
@@ -95,7 +95,7 @@ def test_an_item_and_its_lease_convert_both_ways(item: dict[str, Any], lease: Le
 
 def test_a_created_item_is_a_complete_lease() -> None:
     """Java 2.x stops taking leases at a row without its counters."""
-    assert request_of(CreateLease(Lease("s-1", checkpoint=LATEST))) == {
+    assert build_write_request(CreateLease(Lease("s-1", checkpoint=LATEST))) == {
         "ConditionExpression": "attribute_not_exists(leaseKey)",
         "Item": {**BARE, "checkpoint": {"S": "LATEST"}},
     }
@@ -155,9 +155,9 @@ def test_reports_are_the_leader_and_each_worker_with_a_load() -> None:
         {"leaseKey": {"S": "Migration3.0"}, "lut": {"N": "1"}, "entityType": {"S": "CLIENT_VERSION_MIGRATION"}},
     ]
     reported = (("java-1", "1795268970"), ("java-2", "1795268982"))
-    assert to_reports(rows) == Reports(None, reported)
+    assert parse_reports(rows) == Reports(None, reported)
     rows.append({"leaseKey": {"S": "Leader"}, "ownerName": {"S": "java-1"}, **leader})
-    assert to_reports(rows) == Reports("java-1", reported)
+    assert parse_reports(rows) == Reports("java-1", reported)
 
 
 @pytest.mark.parametrize(

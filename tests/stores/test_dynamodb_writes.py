@@ -7,7 +7,7 @@ from attrs import evolve
 
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version
 from leasehold.stores import writes
-from leasehold.stores.dynamodb.writes import request_of
+from leasehold.stores.dynamodb.writes import build_write_request
 
 Word = str | float | tuple[str, ...]
 Words = dict[str, Word]
@@ -248,7 +248,9 @@ def test_a_write_is_sent_with_its_condition(name: str) -> None:
         "UpdateExpression": update,
         "ExpressionAttributeValues": {word: typed(value) for word, value in values.items()},
     }
-    assert request_of(write) == {part: part_value for part, part_value in expected.items() if part_value is not None}
+    assert build_write_request(write) == {
+        part: part_value for part, part_value in expected.items() if part_value is not None
+    }
 
 
 NOTES = (("a-b", "1"), ("size", "2"))
@@ -275,7 +277,7 @@ NOTING: dict[str, tuple[writes.Write, str, str, str, Words]] = {
 def test_annotations_use_name_placeholders(name: str) -> None:
     """The service rejects an annotation named like a reserved word, or with a dash."""
     write, condition, before, behind, values = NOTING[name]
-    assert request_of(write) == {
+    assert build_write_request(write) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": condition,
         "UpdateExpression": f"{before} #note0 = :note0, #note1 = :note1{behind}",
@@ -306,12 +308,12 @@ def test_annotations_use_name_placeholders(name: str) -> None:
     ],
 )
 def test_a_write_that_cannot_succeed_is_not_sent(write: writes.Write) -> None:
-    assert request_of(write) is None
+    assert build_write_request(write) is None
 
 
 def test_a_write_to_an_unowned_lease_never_creates_a_row() -> None:
     """A missing lease has no owner either; the annotation would create half a lease, at which Java 2.x stops."""
-    assert request_of(writes.AnnotateLease(FREE, "a", "1")) == {
+    assert build_write_request(writes.AnnotateLease(FREE, "a", "1")) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": NOBODYS,
         "UpdateExpression": "SET #note0 = :note0",
@@ -328,7 +330,7 @@ def test_a_reset_raises_the_counter_and_requires_no_owner(
     position: Position, epoch: int, further: int, children: str
 ) -> None:
     """A counter that is set instead of raised could equal what a Java owner holds, which would not notice the reset."""
-    assert request_of(writes.ResetLease(MINE, position, (("latest_ms", "-"),), epoch=epoch)) == {
+    assert build_write_request(writes.ResetLease(MINE, position, (("latest_ms", "-"),), epoch=epoch)) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": f"{SEEN} AND {NOBODYS}",
         "UpdateExpression": f"SET {MOVE}, ownerSwitchesSinceCheckpoint = :zero, #note0 = :note0 "

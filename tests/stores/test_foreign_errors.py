@@ -19,9 +19,9 @@ from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Lost, Store
-from leasehold.stores.sessions.rows import SESSIONS, session_of, valid_row
+from leasehold.stores.sessions.rows import SESSIONS, parse_session, require_valid_row
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import TO, SwapStore, control_row
+from leasehold.stores.swap import TO, SwapStore, get_or_create_control_row
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
     AnnotateLease,
@@ -223,7 +223,7 @@ def moving(_asked: pytest.FixtureRequest) -> Table:
         return SwapStore((first, second), names[TO], look_seconds=0.0)
 
     tables: tuple[Store, Store] = tuple(EtagStore(bucket, ObjectLayout("fleet")) for bucket in buckets)  # type: ignore[assignment]
-    control_row(tables, names)
+    get_or_create_control_row(tables, names)
     set_direction(tables, "to")
     return Table(lambda: opened(lambda bucket: Between(bucket, fault)), lambda: opened(lambda bucket: bucket), fault)
 
@@ -370,5 +370,5 @@ def test_closing_a_store_ends_every_session_even_if_one_raises(place: int) -> No
     fault.arm(place, ERRORS[place], after=False)
     store.close()
     assert fault.raised is not None
-    ended = [valid_row(session_of(one)).ended for one in cells.list(SESSIONS)]
+    ended = [require_valid_row(parse_session(one)).ended for one in cells.list(SESSIONS)]
     assert (ended.count(True), closed) == (2, ["rows"])

@@ -2,16 +2,20 @@
 
 import pytest
 
-from leasehold.stores.requests import SkewWarning, age, unquoted_etag
+from leasehold.stores.requests import SkewWarning, object_age_seconds, unquote_etag
 
 
 def test_an_age_allows_for_times_in_whole_seconds() -> None:
     """A lease written at the very end of a second does not expire a second early."""
-    assert [age(1000.0, 990.0), age(1000.0, 1000.0), age(1000.0, 1003.0)] == [9.0, 0.0, 0.0]
+    assert [
+        object_age_seconds(1000.0, 990.0),
+        object_age_seconds(1000.0, 1000.0),
+        object_age_seconds(1000.0, 1003.0),
+    ] == [9.0, 0.0, 0.0]
 
 
 def test_a_quoted_and_an_unquoted_etag_are_equal() -> None:
-    assert [unquoted_etag(etag) for etag in ('"0x8D"', "0x8D", '"X-1X"')] == ["0x8D", "0x8D", "X-1X"]
+    assert [unquote_etag(etag) for etag in ('"0x8D"', "0x8D", '"X-1X"')] == ["0x8D", "0x8D", "X-1X"]
 
 
 @pytest.mark.parametrize("now", [1_000_060.0, 999_940.0])

@@ -10,7 +10,7 @@ from attrs import Factory, field, frozen
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.execute import execute, write_of
+from leasehold.stores.execute import convert_to_write, execute
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 from leasehold.testing import leasehold_store_contract
@@ -91,7 +91,7 @@ def test_one_wrapper_sees_every_write_of_a_plan() -> None:
     store = Counted()
     for action in actions:
         execute(store, action, "ann")
-    assert store.seen == Counter(type(write_of(action, "ann")) for action in actions)
+    assert store.seen == Counter(type(convert_to_write(action, "ann")) for action in actions)
     assert len(store.seen) == len(actions)
     assert {type(action) for action in actions} == set(get_args(Action))
 

@@ -33,7 +33,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
     def client(region: str | None, _endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
         return S3Memory(made, patience.attempts, region or "eu-west-1")
 
-    monkeypatch.setattr(s3, "_client", client)
+    monkeypatch.setattr(s3, "_create_client", client)
     return made
 
 
@@ -308,7 +308,7 @@ def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -
         created.append((region, endpoint, patience))
         return S3Memory(bucket, patience.attempts)
 
-    monkeypatch.setattr(s3, "_client", client)
+    monkeypatch.setattr(s3, "_create_client", client)
     store = open_store("s3://leases/fleet/one?region=eu-west-2&endpoint=http://127.0.0.1:1")
     assert created == [
         ("eu-west-2", "http://127.0.0.1:1", TIMEOUTS),
@@ -334,16 +334,16 @@ def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -
 def test_a_client_uses_the_given_timeout_and_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
-    s3_client = s3._client("eu-west-2", "http://127.0.0.1:1", Timeouts(1.5, 2.5, attempts=2))  # noqa: SLF001
+    s3_client = s3._create_client("eu-west-2", "http://127.0.0.1:1", Timeouts(1.5, 2.5, attempts=2))  # noqa: SLF001
     config: Any = s3_client.meta.config
     assert (s3_client.meta.region_name, s3_client.meta.endpoint_url) == ("eu-west-2", "http://127.0.0.1:1")
     assert (config.connect_timeout, config.read_timeout, config.max_pool_connections) == (1.5, 2.5, 16)
     assert config.retries == {"total_max_attempts": 2, "mode": "standard"}
     assert config.s3["addressing_style"] == "path"
-    service_of_aws: Any = s3._client("eu-west-2", None, TIMEOUTS).meta.config  # noqa: SLF001
+    service_of_aws: Any = s3._create_client("eu-west-2", None, TIMEOUTS).meta.config  # noqa: SLF001
     assert service_of_aws.s3["addressing_style"] == "auto"
     with pytest.raises(StoreError, match="credentials"):
-        s3._client("eu-west-2", "http://me:secret@127.0.0.1:1", TIMEOUTS)  # noqa: SLF001
+        s3._create_client("eu-west-2", "http://me:secret@127.0.0.1:1", TIMEOUTS)  # noqa: SLF001
 
 
 def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,6 +353,6 @@ def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
         clients.append(S3Memory(S3Bucket(), patience.attempts))
         return clients[-1]
 
-    monkeypatch.setattr(s3, "_client", client)
+    monkeypatch.setattr(s3, "_create_client", client)
     S3Objects("leases").close()
     assert [one.closed for one in clients] == [True, True]

@@ -15,7 +15,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Malformed
 from leasehold.stores.requests import ObjectFields, Stored
-from leasehold.stores.sessions.rows import SESSIONS, session_of, valid_row
+from leasehold.stores.sessions.rows import SESSIONS, parse_session, require_valid_row
 from leasehold.stores.sessions.store import SessionStore, in_layout
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
@@ -672,6 +672,6 @@ def test_a_session_holds_at_most_one_page_of_leases() -> None:
         leases = [create_owned_lease(store, key=f"s-{turn}-{number}") for number in range(4)]
         for lease in leases[:2]:
             expect_applied(store.write(ReleaseLease(lease, "ann")))
-    entries = [len(valid_row(session_of(one)).entries) for one in cells.list(SESSIONS)]
+    entries = [len(require_valid_row(parse_session(one)).entries) for one in cells.list(SESSIONS)]
     assert max(entries) <= 3
     assert sum(entries) >= 4

@@ -16,10 +16,10 @@ from leasehold.adapters.sources.kinesis.producer.producer import create_producer
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.errors import DeadLetterError, OutcomeUnknown, SourceUnavailable
-from leasehold.stores.dynamodb.cells import items_of
+from leasehold.stores.dynamodb.cells import read_items
 from leasehold.stores.dynamodb.rows import RowDecoder
 from leasehold.stores.dynamodb.store import DynamoStore
-from leasehold.stores.objects.blob import BlobObjects, client_of
+from leasehold.stores.objects.blob import BlobObjects, create_client
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.s3 import S3Objects
 from leasehold.stores.protocol import Timeouts
@@ -77,7 +77,7 @@ def blob(url: str) -> BlobObjects:
     with pytest.MonkeyPatch.context() as environment:
         words = f"AccountName=account;AccountKey={KEY};BlobEndpoint={url}/account"
         environment.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{words}")
-        return BlobObjects(client_of("account/leases", None, 1.0))
+        return BlobObjects(create_client("account/leases", None, 1.0))
 
 
 def putting(url: str) -> KinesisPutClient:
@@ -156,7 +156,7 @@ def test_dynamodb_rows_must_be_the_requested_ones(page: dict[str, object]) -> No
     """A row is gone only if a response about its own table and its own key leaves it out."""
     key = {"application": {"S": "ours"}, "leaseKey": {"S": "a"}}
     with pytest.raises(OutcomeUnknown):
-        items_of(lambda _asked: cast("Any", page), "leases", [cast("Any", key)], consistent=True, attempts=1)
+        read_items(lambda _asked: cast("Any", page), "leases", [cast("Any", key)], consistent=True, attempts=1)
 
 
 def test_a_query_accepts_only_rows_of_its_own_application() -> None:

@@ -22,11 +22,11 @@ from leasehold.stores.swap import (
     ORIGIN,
     TO,
     SwapStore,
-    control_row,
+    get_or_create_control_row,
     open_both,
     reject_moved,
 )
-from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.urls import display_name, open_store
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLease,
@@ -53,7 +53,7 @@ NAMES = ("memory://from", "memory://to")
 
 def swap_of(tables: tuple[Store, Store], wish: str = "") -> SwapStore:
     """Open the joined store, with leases bound for a table or staying where they are."""
-    control_row(tables, NAMES)
+    get_or_create_control_row(tables, NAMES)
     send(tables, wish)
     return SwapStore(tables, NAMES[TO], look_seconds=0.0)
 
@@ -224,11 +224,11 @@ def test_tables_that_cannot_be_joined_are_rejected() -> None:
     tables = (MemoryStore(), MemoryStore())
     expect_applied(tables[TO].write(CreateLease(Lease("old"))))
     with pytest.raises(StoreError, match="is not part of a swap"):
-        control_row(tables, NAMES)
+        get_or_create_control_row(tables, NAMES)
     tables = (MemoryStore(), MemoryStore())
-    control_row(tables, NAMES)
+    get_or_create_control_row(tables, NAMES)
     with pytest.raises(StoreError, match="is the goal of a swap from memory://from, and not from memory://other"):
-        control_row(tables, ("memory://other", NAMES[TO]))
+        get_or_create_control_row(tables, ("memory://other", NAMES[TO]))
     with pytest.raises(StoreError, match="does not count the owners"):
         SwapStore((Uncounted(MemoryStore()), MemoryStore()), NAMES[TO])
 
@@ -248,7 +248,7 @@ def test_both_tables_are_opened_by_url_and_closed_if_one_fails(tmp_path: Path) -
         create_owned_lease(store)
         assert store.list().leases[0].version.startswith("from:")
     with closing(open_store(urls[TO])) as opened_to:
-        assert [row.annotation(ORIGIN) for row in opened_to.list().leases] == [name_of(urls[FROM])]
+        assert [row.annotation(ORIGIN) for row in opened_to.list().leases] == [display_name(urls[FROM])]
     with pytest.raises(ValueError, match="a boto3 session can only be used"):
         open_both(*urls, sessions=(None, Session()))
     with pytest.raises(ValueError, match="to: it is the store that already has the leases"):
@@ -274,9 +274,9 @@ def test_workers_that_start_together_announce_one_swap() -> None:
 
         def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
             leases = super().get(keys, stale_ok=stale_ok)
-            control_row((both[0], both[1]), NAMES)
+            get_or_create_control_row((both[0], both[1]), NAMES)
             return leases
 
     both = MemoryStore(), MemoryStore()
-    assert control_row((both[0], Late(both[1])), NAMES) == control_row(both, NAMES)
+    assert get_or_create_control_row((both[0], Late(both[1])), NAMES) == get_or_create_control_row(both, NAMES)
     assert len(both[1].list().leases) == 1

@@ -11,7 +11,7 @@ from leasehold.stores import swap
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import CONTROL, DIRECTION, LOOK_SECONDS, TO, SwapStore, control_row
+from leasehold.stores.swap import CONTROL, DIRECTION, LOOK_SECONDS, TO, SwapStore, get_or_create_control_row
 from leasehold.stores.writes import AnnotateLease, CreateLease, ReleaseLease, RenewLease, Write
 from leasehold_lab.contract.actors import (
     create_owned_lease,
@@ -60,7 +60,7 @@ class Goal:
 def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
     """Return the store of a worker whose leases have not been told to move."""
     tables = (MemoryStore(), goal.table)
-    control_row(tables, NAMES)
+    get_or_create_control_row(tables, NAMES)
     clock = now if now is not None else [0.0]
     look = LOOK_SECONDS if now is not None else 0.0
     return SwapStore((tables[0], goal.opened()), NAMES[TO], clock=lambda: clock[0], look_seconds=look)

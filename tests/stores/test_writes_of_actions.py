@@ -6,7 +6,7 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, R
 from leasehold.balancer.model import Lease, Position, Version
 from leasehold.stores import writes
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.execute import execute, write_of
+from leasehold.stores.execute import convert_to_write, execute
 
 NOTES = (("process", "p-1/ann"),)
 OURS = Lease("s-0", owner="ann", version=Version("7"), next_owner="bob", checkpoint=Position("5"))
@@ -28,11 +28,11 @@ OURS = Lease("s-0", owner="ann", version=Version("7"), next_owner="bob", checkpo
 )
 def test_each_action_maps_to_one_write(action: Action, write: writes.Write) -> None:
     """A lease is released to its next owner, and under its own worker's name."""
-    assert write_of(action, "ann", NOTES, Position("9")) == write
+    assert convert_to_write(action, "ann", NOTES, Position("9")) == write
 
 
 def test_a_lease_given_without_a_drain_keeps_its_checkpoint() -> None:
-    assert write_of(Release(OURS, "H3", next_owner="bob"), "ann") == writes.GiveLease(OURS, Position("5"))
+    assert convert_to_write(Release(OURS, "H3", next_owner="bob"), "ann") == writes.GiveLease(OURS, Position("5"))
 
 
 def test_an_alternate_keeps_the_annotations_of_the_action() -> None:

@@ -20,7 +20,7 @@ from leasehold.stores.writes import (
     StealLease,
     WithdrawRequest,
     Write,
-    counted,
+    with_counter,
 )
 
 SIGNED = (("process", "p-1/ann"),)
@@ -231,11 +231,11 @@ def test_recreated_row_is_taken_over_unless_its_checkpoint_is_further() -> None:
         held = HeldLease()
         for number in range(40, 50):
             assert held.holding.checkpoint(Position(str(number)))
-        held.store._table.rows["s-0"] = counted(evolve(held.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
+        held.store._table.rows["s-0"] = with_counter(evolve(held.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
         assert held.holding.checkpoint(Position("50"))
         after = held.store.row("s-0")
         assert (after.owner, after.checkpoint) == ("ann", Position("50"))
-    held.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
+    held.store.rewrite("s-0", lambda row: with_counter(evolve(row, owner="bob", checkpoint=Position("70")), 2))
     assert held.holding.renew() is False
     assert held.store.row("s-0").checkpoint == Position("70")
     assert held.end == (True, "now owned by bob")
@@ -247,7 +247,7 @@ def test_row_taken_over_is_moved_forward_and_signed(owner: str | None) -> None:
     held = HeldLease()
     for number in range(40, 50):
         assert held.holding.checkpoint(Position(str(number)))
-    held.store._table.rows["s-0"] = counted(evolve(held.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
+    held.store._table.rows["s-0"] = with_counter(evolve(held.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
     held.store.write_requests.clear()
     assert held.holding.renew()
     _, late, taken, _ = held.store.write_requests
@@ -262,7 +262,7 @@ def test_deleted_row_is_logged() -> None:
     assert held.holding.checkpoint(Position("40"))
     held.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     assert held.holding.renew()
-    held.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
+    held.store.rewrite("s-0", lambda row: with_counter(evolve(row, owner="bob", checkpoint=Position("70")), 2))
     assert not held.holding.renew()
     further = "s-0, by another worker: records between 40, where this worker was, and 70, may be unread"
     assert held.remade == ["s-0 at 40", further]

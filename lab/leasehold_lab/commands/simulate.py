@@ -12,7 +12,7 @@ from rich.table import Table
 from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.toolchain import ServiceError
-from leasehold.stores.fields import decimal
+from leasehold.stores.fields import parse_decimal
 from leasehold_lab.simulator.question import (
     RULES,
     Answer,
@@ -138,7 +138,7 @@ def command(  # noqa: PLR0917  typer calls it by name
 
 
 def _parse_sizes(workers: str) -> tuple[int, ...]:
-    sizes = tuple(decimal(size, _WORKERS) or 0 for size in workers.split("+"))
+    sizes = tuple(parse_decimal(size, _WORKERS) or 0 for size in workers.split("+"))
     if not all(sizes):
         raise ValueError(f"workers: {workers!r} is not a number of workers, or several numbers joined by +")
     return sizes

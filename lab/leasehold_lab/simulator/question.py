@@ -20,7 +20,7 @@ from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.shares import Groups
 from leasehold.plugins import known_rule_sets
-from leasehold.stores.fields import kilobytes
+from leasehold.stores.fields import convert_to_kilobytes
 from leasehold_lab.judge.rights import OwnerChange, drop_taken_back_handoffs, find_owner_changes, find_owners_at
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator import scenario as fleets
@@ -319,6 +319,6 @@ def run_forecast(scenario: Scenario, config: Config, since: float) -> FleetForec
             for change in drop_taken_back_handoffs(change for change in owner_changes if change.t >= since)
         ),
         {worker: lease_counts[worker] for worker in sorted(living_workers)},
-        {worker: round(kilobytes(load), 3) for worker, load in loads_of_workers.items()},
+        {worker: round(convert_to_kilobytes(load), 3) for worker, load in loads_of_workers.items()},
         measure_outcome(history, since=since, cycle_seconds=config.cycle_seconds, groups=config.rules.groups),
     )

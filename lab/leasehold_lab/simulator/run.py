@@ -17,10 +17,10 @@ from leasehold.adapters.worker.annotations import PROCESS
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.protocol import Done, Store
-from leasehold.stores.sessions.rows import LeaseRow, lease_fields, lease_name
+from leasehold.stores.sessions.rows import LeaseRow, encode_lease_row, lease_row_name
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import TO, SwapStore, control_row
-from leasehold.stores.writes import ReleaseLease, ResetLease, counted
+from leasehold.stores.swap import TO, SwapStore, get_or_create_control_row
+from leasehold.stores.writes import ReleaseLease, ResetLease, with_counter
 from leasehold_lab.judge.breach import Breach
 from leasehold_lab.judge.events import Incident, SentRecord, WriteEvent
 from leasehold_lab.judge.explanations import judge_history
@@ -92,7 +92,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
     )
     world = World(scenario, tasks, table, source, history, start_member_later, read_faults, write_faults)
     for row in first_rows if scenario.sessions and not scenario.swaps else ():
-        world.cells.put_new(lease_name(row.key), lease_fields(LeaseRow(row)))
+        world.cells.put_new(lease_row_name(row.key), encode_lease_row(LeaseRow(row)))
     for member in scenario.members:
         start_member_later(member)
     for reshape in scenario.reshapes:
@@ -100,7 +100,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
     for emptying in scenario.emptyings:
         tasks.start(partial(_delete_rows, world, emptying), emptying.at)
     if scenario.swaps:
-        control_row((table, SessionStore(world.cells) if scenario.sessions else world.goal), NAMES)
+        get_or_create_control_row((table, SessionStore(world.cells) if scenario.sessions else world.goal), NAMES)
         tasks.start(partial(run_swaps, world))
     if scenario.reading:
         tasks.start(partial(_produce_records, world))
@@ -130,7 +130,7 @@ def _create_first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease
             shard_listed.id, owner=owner, hash_range=shard_listed.hash_range, checkpoint=scenario.start, weight=weight
         )
         annotations = ((PROCESS, f"before/{owner}"),) if owner in present_workers else ()
-        yield counted(evolve(row, yields=owner in our_workers, annotations=annotations), int(owner is not None))
+        yield with_counter(evolve(row, yields=owner in our_workers, annotations=annotations), int(owner is not None))
 
 
 QUIET_FACTOR = 5

@@ -18,7 +18,7 @@ from leasehold.adapters.consuming import Consumption, check_consumption_options,
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Options
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
-from leasehold.stores.urls import store_address
+from leasehold.stores.urls import split_store_url
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -138,7 +138,7 @@ def _run_supervised(me: str, store: str, processes: int, setup: Consumption) -> 
 
     Raises ValueError if they cannot share the leases.
     """
-    if store_address(store)[0] == "memory":
+    if split_store_url(store)[0] == "memory":
         raise ValueError(
             "--processes: they cannot share memory://, which exists in one process; use sqlite:// or another store"
         )

@@ -19,7 +19,7 @@ from leasehold.adapters.ops.checkpoints import (
     verify,
 )
 from leasehold.errors import StoreError
-from leasehold.stores.urls import open_store, store_address
+from leasehold.stores.urls import open_store, split_store_url
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -71,7 +71,7 @@ def command(  # noqa: PLR0917  one for each option
     ):
         selected_leases = tuple(lease for lease in read_leases(source, "FROM") if lease.key.startswith(strip))
         # A backup may be made while a fleet reads. After it is restored, later records are processed again.
-        ignores_owners = even_if_read or store_address(to)[0] == "file"
+        ignores_owners = even_if_read or split_store_url(to)[0] == "file"
         leases, watched_leases = (
             rename_prefix(selected_leases, strip, add, stream),
             () if ignores_owners else selected_leases,

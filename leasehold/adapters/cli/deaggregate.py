@@ -18,7 +18,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
 )
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED
 from leasehold.balancer.model import HASH_KEYS, HashRange
-from leasehold.stores.fields import decimal, escape_surrogates
+from leasehold.stores.fields import escape_surrogates, parse_decimal
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -53,7 +53,7 @@ def command(
     with exit_on_failure("deaggregate", misuse=(ValueError, OSError)):
         filter_range: HashRange | None = None
         if hash_range is not None:
-            first, last = (decimal(key, HASH_KEYS[1]) for key in hash_range)
+            first, last = (parse_decimal(key, HASH_KEYS[1]) for key in hash_range)
             if first is None or last is None:
                 raise ValueError("--hash-range: needs two decimal numbers from 0 to 2**128 - 1")
             if first > last:

@@ -15,9 +15,9 @@ from leasehold.adapters.ops.watching import SeenMove, WatchedTable, leases_by_ow
 from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of
-from leasehold.stores.fields import kilobytes
+from leasehold.stores.fields import convert_to_kilobytes
 from leasehold.stores.printable import few, printable
-from leasehold.stores.swap import place_of
+from leasehold.stores.swap import lease_place
 
 SENTENCES_MAX = 8
 """The maximum number of sentences below a table about leases that are not OK."""
@@ -135,12 +135,12 @@ def _make_lease_rows(table: WatchedTable, *, full: bool) -> TextTable:
             format_checkpoint(lease.checkpoint, full=full),
             _format_number(lag.age),
             _format_idle(lease.idle),
-            _format_number(None if lease.weight is None else kilobytes(lease.weight)),
+            _format_number(None if lease.weight is None else convert_to_kilobytes(lease.weight)),
             "" if lag.moves is None else str(lag.moves),
             lag.host,
             lease.next_owner or "",
         )
-        row += (place_of(lease),) if table.swap else ()
+        row += (lease_place(lease),) if table.swap else ()
         rows.append((*row, "" if lag.events is None else str(lag.events)) if has_event_lag else row)
         highlighted += [(number, 1)] if lease.owner is None else []
         highlighted += [(number, 2)] if status not in {"", "OK"} else []
@@ -211,7 +211,7 @@ def _make_group_rows(name: str, find_group: Callable[[Lease], str], table: Watch
                 str(len(leases_by_owner(group_leases).keys() - {None})),
                 _format_bound(lag.most, at_least=lag.at_least),
                 max((find_status_word(table, lease) for lease in group_leases), key=lambda each: NUMBERS.get(each, -1)),
-                _format_number(kilobytes(sum(weights)) if weights else None),
+                _format_number(convert_to_kilobytes(sum(weights)) if weights else None),
                 _format_idle(max(lease.idle for lease in group_leases)),
             )
         )

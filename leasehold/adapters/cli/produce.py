@@ -21,7 +21,7 @@ from leasehold.adapters.producing import open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.errors import ProducerError, RecordFailed, SourceError
-from leasehold.stores.fields import decimal, escape_surrogates
+from leasehold.stores.fields import escape_surrogates, parse_decimal
 from leasehold.stores.printable import printable, text_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -91,7 +91,7 @@ def _make_key_function(key_option: str, delimiter: str) -> Key:
         return lambda _line: argument
     if kind == "json" and argument:
         return lambda line: _extract_member_key(line, argument)
-    if kind == "field" and (column := decimal(argument, _PLACES)) and delimiter:
+    if kind == "field" and (column := parse_decimal(argument, _PLACES)) and delimiter:
         return lambda line: _extract_field_key(line, column, delimiter)
     raise ValueError(f"--key: {key_option!r} is none of line, field:N (from 1), json:NAME and fixed:TEXT")
 

@@ -17,7 +17,7 @@ import botocore.session
 from attrs import field, frozen
 from botocore.credentials import CredentialProvider
 
-from leasehold.stores.aws import SESSION_NAME, assumed_role, with_providers
+from leasehold.stores.aws import SESSION_NAME, create_role_provider, create_session_with_providers
 from leasehold.stores.printable import did_you_mean, printable
 
 DEFAULT = "DefaultCredentialsProvider"
@@ -52,7 +52,9 @@ class _CredentialProvider:
         if ROLE.fullmatch(self.name):
             role, *name = self.arguments
             return [
-                assumed_role(botocore_session, role, session_name=name[0] if name else SESSION_NAME, **self.settings)
+                create_role_provider(
+                    botocore_session, role, session_name=name[0] if name else SESSION_NAME, **self.settings
+                )
             ]
         method_name = _BOTOCORE_METHODS.get(self.name)
         chain_providers = botocore_session.get_component("credential_provider").providers
@@ -83,7 +85,7 @@ class Credentials:
             for provider in self.providers
             for equivalent in provider.make_botocore_providers(botocore_session)
         ]
-        return boto3.Session(botocore_session=with_providers(providers))
+        return boto3.Session(botocore_session=create_session_with_providers(providers))
 
 
 def parse_credentials(text: str) -> Credentials:

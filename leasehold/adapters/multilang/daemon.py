@@ -33,7 +33,7 @@ from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown, SourceError, StoreError
-from leasehold.stores.dynamodb.store import THROTTLED, code_of, is_missing
+from leasehold.stores.dynamodb.store import THROTTLED, error_code, is_table_missing
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.child"))
@@ -303,8 +303,8 @@ class ChildHandler:
 
 def find_error_name(fault: StoreError | SourceError) -> CheckpointError:
     """Return the name of the Java exception that children expect for this error of the store."""
-    if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
+    if isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) in THROTTLED:
         return "ThrottlingException"
-    if isinstance(fault, StoreError) and is_missing(fault):
+    if isinstance(fault, StoreError) and is_table_missing(fault):
         return "InvalidStateException"
     return "KinesisClientLibDependencyException"

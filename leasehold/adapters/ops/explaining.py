@@ -27,8 +27,8 @@ from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.loads import slack
-from leasehold.stores.fields import kilobytes
-from leasehold.stores.swap import place_of
+from leasehold.stores.fields import convert_to_kilobytes
+from leasehold.stores.swap import lease_place
 
 FREES_RULE = "C6"
 HANDOFF_RULE = "H2"
@@ -188,7 +188,7 @@ class WorkerPlan:
         if self.held == self.share:
             return "nothing: it holds its share"
         if self.loads is not None:
-            own_load, mean_load = map(kilobytes, self.loads)
+            own_load, mean_load = map(convert_to_kilobytes, self.loads)
             comparison = "more" if self.held > self.share else "less"
             loads = f"its leases bring {own_load:.1f} KB/s, and the mean over all workers is {mean_load:.1f}"
             return (
@@ -403,7 +403,7 @@ def _describe_past(table: WatchedTable, lease: Lease, config: Config) -> tuple[s
     if lease.owner is not None and not lease.yields:
         lines.append(f"{lease.owner} answers no requests, so a worker that should have it steals it")
     if table.swap is not None:
-        place, _, goal = place_of(lease).partition(">")
+        place, _, goal = lease_place(lease).partition(">")
         lines.append(f"a swap is moving it from {place} to {goal}" if goal else f"during the swap, it is in {place}")
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *reported([lease]))
 

@@ -26,16 +26,16 @@ from leasehold.stores.swap import (
     Direction,
     LeasePlaces,
     SwapStore,
+    check_control_row,
     check_tables_differ,
-    checked_control,
-    direction_of,
+    count_places,
     is_marked,
-    knows_annotation,
-    places_of,
+    knows_goal_annotation,
+    parse_direction,
     split_version,
     swap_is_over,
 )
-from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.urls import display_name, open_store
 from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease
 
 LOOK_SECONDS = 1.0
@@ -48,7 +48,7 @@ creating leases in FROM."""
 
 def open_joined(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
     """Return both tables as one, for reading. Raises StoreError if no swap from FROM to TO is in progress."""
-    checked_control(read_control(tables), names)
+    check_control_row(read_control(tables), names)
     return SwapStore(tables, names[TO])
 
 
@@ -70,7 +70,7 @@ def open_for_reading(store: str, to: str | None = None) -> Store:
         source, target = (
             stack.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
         )
-        tables, names = (source, target), (name_of(store), name_of(to))
+        tables, names = (source, target), (display_name(store), display_name(to))
         is_over = swap_is_over(tables, names)
         joined: Store = target if is_over else open_joined(tables, names)
         if is_over:
@@ -123,9 +123,9 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
         for row in owned_rows
         if row.owner
         and row.key in keys_in_from
-        and row.annotation(KNOWN_TO) != knows_annotation(row.owner, goal_name)[1]
+        and row.annotation(KNOWN_TO) != knows_goal_annotation(row.owner, goal_name)[1]
     }
-    places = places_of(direction_of(control), leases)
+    places = count_places(parse_direction(control), leases)
     return SwapProgress(places.way, places.there, places.moving, places.gone, tuple(sorted(unaware.items())))
 
 
@@ -144,7 +144,7 @@ def unaware_message(unaware: tuple[tuple[str, bool], ...]) -> str:
 def set_direction(tables: tuple[Store, Store], direction: Direction) -> None:
     """Set the direction in which the fleet moves leases. Raises StoreError if the swap is ending or has ended."""
     control = read_control(tables)
-    if direction == "from" and direction_of(control) == "closed":
+    if direction == "from" and parse_direction(control) == "closed":
         raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
     if not isinstance(tables[TO].write(AnnotateLease(control, DIRECTION, direction)), Done):
         raise StoreError("another process changed the swap's control row at the same time; run the command again")

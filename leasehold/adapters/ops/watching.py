@@ -32,15 +32,15 @@ from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import History, Lease
 from leasehold.balancer.rules.shares import Groups, favoured
 from leasehold.balancer.watch import Watch
-from leasehold.stores.fields import kilobytes
+from leasehold.stores.fields import convert_to_kilobytes
 from leasehold.stores.protocol import Malformed, Store
 from leasehold.stores.swap import (
     LeasePlaces,
     SwapStore,
-    current_and_leftover,
+    count_places,
     is_marked,
-    place_of,
-    places_of,
+    lease_place,
+    split_leftover_rows,
     swap_notices,
 )
 
@@ -177,7 +177,7 @@ class TableWatch:
         started_at = self._clock()
         listing = self._store.list()
         ended_at, now = self._clock(), self._wall()
-        listed, leftover = current_and_leftover(listing.leases)
+        listed, leftover = split_leftover_rows(listing.leases)
         self._watch, leases = self._watch.look(listed, started_at, ended_at)
         self._first = min(self._first, started_at)
         rows = tuple(sorted(leases, key=lambda lease: lease.key))
@@ -189,7 +189,7 @@ class TableWatch:
         # The row is marked as moved. Its owner renews the lease and writes its progress in the other table.
         elsewhere_statuses = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
         statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere_statuses
-        swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
+        swap = count_places(self._store.way, rows) if isinstance(self._store, SwapStore) else None
         swapping = swap_notices(listing.leases) if swap is None else (f"swap: {swap.says}",)
         watched_for, window = ended_at - self._first, self._window.seconds
         all_confirmed = all(confirmed(row, statuses[row.key], now, self._lease_seconds, window) for row in rows)
@@ -272,7 +272,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
     for worker, target in shares(live_leases, config.rules.groups).items():
         own_leases = owned_leases.get(worker, [])  # a next owner may not hold a lease yet
         lag = fleet_lag({lease.key: table.lag(lease) for lease in own_leases})
-        weight = kilobytes(sum(lease.weight or 0 for lease in own_leases))
+        weight = convert_to_kilobytes(sum(lease.weight or 0 for lease in own_leases))
         worker_fields = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
         workers.append(worker_fields | ({"lag_at_least": True} if lag.at_least else {}))
     mean_kbps = sum(worker_row["kbps"] for worker_row in workers) / max(len(workers), 1)
@@ -289,12 +289,12 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
                 "heir": lease.next_owner,
                 "idle": None if math.isinf(lease.idle) else round(lease.idle, 1),
                 "checkpoint": lease.checkpoint.sequence,
-                "kbps": None if lease.weight is None else round(kilobytes(lease.weight), 1),
+                "kbps": None if lease.weight is None else round(convert_to_kilobytes(lease.weight), 1),
                 "lag": table.lag(lease).as_json(),
                 **status.as_json(),
                 "number": status.number,
             }
-            | ({} if table.swap is None else {"place": place_of(lease)})
+            | ({} if table.swap is None else {"place": lease_place(lease)})
         )
     return {
         "total": {

@@ -40,9 +40,9 @@ from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.threads import read_boot_clock
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, Trimmed
-from leasehold.stores.aws import session_of
+from leasehold.stores.aws import create_boto3_session
 from leasehold.stores.printable import escaped
-from leasehold.stores.urls import date_of
+from leasehold.stores.urls import parse_date_header
 
 if TYPE_CHECKING:  # use the type stubs of Kinesis, because those of DynamoDB Streams are not installed
     from types_boto3_kinesis import KinesisClient
@@ -163,7 +163,7 @@ class ChangePoller(Poller):
         behind_seconds = 0.0 if is_at_tip else None
         if records:
             # Compute the age of the last record by the service's clock, which the response contains.
-            server_time = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
+            server_time = parse_date_header(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             last_arrived = records[-1].arrived
             behind_seconds = (
                 None if server_time is None or last_arrived is None else max(0.0, server_time - last_arrived)
@@ -395,7 +395,7 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
         )
     poll_seconds = parse_poll_seconds(options["poll_seconds"]) if "poll_seconds" in options else None
     max_records = parse_max_records(options, ChangePoller.max_records)
-    opened_session = session_of(options, "source URL", session)
+    opened_session = create_boto3_session(options, "source URL", session)
     clients = StreamsClients(
         lambda timeout: create_client("dynamodbstreams", region, endpoint, timeout, opened_session)
     )

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.adapters.sources.protocol import Source
 from leasehold.errors import SourceError
-from leasehold.stores.urls import AWS, Scheme, Schemes, endpoint_of, read_url, session_for
+from leasehold.stores.urls import AWS, Scheme, Schemes, check_endpoint, session_argument, split_url
 
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
@@ -69,7 +69,7 @@ def open_source(url: str, *, session: "Session | None" = None) -> Source:
     """
     scheme, place, options = source_address(url)
     module = _SCHEMES[scheme].load("source", SourceError)
-    source: Source = module.open_url(place, options, **session_for(_SCHEMES[scheme], session, "source URL"))
+    source: Source = module.open_url(place, options, **session_argument(_SCHEMES[scheme], session, "source URL"))
     return source
 
 
@@ -79,8 +79,8 @@ def source_address(url: str) -> tuple[str, str, Mapping[str, str]]:
     Raises:
         ValueError: If the URL is wrong. The message never repeats the URL.
     """
-    scheme, place, options = read_url(url, "source", _SCHEMES)
+    scheme, place, options = split_url(url, "source", _SCHEMES)
     if not place:
         raise ValueError(f"source URL: it names no stream; write {scheme}://NAME")
-    endpoint_of(options.get("endpoint"), "source URL")
+    check_endpoint(options.get("endpoint"), "source URL")
     return scheme, place, options

@@ -16,7 +16,7 @@ from attrs import field, frozen
 from leasehold.adapters.inputs import SETTING_LIMITS, check_duration, check_time_ms
 from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, parse_config
 from leasehold.balancer.config import Config
-from leasehold.stores.fields import decimal
+from leasehold.stores.fields import parse_decimal
 from leasehold.stores.printable import escaped, printable, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -54,7 +54,7 @@ class OptionReader:
         option_text = self.read_text(name)
         if not option_text:
             return default
-        parsed_number = decimal(option_text, maximum)
+        parsed_number = parse_decimal(option_text, maximum)
         if parsed_number is None or parsed_number < minimum:
             raise ValueError(f"option {name}: {option_text!r} is not a whole number from {minimum} to {maximum}")
         return parsed_number
@@ -259,7 +259,7 @@ def parse_start(
         time_form: How to write a time, for the error.
     """
     if timestamp:
-        timestamp_ms = decimal(timestamp, 2**53)
+        timestamp_ms = parse_decimal(timestamp, 2**53)
         if timestamp_ms is None:
             raise ValueError(f"option {name}: the time must be whole milliseconds since 1970, not {timestamp!r}")
         return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": check_time_ms(timestamp_ms, f"option {name}")}

@@ -49,8 +49,8 @@ from urllib3 import HTTPResponse
 
 from leasehold.stores.aws_calls.connections import (
     CompleteResponse,
-    ConnectFailed,
-    KeptConnections,
+    ConnectionFailed,
+    HostConnections,
     ResponseCutOff,
     ResponseTimeout,
     SocketOption,
@@ -106,7 +106,7 @@ def _hmac_sha256(key: bytes, text: str) -> bytes:
     return hmac.digest(key, text.encode(), "sha256")
 
 
-class Signer:
+class RequestSigner:
     """Signs requests for the path `/` with one pair of keys. It reads neither a clock nor the environment.
 
     Args:
@@ -141,7 +141,7 @@ class Signer:
         # The day and its signing key are in one tuple, so that a thread replaces both in one step.
         self._day_key = "", b""
 
-    def authorization(self, time: str, body: bytes) -> str:
+    def authorization_header(self, time: str, body: bytes) -> str:
         """Return the Authorization header for this body and time (in the form 20150830T123600Z)."""
         day, (key_day, key) = time[:8], self._day_key
         if day != key_day:
@@ -157,7 +157,7 @@ class Signer:
 
 
 @frozen
-class Pattern:
+class RequestPattern:
     """The parts that are the same in all calls of an operation.
 
     Attributes:
@@ -173,15 +173,15 @@ class Pattern:
     content_type: str
     url: str
     head: str
-    signer: Signer
-    connections: KeptConnections
+    signer: RequestSigner
+    connections: HostConnections
 
     def send(self, body: bytes, *, repeatable: bool) -> CompleteResponse:
-        """Make a call. Raises the exceptions of `KeptConnections.send`."""
+        """Make a call. Raises the exceptions of `HostConnections.send`."""
         now = time.strftime(_TIME, time.gmtime())
         head = (
             f"{self.head}amz-sdk-invocation-id: {uuid4()}\r\nX-Amz-Date: {now}\r\n"
-            f"Authorization: {self.signer.authorization(now, body)}\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"Authorization: {self.signer.authorization_header(now, body)}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return self.connections.send(head.encode("latin-1"), body, repeatable=repeatable)
 
@@ -196,8 +196,8 @@ class DirectCalls:
 
     def __init__(self, client: Any, operations: Iterable[str]) -> None:  # noqa: ANN401  each service has its own type
         self._client, self._service = client, client.meta.service_model.service_id.hyphenize()
-        self._patterns: dict[str, Pattern] = {}
-        self._connections: dict[str, KeptConnections] = {}
+        self._patterns: dict[str, RequestPattern] = {}
+        self._connections: dict[str, HostConnections] = {}
         self._unsupported: set[str] = set()
         self._thread_state, self._lock = local(), Lock()
         for operation in operations:
@@ -224,7 +224,7 @@ class DirectCalls:
             boto3_call: Makes the same call through boto3.
             repeatable: Whether the request may be repeated.
         """
-        outcome = self._outcome(operation, body, content_type, repeatable=repeatable)
+        outcome = self._send_directly(operation, body, content_type, repeatable=repeatable)
         if outcome is None:
             return boto3_call()
         if isinstance(outcome, CompleteResponse):
@@ -249,7 +249,9 @@ class DirectCalls:
             for connections in self._connections.values():
                 connections.close()
 
-    def _outcome(self, operation: str, body: bytes, content_type: str, *, repeatable: bool) -> DirectOutcome | None:
+    def _send_directly(
+        self, operation: str, body: bytes, content_type: str, *, repeatable: bool
+    ) -> DirectOutcome | None:
         """Make a direct call. Return None if nothing was sent, so that boto3 must make the call."""
         pattern = self._patterns.get(operation)
         if pattern is None or pattern.content_type != content_type:
@@ -267,7 +269,7 @@ class DirectCalls:
             return ReadTimeoutError(**url, error=error.__cause__)
         except ResponseCutOff as fault:
             return ConnectionClosedError(**url, error=fault, request=None)
-        except ConnectFailed as fault:
+        except ConnectionFailed as fault:
             if isinstance(fault.__cause__, ssl.SSLError):
                 return None  # boto3 decides whether it trusts the server
             error_class = ConnectTimeoutError if isinstance(fault.__cause__, TimeoutError) else EndpointConnectionError
@@ -298,19 +300,19 @@ class DirectCalls:
         if name in self._unsupported or not isinstance(response[0].raw, HTTPResponse):
             return
         try:
-            self._patterns[name] = self._pattern(name, request)
+            self._patterns[name] = self._create_pattern(name, request)
         except _UnsupportedCallError as reason:
-            self._fall_back(name, str(reason))
+            self._stop_direct_calls(name, str(reason))
         except Exception as error:  # noqa: BLE001  the internals of boto3 may have changed
-            self._fall_back(name, said(error))
+            self._stop_direct_calls(name, said(error))
 
-    def _fall_back(self, operation: str, reason: str) -> None:
+    def _stop_direct_calls(self, operation: str, reason: str) -> None:
         self._unsupported.add(operation)
         if (self._service, reason) not in _WARNED:  # each operation and each client has the same reason
             _WARNED.add((self._service, reason))
             log.warning("%s calls go through boto3, which takes more processor time: %s", self._service, reason)
 
-    def _pattern(self, operation: str, request: Any) -> Pattern:  # noqa: ANN401  of boto3
+    def _create_pattern(self, operation: str, request: Any) -> RequestPattern:  # noqa: ANN401  of boto3
         """Return the pattern of this request.
 
         Raises _UnsupportedCallError if direct calls do not support the request, and any exception if the internals of
@@ -319,8 +321,8 @@ class DirectCalls:
         verify, certificate, options, proxies, credentials, handlers = _NETWORK(self._client)
         for event in _EVENTS:
             for handler in handlers.prefix_search(f"{event}.{self._service}.{operation}"):
-                _check_ours(handler)
-        _check_ours(vars(BaseClient)["_make_api_call"])
+                _check_handler_is_known(handler)
+        _check_handler_is_known(vars(BaseClient)["_make_api_call"])
         url_parts = urlsplit(request.url)
         if certificate or not verify or proxies.proxy_url_for(request.url):
             raise _UnsupportedCallError("a proxy, a certificate of its own, or no check of certificates is set")
@@ -340,27 +342,27 @@ class DirectCalls:
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
         signed_headers = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
         headers_with_host = {**headers, "host": host}
-        signer = Signer(
+        signer = RequestSigner(
             frozen_credentials.access_key,
             frozen_credentials.secret_key,
             region=region,
             service=service,
             headers={name: headers_with_host[name] for name in signed_headers if name != DATE},
         )
-        if signer.authorization(headers[DATE], request.body) != headers["authorization"]:
+        if signer.authorization_header(headers[DATE], request.body) != headers["authorization"]:
             raise _UnsupportedCallError(f"its signature differs from our {ALGORITHM} signature")
         lines = "".join(
             f"{name}: {value}\r\n" for name, value in headers_with_host.items() if name not in _VARIABLE_HEADERS
         )
         head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
-        connections = self._kept_connections(
+        connections = self._get_connections(
             url_parts.scheme, url_parts.hostname or "", url_parts.port or default, verify, options
         )
-        return Pattern(frozen_credentials, headers["content-type"], request.url, head, signer, connections)
+        return RequestPattern(frozen_credentials, headers["content-type"], request.url, head, signer, connections)
 
-    def _kept_connections(
+    def _get_connections(
         self, scheme: str, host: str, port: int, verify: bool | str, options: Sequence[SocketOption]
-    ) -> KeptConnections:
+    ) -> HostConnections:
         config = self._client.meta.config
         with self._lock:
             if (address := f"{scheme}://{host}:{port}") not in self._connections:
@@ -370,7 +372,7 @@ class DirectCalls:
                     # Newer Python versions reject certificates of private authorities that lack some extensions. boto3
                     # accepts such certificates, so accept them here too.
                     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
-                self._connections[address] = KeptConnections(
+                self._connections[address] = HostConnections(
                     host,
                     port,
                     tls,
@@ -381,7 +383,7 @@ class DirectCalls:
             return self._connections[address]
 
 
-def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
+def _check_handler_is_known(handler: Any) -> None:  # noqa: ANN401  any callable
     """Raise _UnsupportedCallError unless the handler is part of boto3 or this package.
 
     Any other handler may change the request.

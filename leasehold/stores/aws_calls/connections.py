@@ -50,7 +50,7 @@ class CompleteResponse:
     body: bytes | bytearray
 
 
-class ConnectFailed(Exception):
+class ConnectionFailed(Exception):
     """No connection could be opened. Nothing was sent, and `__cause__` contains the reason."""
 
 
@@ -62,7 +62,7 @@ class ResponseCutOff(Exception):
     """The connection ended before the response was complete. The request may have been carried out."""
 
 
-class KeptConnections:
+class HostConnections:
     """The connections to one host.
 
     Args:
@@ -91,7 +91,7 @@ class KeptConnections:
         self._connect_seconds, self._read_seconds = connect_seconds, read_seconds
         self._idle: deque[socket.socket] = deque()
         # Close the idle connections even if the caller never calls `close`.
-        self._close_idle = weakref.finalize(self, _close_all, self._idle)
+        self._close_idle = weakref.finalize(self, _close_connections, self._idle)
         self.opened = 0
         """The number of connections opened so far."""
 
@@ -109,10 +109,10 @@ class KeptConnections:
                         ResponseCutOff: If the connection ended before the response was complete.
         """
         while True:
-            idle_connection = self._take()
-            connection = idle_connection or self._open()
+            idle_connection = self._pop_open_connection()
+            connection = idle_connection or self._open_connection()
             try:
-                response, must_close = _exchange(_TimedConnection(connection, self._deadline()), head, body)
+                response, must_close = _send_and_read(_TimedConnection(connection, self._deadline()), head, body)
             except BaseException as fault:
                 connection.close()
                 if idle_connection is not None and repeatable and isinstance(fault, _NoResponse):
@@ -123,7 +123,7 @@ class KeptConnections:
             else:
                 self._idle.append(connection)
                 if not self._close_idle.alive:  # `close` was called during the request
-                    _close_all(self._idle)
+                    _close_connections(self._idle)
             return response
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class KeptConnections:
     def _deadline(self) -> Deadline:
         return Deadline(self._host, self._read_seconds, self._clock)
 
-    def _take(self) -> socket.socket | None:
+    def _pop_open_connection(self) -> socket.socket | None:
         """Remove and return an idle connection that is still open, or return None if there is none (rule 2)."""
         while True:
             try:
@@ -147,11 +147,11 @@ class KeptConnections:
                 return connection
             connection.close()
 
-    def _open(self) -> socket.socket:
+    def _open_connection(self) -> socket.socket:
         try:
             connection = socket.create_connection((self._host, self._port), self._connect_seconds)
         except OSError as fault:
-            raise ConnectFailed from fault
+            raise ConnectionFailed from fault
         try:
             for option in self._options:
                 connection.setsockopt(*option)
@@ -161,13 +161,13 @@ class KeptConnections:
         except BaseException as fault:
             connection.close()
             if isinstance(fault, OSError):
-                raise ConnectFailed from fault
+                raise ConnectionFailed from fault
             raise
         self.opened += 1
         return connection
 
 
-def _close_all(connections: deque[socket.socket]) -> None:
+def _close_connections(connections: deque[socket.socket]) -> None:
     with suppress(IndexError):
         while True:
             connections.pop().close()
@@ -196,7 +196,7 @@ class _TimedConnection:
         return self._deadline.run(self._connection, lambda: self._connection.recv_into(buffer))
 
 
-def _exchange(connection: _TimedConnection, head: bytes, body: bytes) -> tuple[CompleteResponse, bool]:
+def _send_and_read(connection: _TimedConnection, head: bytes, body: bytes) -> tuple[CompleteResponse, bool]:
     """Send a request. Return its response, and whether the connection must be closed afterwards."""
     try:
         if len(body) <= JOINED_BYTES_MAX:
@@ -212,14 +212,14 @@ def _exchange(connection: _TimedConnection, head: bytes, body: bytes) -> tuple[C
     if not received:
         raise _NoResponse("it was closed without a response")
     try:
-        return _read(connection, received)
+        return _read_response(connection, received)
     except TimeoutError as error:
         raise ResponseTimeout from error
     except (OSError, HTTPException, ValueError) as fault:  # ValueError for invalid numbers
         raise ResponseCutOff(str(fault) or type(fault).__name__) from fault
 
 
-def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteResponse, bool]:
+def _read_response(connection: _TimedConnection, received: bytes) -> tuple[CompleteResponse, bool]:
     while (end := received.find(b"\r\n\r\n")) < 0 and len(received) < HEAD_BYTES:
         if not (chunk := connection.recv(HEAD_BYTES)):
             raise ResponseCutOff("its head is cut off")

@@ -41,7 +41,7 @@ def call_directly(client: "DynamoDBClient") -> None:
             body = orjson.dumps(arguments)
         except TypeError:  # a value that JSON cannot represent
             return boto3_call(**arguments)
-        parse = _page if operation == "Scan" else _parse
+        parse = _parse_listing_page if operation == "Scan" else _parse_response
         return calls.call(
             operation,
             body,
@@ -61,12 +61,12 @@ def call_directly(client: "DynamoDBClient") -> None:
     client.close = close_all  # type: ignore[method-assign]  # the class is boto3's
 
 
-def _page(body: bytes | bytearray) -> dict[str, Any] | None:
+def _parse_listing_page(body: bytes | bytearray) -> dict[str, Any] | None:
     page = None if any(marker in body for marker in BINARY) else page_of(bytes(body), orjson.loads)
-    return page if page is not None and None not in page.values() else _parse(body)
+    return page if page is not None and None not in page.values() else _parse_response(body)
 
 
-def _parse(body: bytes | bytearray) -> dict[str, Any] | None:
+def _parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
     if any(marker in body for marker in BINARY):
         return None
     try:

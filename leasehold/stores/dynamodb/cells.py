@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.dynamodb.rows import KEY, Item, application_query, key_of, text
+from leasehold.stores.dynamodb.rows import KEY, Item, application_query, item_key, string_attribute
 from leasehold.stores.requests import ObjectFields, Stored
 
 if TYPE_CHECKING:
@@ -89,17 +89,17 @@ class DynamoCells:
         rows: list[Stored] = []
         while True:
             page = self._call(read_page, request)
-            rows += [_stored(self._table, item) for item in page["Items"]]
+            rows += [_parse_row(self._table, item) for item in page["Items"]]
             if not (last_key := page.get("LastEvaluatedKey")):
                 return tuple(row for row in rows if row.name.startswith(prefixes))
             request["ExclusiveStartKey"] = last_key
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
         """Return the rows with these names that exist. With `stale_ok`, the read costs half as much."""
-        keys = [key_of(name, self._prefix) for name in dict.fromkeys(names)]
+        keys = [item_key(name, self._prefix) for name in dict.fromkeys(names)]
         get = partial(self._call, self._clients.reads.batch_get_item)
-        items = items_of(get, self._table, keys, consistent=not stale_ok, attempts=_ATTEMPTS)
-        return {row.name: row for row in (_stored(self._table, item) for item in items)}
+        items = read_items(get, self._table, keys, consistent=not stale_ok, attempts=_ATTEMPTS)
+        return {row.name: row for row in (_parse_row(self._table, item) for item in items)}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a row by PutItem, unless it exists."""
@@ -114,14 +114,14 @@ class DynamoCells:
         try:
             request = {
                 "TableName": self._table,
-                "Key": key_of(name, self._prefix),
+                "Key": item_key(name, self._prefix),
                 **_version_condition(version),
                 **_OLD,
             }
             response = self._call(self._clients.writes.delete_item, request, may_be_rejected=True)
         except ClientError:
             return name not in self.read([name])
-        self._check(response, name, version)
+        self._check_replaced_row(response, name, version)
         return True
 
     def close(self) -> None:
@@ -131,10 +131,10 @@ class DynamoCells:
     def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any], replaced: str | None) -> str | None:
         version = uuid4().hex
         item = {
-            **key_of(name, self._prefix),
-            "entityType": text(CELL),
-            _VERSION: text(version),
-            **_encoded_fields(name, fields),
+            **item_key(name, self._prefix),
+            "entityType": string_attribute(CELL),
+            _VERSION: string_attribute(version),
+            **_encode_fields(name, fields),
         }
         try:
             response = self._call(
@@ -144,17 +144,17 @@ class DynamoCells:
             )
         except ClientError:
             return None
-        self._check(response, name, replaced)
+        self._check_replaced_row(response, name, replaced)
         return version
 
-    def _check(self, response: Mapping[str, Any], name: str, replaced: str | None) -> None:
+    def _check_replaced_row(self, response: Mapping[str, Any], name: str, replaced: str | None) -> None:
         """Raise OutcomeUnknown unless the response contains the row in the version that was replaced, or no row.
 
         A connection may deliver a response twice. Without this check, the second copy would be taken for the response
         to the next write.
         """
         row = response.get("Attributes") or {}
-        expected = {} if replaced is None else {**key_of(name, self._prefix), _VERSION: text(replaced)}
+        expected = {} if replaced is None else {**item_key(name, self._prefix), _VERSION: string_attribute(replaced)}
         if {attribute: row.get(attribute) for attribute in expected} != expected or bool(row) != bool(expected):
             raise OutcomeUnknown(f"{self._table}: a response is not about the write of row {name!r}")
 
@@ -163,40 +163,45 @@ def _version_condition(version: str) -> Mapping[str, Any]:
     return {
         "ConditionExpression": "#version = :version",
         "ExpressionAttributeNames": {"#version": _VERSION},
-        "ExpressionAttributeValues": {":version": text(version)},
+        "ExpressionAttributeValues": {":version": string_attribute(version)},
     }
 
 
-def written_bytes(name: str, fields: ObjectFields) -> int:
+def item_size_bytes(name: str, fields: ObjectFields) -> int:
     """Return the size of an item in bytes. The service counts the names and values of all attributes."""
-    attributes = {KEY: text(name), "entityType": text(CELL), _VERSION: text("0" * 32), **_encoded_fields(name, fields)}
-    return sum(len(attribute) + _value_size(value) for attribute, value in attributes.items())
+    attributes = {
+        KEY: string_attribute(name),
+        "entityType": string_attribute(CELL),
+        _VERSION: string_attribute("0" * 32),
+        **_encode_fields(name, fields),
+    }
+    return sum(len(attribute) + _value_size_bytes(value) for attribute, value in attributes.items())
 
 
-def _value_size(value: Mapping[str, Any]) -> int:
+def _value_size_bytes(value: Mapping[str, Any]) -> int:
     match value:
         case {"S": str(string)}:
             return len(string.encode())
         case {"B": bytes(raw)}:
             return len(raw)
         case {"M": inner}:
-            return 3 + sum(1 + len(name) + _value_size(value) for name, value in inner.items())
+            return 3 + sum(1 + len(name) + _value_size_bytes(value) for name, value in inner.items())
         case _:
             raise AssertionError(value)
 
 
-def _encoded_fields(name: str, fields: ObjectFields) -> Item:
-    plain: Item = {_FIELDS: {"M": {field: text(value) for field, value in fields.items()}}}
+def _encode_fields(name: str, fields: ObjectFields) -> Item:
+    plain: Item = {_FIELDS: {"M": {field: string_attribute(value) for field, value in fields.items()}}}
     if (
-        _value_size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100
+        _value_size_bytes(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100
     ):  # this leaves room for the key, the type and the version
         return plain
     return {_COMPRESSED: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
 
 
-def _stored(table: str, item: Item) -> Stored:
+def _parse_row(table: str, item: Item) -> Stored:
     name = item.get(KEY, {}).get("S", "")
-    if item.get("entityType") != text(CELL):
+    if item.get("entityType") != string_attribute(CELL):
         raise StoreError(f"{table}: row {name!r} is not of layout sessions; delete those of one of the layouts")
     fields: dict[str, str] = {}
     try:
@@ -216,7 +221,7 @@ BATCH = 100
 """The maximum number of keys in one BatchGetItem request."""
 
 
-def items_of(
+def read_items(
     get: Callable[[dict[str, Any]], Mapping[str, Any]],
     table: str,
     keys: Sequence[Item],

@@ -27,16 +27,16 @@ from leasehold.stores.fields import (
     BadRowField,
     CellKind,
     RowField,
-    cells,
     check_cell,
-    lease_of,
+    lease_from_cells,
+    lease_to_cells,
     parse_row,
     shortened_repr,
 )
-from leasehold.stores.fields import name as checked_name
-from leasehold.stores.fields import text as checked_text
+from leasehold.stores.fields import check_name as checked_name
+from leasehold.stores.fields import check_text as checked_text
 from leasehold.stores.protocol import Malformed
-from leasehold.stores.writes import counted
+from leasehold.stores.writes import with_counter
 
 _as_json: Callable[[Mapping[str, Any]], bytes]
 try:
@@ -89,45 +89,49 @@ _LEASE: AttributeValue = {"S": "LEASE"}
 _METRICS: AttributeValue = {"S": "WORKER_METRIC_STATS"}
 
 
-def text(value: str) -> AttributeValue:
+def string_attribute(value: str) -> AttributeValue:
     """Return an attribute value of type S."""
     return {"S": value}
 
 
-def key_of(key: str, prefix: str) -> Mapping[str, AttributeValue]:
+def item_key(key: str, prefix: str) -> Mapping[str, AttributeValue]:
     """Return the key of a lease's item. If many applications share the table, the key includes the prefix."""
-    return {**({APPLICATION: text(prefix)} if prefix else {}), KEY: text(key)}
+    return {**({APPLICATION: string_attribute(prefix)} if prefix else {}), KEY: string_attribute(key)}
 
 
 def application_query(prefix: str) -> Mapping[str, Any]:
     """Return the arguments of a query for the rows with this prefix."""
     return {
         "KeyConditionExpression": f"{APPLICATION} = :application",
-        "ExpressionAttributeValues": {":application": text(prefix)},
+        "ExpressionAttributeValues": {":application": string_attribute(prefix)},
     }
 
 
-def number(value: float) -> AttributeValue:
+def number_attribute(value: float) -> AttributeValue:
     """Return an attribute value of type N. Floats get six decimals, as in KCL."""
     return {"N": str(value) if isinstance(value, int) else f"{value:.6f}"}
 
 
-def shard_ids(lease: Lease, keys: Iterable[str]) -> AttributeValue:
+def shard_ids_attribute(lease: Lease, keys: Iterable[str]) -> AttributeValue:
     """Convert keys of leases in the same stream to shard ids, because KCL writes these even in a multi-stream table."""
-    return {"SS": [key.removeprefix(_prefix(lease.key, lease.stream, lease.shard)) for key in keys]}
+    return {"SS": [key.removeprefix(_stream_key_prefix(lease.key, lease.stream, lease.shard)) for key in keys]}
 
 
-def _prefix(key: str, stream: str, shard: str) -> str:
+def _stream_key_prefix(key: str, stream: str, shard: str) -> str:
     """Return the prefix `account:stream:epoch:` of the stream's keys in a multi-stream table, or "" in other tables."""
     return f"{stream}:" if key == f"{stream}:{shard}" else ""
 
 
-def attributes(lease: Lease, *names: str) -> Item:
+def attributes_for_fields(lease: Lease, *names: str) -> Item:
     """Return the attributes for these fields. A field without a value has no attribute, as Java expects."""
-    values = cells(lease)
-    parents = {"parentShardId": shard_ids(lease, lease.parents)} if lease.parents and "parents" in names else {}
+    values = lease_to_cells(lease)
+    parents = (
+        {"parentShardId": shard_ids_attribute(lease, lease.parents)} if lease.parents and "parents" in names else {}
+    )
     return parents | {
-        field.item: number(values[field.name]) if _TYPE_LETTERS[field.kind] == "N" else text(values[field.name])
+        field.item: number_attribute(values[field.name])
+        if _TYPE_LETTERS[field.kind] == "N"
+        else string_attribute(values[field.name])
         for field in _PLAIN
         if field.name in names and values[field.name] not in {None, ""}
     }
@@ -136,19 +140,22 @@ def attributes(lease: Lease, *names: str) -> Item:
 def to_item(lease: Lease) -> Item:
     """Return the item of a new lease."""
     fields = ("key", "epoch", "checkpoint", "sub", "token", "parents", "first_hash", "last_hash", "weight")
-    item = {**attributes(lease, *fields), "ownerSwitchesSinceCheckpoint": number(0)}
+    item = {**attributes_for_fields(lease, *fields), "ownerSwitchesSinceCheckpoint": number_attribute(0)}
     if lease.owner is not None:
-        item |= {"leaseOwner": text(lease.owner), "handoffOwner": text(lease.owner)}
+        item |= {"leaseOwner": string_attribute(lease.owner), "handoffOwner": string_attribute(lease.owner)}
     if lease.stream or lease.shard != lease.key:
-        item |= {"streamName": text(lease.stream), "shardId": text(lease.shard)}  # a shard id needs its stream
-    return item | {ANNOTATION_PREFIX + name: text(value) for name, value in lease.annotations}
+        item |= {
+            "streamName": string_attribute(lease.stream),
+            "shardId": string_attribute(lease.shard),
+        }  # a shard id needs its stream
+    return item | {ANNOTATION_PREFIX + name: string_attribute(value) for name, value in lease.annotations}
 
 
 def to_lease(item: Item) -> Lease | Malformed | None:
     """Parse an item. Return None if it is not a lease, and `Malformed` if it should be one but is invalid."""
     if item.get("entityType", _LEASE) != _LEASE:
         return None
-    return parse_row(_name(item), lambda: _lease(item))
+    return parse_row(_key_for_messages(item), lambda: _parse_lease(item))
 
 
 RowRest = tuple[tuple[str, ...], bytes]
@@ -164,7 +171,7 @@ _KEY_TEXT, _COUNT_TEXT = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNT.item}":{{"N":"'
 
 
 @frozen
-class RowsRead:
+class ParsedListing:
     """A parsed listing, with its leases, its malformed rows, and the rows that are not leases."""
 
     leases: list[Lease] = field(factory=list)
@@ -176,7 +183,7 @@ class RowsRead:
         leases, malformed, others = lengths
         del self.leases[leases:], self.malformed[malformed:], self.others[others:]
 
-    def counts(self) -> "tuple[int, int, int]":
+    def list_lengths(self) -> "tuple[int, int, int]":
         """Return the lengths of the three lists."""
         return len(self.leases), len(self.malformed), len(self.others)
 
@@ -194,16 +201,16 @@ class RowDecoder:
 
     def __init__(self, prefix: str = "") -> None:
         """Create a decoder. With a prefix, `read` raises LookupError for the row of another application."""
-        self._application = text(prefix) if prefix else None
+        self._application = string_attribute(prefix) if prefix else None
         self._leases: dict[str, Lease] = {}
         self._rests: dict[str, RowRest] = {}
         self._unparsed: dict[bytes, CachedRow] = {}
 
-    def read(self, pages: Iterable[Sequence[Item]]) -> RowsRead:
+    def read(self, pages: Iterable[Sequence[Item]]) -> ParsedListing:
         """Parse a whole listing. The result is the same as if each row were parsed by `to_lease`."""
-        rows = RowsRead()
+        rows = ParsedListing()
         for page in pages:
-            lengths = rows.counts()
+            lengths = rows.list_lengths()
             if isinstance(page, UnparsedRows):
                 try:
                     self._read_unparsed(page, rows)
@@ -216,7 +223,7 @@ class RowDecoder:
             self._leases, self._rests, self._unparsed = {}, {}, {}  # most of the cached rows no longer exist
         return rows
 
-    def _read_unparsed(self, page: UnparsedRows, rows: RowsRead) -> None:
+    def _read_unparsed(self, page: UnparsedRows, rows: ParsedListing) -> None:
         """Parse the rows of a page that are unparsed JSON."""
         cache, leases = self._unparsed, rows.leases
         for text in page.texts:
@@ -239,16 +246,16 @@ class RowDecoder:
                         continue
             self._read_changed(page, text, key, rows)
 
-    def _read_changed(self, page: UnparsedRows, text: bytes, key: bytes, rows: RowsRead) -> None:
+    def _read_changed(self, page: UnparsedRows, text: bytes, key: bytes, rows: ParsedListing) -> None:
         """Parse a row in which more than the counter changed. Cache its JSON if the counter's position is certain."""
         item, cached, row = page.item(text), self._unparsed.pop(key, None), None
         if cached is not None:
             head, digits, tail, lease = cached
             annotations = tuple(ANNOTATION_PREFIX + name for name, _ in lease.annotations)
-            row = _updated_lease(
+            row = _update_lease(
                 item, lease, annotations, _comparable_json(page.item(head + digits + tail), annotations)
             )
-        row = row or self._lease_or_none(item, rows)
+        row = row or self._parse_or_sort(item, rows)
         if row is None:
             return
         rows.leases.append(row)
@@ -259,15 +266,15 @@ class RowDecoder:
             if digits.decode() == item[_COUNT.item]["N"]:
                 self._unparsed[key] = (head + _COUNT_TEXT, digits, quote + tail, row)
 
-    def _read_item(self, item: Item, rows: RowsRead) -> None:
+    def _read_item(self, item: Item, rows: ParsedListing) -> None:
         """Convert a row whose JSON is parsed already."""
         key_attribute = item.get(KEY)
         key_value = key_attribute.get("S") if type(key_attribute) is dict else None
         key = key_value if type(key_value) is str else ""
         cached_rest = self._rests.get(key)
-        row = None if cached_rest is None else _updated_lease(item, self._leases[key], *cached_rest)
+        row = None if cached_rest is None else _update_lease(item, self._leases[key], *cached_rest)
         if row is None:
-            row = self._lease_or_none(item, rows)
+            row = self._parse_or_sort(item, rows)
             if row is None:
                 return
             annotations = tuple(sorted(attribute for attribute in item if attribute.startswith(ANNOTATION_PREFIX)))
@@ -275,7 +282,7 @@ class RowDecoder:
         self._leases[row.key] = row
         rows.leases.append(row)
 
-    def _lease_or_none(self, item: Item, rows: RowsRead) -> Lease | None:
+    def _parse_or_sort(self, item: Item, rows: ParsedListing) -> Lease | None:
         """Return the lease of a row. If the row is not a lease, add it to one of the other lists and return None."""
         if self._application is not None and item.get(APPLICATION) != self._application:
             raise LookupError("it has rows of another application")
@@ -289,7 +296,7 @@ class RowDecoder:
         return None
 
 
-def _updated_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
+def _update_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
     """Return the lease with the item's counter and annotations, or None if anything else has changed or is invalid."""
     if not rest or _comparable_json(item, attributes) != rest:
         return None
@@ -297,7 +304,7 @@ def _updated_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: 
     try:
         # Only check what has changed.
         if type(count) is not dict or count.get("N") != lease.version:
-            epoch = check_cell(_COUNT, _COUNT.item, _cell(item, _COUNT))
+            epoch = check_cell(_COUNT, _COUNT.item, _field_text(item, _COUNT))
         for index, attribute in enumerate(attributes):
             value, (name, old_value) = item.get(attribute), lease.annotations[index]
             if type(value) is not dict or value.get("S") != old_value:
@@ -319,19 +326,19 @@ def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
         return b""
 
 
-def to_reports(items: Iterable[Item]) -> Reports:
+def parse_reports(items: Iterable[Item]) -> Reports:
     """Parse the rows that KCL 3.5 stores besides leases. They contain the leader and each worker's last report.
 
     The time of a report comes from the clock of the worker that wrote it. The time is therefore used only to see
     whether the report is new. Rows of any other form are ignored.
     """
-    rows = {_name(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
+    rows = {_key_for_messages(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
     report_times = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
     leader = _typed_value(rows.get("Leader", {}), "ownerName", "S")
     return Reports(leader, tuple(sorted((worker, stamp) for worker, stamp in report_times.items() if stamp)))
 
 
-def _name(item: Item) -> str:
+def _key_for_messages(item: Item) -> str:
     """Return the key of an item, for error messages. The key of a table is always of type S."""
     return _typed_value(item, KEY, "S") or shortened_repr(item.get(KEY))
 
@@ -344,26 +351,30 @@ def _typed_value(item: Item, name: str, kind: str) -> str | None:
         return None
 
 
-def _lease(item: Item) -> Lease:
-    values = {field.name: check_cell(field, field.item, _cell(item, field)) for field in _PLAIN}
+def _parse_lease(item: Item) -> Lease:
+    values = {field.name: check_cell(field, field.item, _field_text(item, field)) for field in _PLAIN}
     # During a KCL 3.x hand-off, the worker in checkpointOwner still owns the lease (rule 3 of `dynamodb.writes`).
     lease_owner, checkpoint_owner, handoff_owner = (
-        _text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner")
+        _string_or_none(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner")
     )
     owner = checkpoint_owner or lease_owner
     yields = owner is not None and owner == handoff_owner
     parents: Any = _field_value(item, "parentShardId", "SS") if "parentShardId" in item else ()
     if not isinstance(parents, Collection):
         raise BadRowField("parentShardId", f"{shortened_repr(parents)} is not a list of strings")
-    prefix = _prefix(values["key"], values["stream"], values["shard"] or values["key"])
-    lease = lease_of(
+    prefix = _stream_key_prefix(values["key"], values["stream"], values["shard"] or values["key"])
+    lease = lease_from_cells(
         values,
         ATTRIBUTES,
         parents=tuple(
             prefix + parent for parent in sorted(checked_name("parentShardId", parent) for parent in parents)
         ),
         owner=owner,
-        next_owner=lease_owner if checkpoint_owner else (_text(item, "handoffTo") or None) if yields else None,
+        next_owner=lease_owner
+        if checkpoint_owner
+        else (_string_or_none(item, "handoffTo") or None)
+        if yields
+        else None,
         yields=yields,
         leaving=checkpoint_owner is not None,
         annotations=tuple(
@@ -372,13 +383,13 @@ def _lease(item: Item) -> Lease:
             if name.startswith(ANNOTATION_PREFIX)
         ),
     )
-    return counted(lease, values["epoch"])
+    return with_counter(lease, values["epoch"])
 
 
-def _cell(item: Item, field: RowField) -> str | None:
+def _field_text(item: Item, field: RowField) -> str | None:
     """Return the stored value, or None if it is missing. The counter is required, as every lease has one (rule 1)."""
     if _TYPE_LETTERS[field.kind] == "S":
-        return _text(item, field.item)
+        return _string_or_none(item, field.item)
     return (
         checked_text(field.item, _field_value(item, field.item, "N"))
         if field.kind == "count" or field.item in item
@@ -386,7 +397,7 @@ def _cell(item: Item, field: RowField) -> str | None:
     )
 
 
-def _text(item: Item, name: str) -> str | None:
+def _string_or_none(item: Item, name: str) -> str | None:
     """Return a string, or None if it is missing or NULL, which other clients write."""
     value: Any = item.get(name, {"NULL": True})
     if isinstance(value, Mapping) and "NULL" in value:

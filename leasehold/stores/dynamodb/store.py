@@ -55,30 +55,30 @@ from leasehold.stores.aws import (
     CREDENTIALS_FROM,
     PARSE_ERRORS,
     RETRIEVAL_ERRORS,
-    connect_hint,
-    retrieval_fault,
-    session_of,
+    connection_failure_hint,
+    create_boto3_session,
+    credentials_failure_advice,
 )
 from leasehold.stores.aws_calls.pages import UnparsedRows, page_of
-from leasehold.stores.deadlines import bound_client
-from leasehold.stores.dynamodb.cells import CELL, DynamoCells, items_of
+from leasehold.stores.deadlines import add_response_deadlines
+from leasehold.stores.dynamodb.cells import CELL, DynamoCells, read_items
 from leasehold.stores.dynamodb.rows import (
     APPLICATION,
     KEY,
     Item,
     RowDecoder,
     application_query,
-    key_of,
-    text,
+    item_key,
+    parse_reports,
+    string_attribute,
     to_item,
     to_lease,
-    to_reports,
 )
-from leasehold.stores.dynamodb.writes import Request, check_response, request_of
-from leasehold.stores.fields import valid_lease
+from leasehold.stores.dynamodb.writes import Request, build_write_request, check_rejection_row
+from leasehold.stores.fields import require_valid_lease
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome, Timeouts
-from leasehold.stores.urls import endpoint_of, without_credentials
+from leasehold.stores.urls import check_endpoint, reject_credentials
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
 try:
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 _ERROR_STATUS = 300  # and above
 
 
-def read_listings_quickly(client: "DynamoDBClient") -> None:
+def parse_listings_with_orjson(client: "DynamoDBClient") -> None:
     """Make this client parse listings with orjson, if that is installed."""
     if orjson is not None:
         for operation in ("Scan", "Query"):
@@ -156,7 +156,7 @@ class Clients:
         self.writes.close()
 
 
-def connect(
+def create_clients(
     session: Session, region: str | None, endpoint: str | None, timeouts: Timeouts = TIMEOUTS, *, directly: bool = True
 ) -> Clients:
     """Create the clients.
@@ -180,15 +180,15 @@ def connect(
             max_pool_connections=64,
         )
         boto_client = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
-        without_credentials(boto_client.meta.endpoint_url)
-        bound_client(boto_client)
+        reject_credentials(boto_client.meta.endpoint_url)
+        add_response_deadlines(boto_client)
         if directly and orjson is not None:
             call_directly(boto_client)
         return boto_client
 
     with translate_errors("dynamodb"):
         clients = Clients(reads=client(timeouts), writes=client(evolve(timeouts, attempts=1)))
-    read_listings_quickly(clients.reads)
+    parse_listings_with_orjson(clients.reads)
     return clients
 
 
@@ -201,7 +201,7 @@ def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
+        code, message = error_code(error), error.response.get("Error", {}).get("Message", "")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in THROTTLED or status >= 500:  # noqa: PLR2004  server errors
             error_class = NotWritten if writing and code in THROTTLED else OutcomeUnknown
@@ -213,29 +213,29 @@ def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise StoreError(f"{table}: no credentials of AWS: {CREDENTIALS_FROM}") from error
     except RETRIEVAL_ERRORS as error:
-        raise OutcomeUnknown(f"{table}: no credentials of AWS: {retrieval_fault(error)}") from error
+        raise OutcomeUnknown(f"{table}: no credentials of AWS: {credentials_failure_advice(error)}") from error
     except ParamValidationError as error:
         raise StoreError(f"{table}: {error}") from error
     except BotoCoreError as error:
-        raise OutcomeUnknown(f"{table}: {error}{connect_hint(error)}") from error
+        raise OutcomeUnknown(f"{table}: {error}{connection_failure_hint(error)}") from error
     except PARSE_ERRORS as error:
         raise OutcomeUnknown(f"{table}: a response cannot be parsed: {said(error)}") from error
 
 
-def code_of(error: ClientError) -> str:
+def error_code(error: ClientError) -> str:
     """Return the service's error code."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def is_missing(fault: StoreError) -> bool:
+def is_table_missing(fault: StoreError) -> bool:
     """Return whether the error means that the table does not exist."""
-    return isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
+    return isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) == "ResourceNotFoundException"
 
 
 def retry_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
     """Make this call, and repeat it after a pause if it is throttled (rule 2)."""
     retrying = Retrying(
-        retry=retry_if_exception(lambda error: isinstance(error, ClientError) and code_of(error) in THROTTLED),
+        retry=retry_if_exception(lambda error: isinstance(error, ClientError) and error_code(error) in THROTTLED),
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_random_exponential(multiplier=0.05, max=1),
         reraise=True,
@@ -247,7 +247,9 @@ WAIT_SECONDS = 600
 """How long to wait for a new table to become usable, in seconds. The Kinesis Client Library waits equally long."""
 
 
-def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "", protect: bool = False) -> None:
+def prepare_table(
+    client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "", protect: bool = False
+) -> None:
     """Make sure that the table exists, has our key, and can be used.
 
     Args:
@@ -264,14 +266,14 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
     created = False
     protection: dict[str, Any] = {"DeletionProtectionEnabled": True} if protect else {}
     with translate_errors(table):
-        if _describe(client, table) is None:
+        if _describe_table(client, table) is None:
             if not create:
                 key_names = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
                 raise StoreError(
                     f"{table}: the table does not exist, and is not created here; check the name and the region "
                     f"(by default, a worker creates the table; its partition key is {key_names})"
                 )
-            key_attributes = tuple(key_of("", prefix))
+            key_attributes = tuple(item_key("", prefix))
             roles: Sequence[Literal["HASH", "RANGE"]] = ("HASH", "RANGE")
             try:
                 client.create_table(
@@ -287,7 +289,7 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
                 created = True
             except ClientError as error:
                 # Another worker may have created it at the same moment.
-                if code_of(error) != "ResourceInUseException":
+                if error_code(error) != "ResourceInUseException":
                     raise
         retrying = Retrying(
             retry=retry_if_result(lambda description: description is None or description["TableStatus"] == "CREATING"),
@@ -295,7 +297,7 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
             wait=wait_exponential(multiplier=0.02, max=5),
         )
         try:
-            check_key(table, cast("TableDescriptionTypeDef", retrying(_describe, client, table)), prefix)
+            check_key(table, cast("TableDescriptionTypeDef", retrying(_describe_table, client, table)), prefix)
         except RetryError as error:
             raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
         if created and protect:
@@ -304,21 +306,21 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
             )
 
 
-def prove(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
+def check_conditions_honored(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
     """Check that the service honors the conditions of writes. Raises StoreError if it ignores them.
 
     Each probe is conditional on a row that does not exist, so a service that honors conditions writes nothing that a
     Java worker could read. The deletion is probed first. If the service ignores conditions, this probe fails without
     leaving a row.
     """
-    for probe in probes(client, table, prefix).values():
+    for probe in condition_probes(client, table, prefix).values():
         probe()
 
 
-def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[str, Callable[[], None]]:
+def condition_probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[str, Callable[[], None]]:
     """Return the probes of `prove`, by the name of the action. Each probe may be called alone."""
     lease = Lease(f"leasehold-probe-{uuid4().hex}")
-    key = key_of(lease.key, prefix)
+    key = item_key(lease.key, prefix)
     row: Mapping[str, Any] = {"TableName": table, "Key": key}
     exists_condition = {"ConditionExpression": f"attribute_exists({KEY})"}
 
@@ -327,7 +329,7 @@ def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[st
             try:
                 retry_throttled(call, arguments)
             except ClientError as error:
-                if code_of(error) != "ConditionalCheckFailedException":
+                if error_code(error) != "ConditionalCheckFailedException":
                     raise
                 return  # rejected, as it should be
             client.delete_item(**row)
@@ -346,11 +348,11 @@ def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[st
     }
 
 
-def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef | None":
+def _describe_table(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef | None":
     try:
         description = client.describe_table(TableName=table)["Table"]
     except ClientError as error:
-        if code_of(error) == "ResourceNotFoundException":
+        if error_code(error) == "ResourceNotFoundException":
             return None
         raise
     if description["TableName"] != table.rpartition("/")[2]:
@@ -387,7 +389,7 @@ def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = 
 log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 
-def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
+def read_pages(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
     """Yield the pages of scans or queries. If there are several requests, their pages are fetched concurrently.
 
     Args:
@@ -454,10 +456,10 @@ class DynamoStore:
         """
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
         self._rows, self._listed = RowDecoder(prefix), 0
-        self._clients = connect(
+        self._clients = create_clients(
             session or Session(), region, endpoint, TIMEOUTS.within(request_seconds), directly=directly
         )
-        prepare(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
+        prepare_table(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -466,51 +468,51 @@ class DynamoStore:
     def list(self) -> Listing:
         """Return every lease. If any page fails, the listing fails. A deleted table is created again."""
         try:
-            return self._scan()
+            return self._scan_table()
         except StoreError as error:
-            if not (self._create and is_missing(error)):
+            if not (self._create and is_table_missing(error)):
                 raise
         log.error("table %s was deleted while in use; creating it again", self._table)
-        prepare(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
-        return self._scan()
+        prepare_table(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
+        return self._scan_table()
 
-    def _scan(self) -> Listing:
+    def _scan_table(self) -> Listing:
         request: dict[str, Any] = {"TableName": self._table}
         read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
             read_page = self._clients.reads.query
             request["KeyConditionExpression"] = f"{APPLICATION} = :application"
-            request["ExpressionAttributeValues"] = {":application": text(self._prefix)}
+            request["ExpressionAttributeValues"] = {":application": string_attribute(self._prefix)}
         requests = [request]
         if not self._prefix and (segments := min(SEGMENTS_MAX, self._listed // SEGMENT_ROWS)) > 1:
             requests = [{**request, "Segment": segment, "TotalSegments": segments} for segment in range(segments)]
         with translate_errors(self._table):
-            rows = self._rows.read(pages_of(read_page, requests))
+            rows = self._rows.read(read_pages(read_page, requests))
         self._listed = len(rows.leases)
-        if any(item["entityType"] == text(CELL) for item in rows.others):
+        if any(item["entityType"] == string_attribute(CELL) for item in rows.others):
             raise StoreError(f"{self._table}: it has rows of layout sessions; add ?layout=sessions to the URL")
         leases = sorted(rows.leases, key=attrgetter("key"))
-        return Listing(tuple(leases), tuple(rows.malformed), to_reports(rows.others))
+        return Listing(tuple(leases), tuple(rows.malformed), parse_reports(rows.others))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order, if they exist. With `stale_ok`, the read costs half as much."""
         requested, leases = tuple(keys), dict[str, Lease]()
-        unique_keys = [key_of(key, self._prefix) for key in dict.fromkeys(requested)]
+        unique_keys = [item_key(key, self._prefix) for key in dict.fromkeys(requested)]
 
         def read_batch(arguments: dict[str, Any]) -> Mapping[str, Any]:
             with translate_errors(self._table):
                 return cast("Mapping[str, Any]", self._clients.reads.batch_get_item(**arguments))
 
-        for item in items_of(read_batch, self._table, unique_keys, consistent=not stale_ok, attempts=ATTEMPTS):
+        for item in read_items(read_batch, self._table, unique_keys, consistent=not stale_ok, attempts=ATTEMPTS):
             if (row := to_lease(item)) is not None:
-                leases[row.key] = valid_lease(row)
+                leases[row.key] = require_valid_lease(row)
         return tuple(leases[key] for key in requested if key in leases)
 
     def write(self, write: Write) -> Outcome:
         """Put, update or delete one item if the condition of the write holds."""
-        key, request = write.lease.key, request_of(write)
+        key, request = write.lease.key, build_write_request(write)
         if request is None:
-            return self._lost(key)
+            return self._read_lost_outcome(key)
         match write:
             case CreateLease():
                 response = self._send(self._clients.writes.put_item, request)
@@ -524,15 +526,15 @@ class DynamoStore:
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
                 raise OutcomeUnknown(f"{self._table}: a response is about {row.key!r} instead of {key!r}")
-            return Lost(key, valid_lease(row)) if row else self._lost(key)
+            return Lost(key, require_valid_lease(row)) if row else self._read_lost_outcome(key)
         if isinstance(write, DeleteLease):
             return Done(write.lease)
         written: Item = response.get("Attributes") or request["Item"]
-        return Done(valid_lease(to_lease(written) or Malformed(key, "entityType", "is no lease")))
+        return Done(require_valid_lease(to_lease(written) or Malformed(key, "entityType", "is no lease")))
 
     def prove(self) -> None:
         """Check that the service honors the conditions of writes. Raises StoreError if it does not."""
-        prove(self._clients.writes, self._table, self._prefix)
+        check_conditions_honored(self._clients.writes, self._table, self._prefix)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  only one row is read
         """Return whether the table has rows of layout `sessions`, and whether it has rows of this layout."""
@@ -542,7 +544,7 @@ class DynamoStore:
             read_page, request = self._clients.reads.query, {**request, **application_query(self._prefix)}
         with translate_errors(self._table):
             rows = retry_throttled(read_page, request)["Items"]
-        has_cells = any(row.get("entityType") == text(CELL) for row in rows)
+        has_cells = any(row.get("entityType") == string_attribute(CELL) for row in rows)
         return has_cells, bool(rows) and not has_cells
 
     def cells(self) -> DynamoCells:
@@ -556,7 +558,7 @@ class DynamoStore:
                 try:
                     return retry_throttled(call, arguments)
                 except ClientError as error:
-                    if not may_be_rejected or code_of(error) != "ConditionalCheckFailedException":
+                    if not may_be_rejected or error_code(error) != "ConditionalCheckFailedException":
                         raise
                     rejection = error
             raise rejection
@@ -571,19 +573,22 @@ class DynamoStore:
         """Send a write. Return the response, or the error if the write's condition failed."""
         if self._prefix:
             key_parameter = "Item" if "Item" in request else "Key"
-            request = {**request, key_parameter: {**request[key_parameter], APPLICATION: text(self._prefix)}}
+            request = {
+                **request,
+                key_parameter: {**request[key_parameter], APPLICATION: string_attribute(self._prefix)},
+            }
         arguments = {"TableName": self._table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **request}
         with translate_errors(self._table, writing=True):
             try:
                 response: Mapping[str, Any] = retry_throttled(call, arguments)
-                check_response(arguments, response)
+                check_rejection_row(arguments, response)
             except ClientError as error:
-                if code_of(error) != "ConditionalCheckFailedException":
+                if error_code(error) != "ConditionalCheckFailedException":
                     raise
                 return error
         return response
 
-    def _lost(self, key: str) -> Lost:
+    def _read_lost_outcome(self, key: str) -> Lost:
         return Lost(key, next(iter(self.get([key])), None))
 
 
@@ -600,7 +605,7 @@ def open_url(
         raise ValueError("store URL: dynamodb:// needs a table name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", location):
         raise ValueError(f"store URL: {location!r} is not a table name: 3 to 255 letters, digits, _ . or -")
-    endpoint = endpoint_of(options.get("endpoint"))
+    endpoint = check_endpoint(options.get("endpoint"))
     if options.get("protect", "on") != "on":
         raise ValueError("store URL: option 'protect' must be on; it does not change an existing table")
     if options.get("wire", "boto3") != "boto3":
@@ -610,9 +615,9 @@ def open_url(
         region=options.get("region"),
         endpoint=endpoint,
         create=create,
-        session=session_of(options, session=session),
+        session=create_boto3_session(options, session=session),
         request_seconds=request_seconds,
-        prefix=prefix_of(options),
+        prefix=parse_prefix(options),
         protect="protect" in options,
         directly="wire" not in options,
     )
@@ -625,7 +630,7 @@ A character takes at most four bytes, so a prefix takes at most half of the 2,04
 """
 
 
-def prefix_of(options: Mapping[str, str]) -> str:
+def parse_prefix(options: Mapping[str, str]) -> str:
     """Return the prefix in a URL, or "" if the table has only one application. Raises ValueError if it is invalid."""
     prefix = options.get("prefix", "")
     if len(prefix) > PREFIX_LENGTH_MAX or not prefix.isprintable():

@@ -21,13 +21,13 @@ from leasehold.stores.dynamodb.rows import (
     ATTRIBUTES,
     KEY,
     AttributeValue,
-    attributes,
-    number,
-    shard_ids,
-    text,
+    attributes_for_fields,
+    number_attribute,
+    shard_ids_attribute,
+    string_attribute,
     to_item,
 )
-from leasehold.stores.fields import kilobytes
+from leasehold.stores.fields import convert_to_kilobytes
 from leasehold.stores.writes import new_row
 
 AttributeValues = Mapping[str, AttributeValue]
@@ -37,13 +37,13 @@ Request = Mapping[str, Any]
 """The arguments of put_item, update_item or delete_item, without the name of the table."""
 
 _CONSTANTS: AttributeValues = {
-    ":one": number(1),
-    ":zero": number(0),
+    ":one": number_attribute(1),
+    ":zero": number_attribute(0),
     ":null": {"NULL": True},
-    ":end": text("SHARD_END"),
-    ":trim": text("TRIM_HORIZON"),
-    ":latest": text("LATEST"),
-    ":time": text("AT_TIMESTAMP"),
+    ":end": string_attribute("SHARD_END"),
+    ":trim": string_attribute("TRIM_HORIZON"),
+    ":latest": string_attribute("LATEST"),
+    ":time": string_attribute("AT_TIMESTAMP"),
 }
 
 _SEEN = "leaseCounter = :seen"
@@ -54,7 +54,7 @@ _FAMILY = ("parents", "first_hash", "last_hash")
 _OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
 
 
-def _request(
+def _build_request(
     lease: Lease, condition: str, update: str, values: AttributeValues, annotations: Annotations = ()
 ) -> Request:
     """Return a request with only the values that its expressions use, because the service rejects unused values."""
@@ -63,11 +63,11 @@ def _request(
         ":seen": {"N": lease.version},
         **{f":{name}": value for name, value in values.items()},
     }
-    values_by_name |= {f":note{n}": text(value) for n, (_, value) in enumerate(annotations)}
+    values_by_name |= {f":note{n}": string_attribute(value) for n, (_, value) in enumerate(annotations)}
     names = {f"#note{n}": ANNOTATION_PREFIX + name for n, (name, _) in enumerate(annotations)}
     used_names = sorted(set(re.findall(r":\w+", f"{condition} {update}")))
     return {
-        "Key": {KEY: text(lease.key)},
+        "Key": {KEY: string_attribute(lease.key)},
         "ConditionExpression": condition,
         **({"UpdateExpression": update} if update else {}),
         **({"ExpressionAttributeNames": names} if names else {}),
@@ -78,7 +78,7 @@ def _request(
 _ASSIGNED = re.compile(r"([#\w]+) = (:\w+)")
 
 
-def check_response(request: Request, response: Mapping[str, Any]) -> None:
+def check_rejection_row(request: Request, response: Mapping[str, Any]) -> None:
     """Raise LookupError if the response is about another row, or lacks the values that the request has written.
 
     A connection may deliver a response twice. Without this check, the second copy would be taken for the response to
@@ -93,7 +93,7 @@ def check_response(request: Request, response: Mapping[str, Any]) -> None:
     assignments = _ASSIGNED.findall(update.partition("REMOVE")[0])
     expected = {names.get(name, name): values[value] for name, value in assignments}
     if _COUNT in update and _SEEN in request["ConditionExpression"]:
-        expected["leaseCounter"] = number(int(values[":seen"]["N"]) + 1)
+        expected["leaseCounter"] = number_attribute(int(values[":seen"]["N"]) + 1)
     if not _has_values(row, {**request["Key"], **expected}):
         raise LookupError("it is not about the requested row, or not what was written there")
 
@@ -121,7 +121,7 @@ def _owner_condition(lease: Lease) -> tuple[str, AttributeValues]:
         )
         return f"attribute_exists({KEY}) AND {free_condition}", {}
     owner_condition = "(checkpointOwner = :owner OR (leaseOwner = :owner AND attribute_not_exists(checkpointOwner)))"
-    return owner_condition, {"owner": text(lease.owner)}
+    return owner_condition, {"owner": string_attribute(lease.owner)}
 
 
 def _next_owner_condition(lease: Lease) -> str:
@@ -154,18 +154,18 @@ def _checkpoint_condition(position: Position, comparison: str) -> tuple[str, Att
         f"(checkpoint = :checkpoint AND checkpointSubSequenceNumber {comparison} :checkpointSubSequenceNumber)"
     )
     return f"checkpoint <> :end AND ({_STARTS} OR {earlier_sequence} OR {same_sequence})", {
-        "digits": number(len(position.sequence))
+        "digits": number_attribute(len(position.sequence))
     }
 
 
 def _checkpoint_clauses(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], AttributeValues]:
     """Return the clauses that set this checkpoint, the attributes to remove, and the values."""
-    fields = attributes(Lease("", checkpoint=position), "checkpoint", "sub", "token")
+    fields = attributes_for_fields(Lease("", checkpoint=position), "checkpoint", "sub", "token")
     stale_names = () if position.token else ("checkpointToken",)
     return tuple(f"{name} = :{name}" for name in fields), stale_names, fields
 
 
-def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for each write
+def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a case for each write
     """Return the request for this write, or None if the lease in the write shows that the condition cannot hold."""
     lease = write.lease
     owner_condition, owner_values = _owner_condition(lease)
@@ -173,18 +173,18 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
         case writes.CreateLease():
             return {"Item": to_item(new_row(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
         case writes.ClaimLease(me=me, annotations=annotations):
-            return _take_request(lease, me, annotations, _SEEN, {})
+            return _build_take_request(lease, me, annotations, _SEEN, {})
         case writes.StealLease(me=me, annotations=annotations):
             if lease.owner is not None and lease.next_owner == me:
-                return _take_request(
-                    lease, me, annotations, _next_owner_condition(lease), {**owner_values, "heir": text(me)}
+                return _build_take_request(
+                    lease, me, annotations, _next_owner_condition(lease), {**owner_values, "heir": string_attribute(me)}
                 )
-            return _take_request(lease, me, annotations, owner_condition, owner_values)
+            return _build_take_request(lease, me, annotations, owner_condition, owner_values)
         case writes.RenewLease(annotations=annotations):
             not_ended_condition = "" if lease.ended else " AND checkpoint <> :end"
             weight_sets, weights = _weight_clauses(lease)
             update = f"{_set_clause(*weight_sets, annotations=annotations)}{_COUNT}"
-            return _request(
+            return _build_request(
                 lease,
                 f"{_SEEN} AND {owner_condition}{not_ended_condition}",
                 update,
@@ -192,22 +192,22 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
                 annotations,
             )
         case writes.CheckpointLease():
-            return _checkpoint_request(write)
+            return _build_checkpoint_request(write)
         case writes.CheckpointLate(position=position):
             if not (position.numbered or position.ended):
                 return None  # no checkpoint is before a sentinel such as TRIM_HORIZON
             position_condition, position_values = _checkpoint_condition(position, "<")
             sets, stale_names, fields = _checkpoint_clauses(position)
             update = f"{_set_clause(*sets)}{'REMOVE ' if stale_names else ''}{''.join(stale_names)}".rstrip()
-            return _request(
+            return _build_request(
                 lease, f"attribute_exists({KEY}) AND {position_condition}", update, {**fields, **position_values}
             )
         case writes.ReleaseLease(me=me, to=to):
             condition, values = (owner_condition, owner_values) if lease.owner == me else (_SEEN, {})
             if to is None:
-                return _request(lease, condition, f"{_COUNT} REMOVE {_OWNERS}", values)
+                return _build_request(lease, condition, f"{_COUNT} REMOVE {_OWNERS}", values)
             update = f"SET leaseOwner = :to {_COUNT} REMOVE handoffOwner, handoffTo, checkpointOwner"
-            return _request(lease, condition, update, {**values, "to": text(to)})
+            return _build_request(lease, condition, update, {**values, "to": string_attribute(to)})
         case writes.RequestLease(me=me):
             if lease.owner is None:
                 return None
@@ -215,8 +215,8 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
                 "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
             )
             no_other_next_owner = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
-            values = {**owner_values, "me": text(me), "stale": text(lease.next_owner or me)}
-            return _request(
+            values = {**owner_values, "me": string_attribute(me), "stale": string_attribute(lease.next_owner or me)}
+            return _build_request(
                 lease,
                 f"{owner_answers_condition} AND checkpoint <> :end AND {no_other_next_owner}",
                 "SET handoffTo = :me",
@@ -225,42 +225,48 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
         case writes.WithdrawRequest(me=me):
             if lease.owner is None or lease.leaving:
                 return None
-            return _request(lease, _next_owner_condition(lease), "REMOVE handoffTo", {**owner_values, "heir": text(me)})
+            return _build_request(
+                lease, _next_owner_condition(lease), "REMOVE handoffTo", {**owner_values, "heir": string_attribute(me)}
+            )
         case writes.GiveLease(position=position):
-            return _give_request(lease, position)
+            return _build_give_request(lease, position)
         case writes.TakeBackLease(me=me):
             update = f"SET leaseOwner = :me, handoffOwner = :me {_COUNT} REMOVE handoffTo, checkpointOwner"
-            return _request(lease, f"{_SEEN} AND {owner_condition}", update, {**owner_values, "me": text(me)})
+            return _build_request(
+                lease, f"{_SEEN} AND {owner_condition}", update, {**owner_values, "me": string_attribute(me)}
+            )
         case writes.AnnotateLease(name=name, value=value):
             annotation = ((name, value),)
-            return _request(
+            return _build_request(
                 lease, owner_condition, _set_clause(annotations=annotation).rstrip(), owner_values, annotation
             )
         case writes.ResetLease():
-            return _reset_request(write)
+            return _build_reset_request(write)
         case writes.DeleteLease():
             as_seen = "checkpoint = :end" if lease.ended else _SEEN
-            return _request(lease, f"attribute_not_exists({KEY}) OR {as_seen}", "", {})
+            return _build_request(lease, f"attribute_not_exists({KEY}) OR {as_seen}", "", {})
         case _:
             assert_never(write)
 
 
-def _take_request(lease: Lease, me: str, annotations: Annotations, condition: str, values: AttributeValues) -> Request:
+def _build_take_request(
+    lease: Lease, me: str, annotations: Annotations, condition: str, values: AttributeValues
+) -> Request:
     # KCL reports this count in its metrics.
     switch_count = ", ownerSwitchesSinceCheckpoint :one" if lease.owner not in (None, me) else ""
     sets = _set_clause("leaseOwner = :me", "handoffOwner = :me", annotations=annotations)
     update = f"{sets}{_COUNT}{switch_count} REMOVE handoffTo, checkpointOwner"
-    return _request(lease, condition, update, {**values, "me": text(me)}, annotations)
+    return _build_request(lease, condition, update, {**values, "me": string_attribute(me)}, annotations)
 
 
 def _weight_clauses(lease: Lease) -> tuple[tuple[str, ...], AttributeValues]:
     """Return the clauses and values that set the throughput, if it is known, as KCL 3.x does in its renewals."""
     if lease.weight is None:
         return (), {}
-    return ("throughputKBps = :throughput",), {"throughput": number(kilobytes(lease.weight))}
+    return ("throughputKBps = :throughput",), {"throughput": number_attribute(convert_to_kilobytes(lease.weight))}
 
 
-def _checkpoint_request(write: writes.CheckpointLease) -> Request:
+def _build_checkpoint_request(write: writes.CheckpointLease) -> Request:
     lease, position = write.lease, write.position
     owner_condition, owner_values = _owner_condition(lease)
     position_condition, position_values = _checkpoint_condition(position, "<=")
@@ -268,16 +274,16 @@ def _checkpoint_request(write: writes.CheckpointLease) -> Request:
     weight_sets, weights = _weight_clauses(lease)
     sets, values = (*position_sets, *weight_sets), {**owner_values, **position_values, **fields, **weights}
     if position.ended and write.children:
-        children = shard_ids(lease, write.children)
+        children = shard_ids_attribute(lease, write.children)
         sets, values = (*sets, "childShardIds = :children"), {**values, "children": children}
     removed_attributes = (_PENDING, *stale_names, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
     update = (
         f"{_set_clause(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed_attributes)}"
     )
-    return _request(lease, f"{_SEEN} AND {owner_condition} AND {position_condition}", update, values)
+    return _build_request(lease, f"{_SEEN} AND {owner_condition} AND {position_condition}", update, values)
 
 
-def _give_request(lease: Lease, position: Position) -> Request | None:
+def _build_give_request(lease: Lease, position: Position) -> Request | None:
     """Return the request that gives the lease to its next owner, or that completes a KCL 3.x hand-off."""
     if lease.owner is None or lease.next_owner is None:
         return None
@@ -293,8 +299,8 @@ def _give_request(lease: Lease, position: Position) -> Request | None:
     update = (
         f"{_set_clause(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
     )
-    names = {"owner": text(lease.owner), "heir": text(lease.next_owner)}
-    return _request(
+    names = {"owner": string_attribute(lease.owner), "heir": string_attribute(lease.next_owner)}
+    return _build_request(
         lease,
         f"{_SEEN} AND {_next_owner_condition(lease)} AND {position_condition}",
         update,
@@ -302,17 +308,17 @@ def _give_request(lease: Lease, position: Position) -> Request | None:
     )
 
 
-def _reset_request(write: writes.ResetLease) -> Request:
+def _build_reset_request(write: writes.ResetLease) -> Request:
     free_condition, _ = _owner_condition(evolve(write.lease, owner=None))
     sets, stale_names, fields = _checkpoint_clauses(write.position)
     # Keep the children of an ended lease, because KCL reads them. Otherwise, remove them. The checkpoint at the end of
     # the shard will write them again.
     children = () if write.position.ended else ("childShardIds",)
-    family_values = attributes(write.lease, *_FAMILY)
+    family_values = attributes_for_fields(write.lease, *_FAMILY)
     missing_attributes = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family_values)
     removed_attributes = ", ".join((_OWNERS, _PENDING, *stale_names, *children, *missing_attributes))
     family_sets = tuple(f"{name} = :{name}" for name in family_values)
     set_clause = _set_clause(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", annotations=write.annotations)
-    values = {**fields, **family_values, "further": number(max(1, write.epoch - write.lease.epoch))}
+    values = {**fields, **family_values, "further": number_attribute(max(1, write.epoch - write.lease.epoch))}
     update = f"{set_clause}ADD leaseCounter :further REMOVE {removed_attributes}"
-    return _request(write.lease, f"{_SEEN} AND {free_condition}", update, values, write.annotations)
+    return _build_request(write.lease, f"{_SEEN} AND {free_condition}", update, values, write.annotations)

@@ -41,7 +41,7 @@ class FileStore(PassingStore):
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} cannot be read as a backup: {said(error)}") from error
         for number, line in enumerate(file_content.splitlines(), 1):
-            row = _lease(number, line)
+            row = _parse_line(number, line)
             if isinstance(row, Malformed):
                 self._malformed += (row,)
             elif not isinstance(self._store.write(CreateLease(row)), Done):
@@ -60,7 +60,7 @@ class FileStore(PassingStore):
         if not self._changed:
             return
         self._changed = False
-        lines = "".join(f"{line_of(lease)}\n" for lease in self._store.list().leases)
+        lines = "".join(f"{format_line(lease)}\n" for lease in self._store.list().leases)
         try:
             # The file may contain annotations and worker names, so only its owner may read it, as with SQLite files.
             with NamedTemporaryFile("w", encoding="utf-8", dir=self._path.parent, delete=False) as temporary:
@@ -72,12 +72,12 @@ class FileStore(PassingStore):
             raise StoreError(f"{self._path} cannot be written: {said(error)}") from error
 
 
-def line_of(lease: Lease) -> str:
+def format_line(lease: Lease) -> str:
     """Return the line for a lease."""
     return json.dumps(to_row(lease), ensure_ascii=False)
 
 
-def _lease(number: int, line: str) -> Lease | Malformed:
+def _parse_line(number: int, line: str) -> Lease | Malformed:
     try:
         columns = json.loads(line)
     except (ValueError, RecursionError):

@@ -28,18 +28,18 @@ from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
     CellKind,
-    cells,
+    build_listing,
     check_cell,
-    lease_of,
-    listing_of,
+    lease_from_cells,
+    lease_to_cells,
     parse_row,
+    require_valid_lease,
     shortened_repr,
-    valid_lease,
 )
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
-from leasehold.stores.writes import DeleteLease, Write, applied, counted
+from leasehold.stores.writes import DeleteLease, Write, applied, with_counter
 
 _COLUMNS = {field.name: field.column for field in FIELDS if field.column}
 COLUMNS = tuple(_COLUMNS.values())
@@ -80,7 +80,7 @@ _TYPES: Mapping[CellKind, type | tuple[type, ...]] = {
 
 def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
     """Return the row of a lease, by column."""
-    values = cells(lease)
+    values = lease_to_cells(lease)
     values["parents"], values["yields"] = json.dumps(values["parents"]), int(lease.yields)
     values["annotations"] = json.dumps(values["annotations"], ensure_ascii=False)
     return {column: values[name] for name, column in _COLUMNS.items()}
@@ -88,17 +88,17 @@ def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
 
 def to_lease(row: Row | Mapping[str, Any]) -> Lease | Malformed:
     """Parse a row. A row may be malformed, because SQLite accepts any value in any column."""
-    return parse_row(str(row["key"]), lambda: _lease(row))
+    return parse_row(str(row["key"]), lambda: _parse_lease(row))
 
 
-def _lease(row: Row | Mapping[str, Any]) -> Lease:
+def _parse_lease(row: Row | Mapping[str, Any]) -> Lease:
     values = {}
     for field in FIELDS:
         if column := field.column:
             if not isinstance(row[column], _TYPES[field.kind]):
                 raise BadRowField(column, f"{shortened_repr(row[column])} is not of the type this column holds")
             values[field.name] = check_cell(field, column, row[column])
-    return counted(lease_of(values, _COLUMNS), values["epoch"])
+    return with_counter(lease_from_cells(values, _COLUMNS), values["epoch"])
 
 
 log = escaped(logging.getLogger("leasehold.sqlite"))
@@ -140,7 +140,7 @@ class SqliteStore:
             with suppress(OSError):  # it exists, or SQLite raises the error
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with self._translate_errors():
-            inode = _inode(self._path)
+            inode = _file_inode(self._path)
             connection = sqlite3.connect(
                 self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
             )
@@ -170,7 +170,7 @@ class SqliteStore:
         """
         with self._lock, self._translate_errors():
             if self._is_replaced():
-                if not self._create and _inode(self._path) is None:
+                if not self._create and _file_inode(self._path) is None:
                     raise StoreError(f"{self._path}: the file was removed, and it is not created here")
                 log.error("%s was removed or replaced while in use; opening it again", self._path)
                 self._connection.close()
@@ -218,9 +218,9 @@ class SqliteStore:
             rows = {table: connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables}  # noqa: S608
         return rows.get("cells") is not None, rows["leases"] is not None
 
-    def _stored(self, key: str) -> Lease | None:
+    def _read_lease(self, key: str) -> Lease | None:
         row = self._connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
-        return valid_lease(to_lease(row)) if row else None
+        return require_valid_lease(to_lease(row)) if row else None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -230,12 +230,12 @@ class SqliteStore:
         """Return every lease, sorted by key. The listing is a snapshot."""
         with self.current_connection() as connection:
             rows = connection.execute(_SELECT).fetchall()
-        return listing_of(map(to_lease, rows))
+        return build_listing(map(to_lease, rows))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Return these leases in the given order, without those that do not exist."""
         with self.current_connection():
-            leases = tuple(self._stored(key) for key in keys)
+            leases = tuple(self._read_lease(key) for key in keys)
         return tuple(lease for lease in leases if lease)
 
     def write(self, write: Write) -> Outcome:
@@ -244,7 +244,7 @@ class SqliteStore:
         with self.current_connection() as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
-                stored = self._stored(key)
+                stored = self._read_lease(key)
                 after = applied(write, stored)
                 if isinstance(write, DeleteLease) and after:
                     connection.execute("DELETE FROM leases WHERE key = ?", (key,))
@@ -269,10 +269,10 @@ _NOT_WRITTEN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQ
 
 def _file_inodes(path: str) -> tuple[_Inode | None, ...]:
     """Return the current inodes of the file and of the two files of its write-ahead log."""
-    return tuple(_inode(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
+    return tuple(_file_inode(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
 
 
-def _inode(path: str) -> _Inode | None:
+def _file_inode(path: str) -> _Inode | None:
     try:
         status = os.stat(path)  # noqa: PTH116  faster, and needed before and after every request
     except OSError:
@@ -300,13 +300,13 @@ class SqliteCells:
         """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
         with self._table() as connection:
             rows = connection.execute(f"{_CELLS} ORDER BY name").fetchall()
-        return tuple(cell_of(row) for row in rows if str(row["name"]).startswith(prefixes))
+        return tuple(parse_cell(row) for row in rows if str(row["name"]).startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
         """Return the rows with these names that exist."""
         with self._table() as connection:
             rows = [connection.execute(f"{_CELLS} WHERE name = ?", (name,)).fetchone() for name in names]
-        return {row["name"]: cell_of(row) for row in rows if row is not None}
+        return {row["name"]: parse_cell(row) for row in rows if row is not None}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Insert a row, unless it exists."""
@@ -355,7 +355,7 @@ CREATE TABLE IF NOT EXISTS cells (
 _CELLS = "SELECT name, version, fields FROM cells"
 
 
-def cell_of(row: Row | Mapping[str, Any]) -> Stored:
+def parse_cell(row: Row | Mapping[str, Any]) -> Stored:
     """Parse a stored row. If its fields are invalid, return it without fields, so that a missing one is reported."""
     try:
         fields = json.loads(row["fields"])

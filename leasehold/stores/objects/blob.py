@@ -24,14 +24,21 @@ from requests import Session
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout, qualified_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, is_outcome_unknown, unquoted_etag
-from leasehold.stores.urls import date_of, endpoint_of, without_credentials
+from leasehold.stores.requests import (
+    ObjectFields,
+    SkewWarning,
+    Stored,
+    is_outcome_unknown,
+    object_age_seconds,
+    unquote_etag,
+)
+from leasehold.stores.urls import check_endpoint, parse_date_header, reject_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
 """The environment variable with the connection string, which contains the account's key."""
@@ -87,8 +94,8 @@ def open_url(location: str, options: Mapping[str, str], *, create: bool, request
         ValueError: If the URL is invalid.
         StoreError: If the store cannot be used.
     """
-    layout = _layout(options)
-    endpoint = endpoint_of(options.get("endpoint"))
+    layout = _parse_layout(options)
+    endpoint = check_endpoint(options.get("endpoint"))
     client = open_container(location, endpoint, create=create, request_seconds=request_seconds)
     return EtagStore(BlobObjects(client), layout, page_leases=PAGE_LEASES)
 
@@ -97,12 +104,12 @@ def open_container(
     location: str, endpoint: str | None, *, create: bool, request_seconds: float | None = None
 ) -> ContainerClient:
     """Return a client of `account/container`, and create it if necessary. Raises ValueError or StoreError."""
-    client = client_of(location, endpoint, request_seconds)
+    client = create_client(location, endpoint, request_seconds)
     _ensure_container(client, create=create)
     return client
 
 
-def client_of(location: str, endpoint: str | None, request_seconds: float | None = None) -> ContainerClient:
+def create_client(location: str, endpoint: str | None, request_seconds: float | None = None) -> ContainerClient:
     """Return a client of `account/container`. No request is sent. Raises ValueError or StoreError."""
     account, slash, container = location.partition("/")
     if not (account and slash and container) or "/" in container:
@@ -135,13 +142,13 @@ def client_of(location: str, endpoint: str | None, request_seconds: float | None
         client = ContainerClient.from_connection_string(connection_string, container, **options)
     except ValueError as error:
         raise StoreError(f"{CONNECTION_STRING}: it is not a storage connection string") from error
-    without_credentials(client.url.partition("?")[0])
+    reject_credentials(client.url.partition("?")[0])
     if client.account_name != account:
         raise ValueError(f"store URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
     return client
 
 
-def _layout(options: Mapping[str, str]) -> Layout:
+def _parse_layout(options: Mapping[str, str]) -> Layout:
     if "eventhub" not in options:
         for option in ("group", "start"):
             if option in options:
@@ -152,17 +159,17 @@ def _layout(options: Mapping[str, str]) -> Layout:
     start = options.get("start", "TRIM_HORIZON")
     if start not in _STARTS:
         raise ValueError(f"store URL: option 'start' must be one of {', '.join(_STARTS)}")
-    return EventHubLayout(*one_hub(options), start=_STARTS[start])
+    return EventHubLayout(*parse_hub_options(options), start=_STARTS[start])
 
 
-def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
+def parse_hub_options(options: Mapping[str, str]) -> tuple[str, str, str]:
     """Return the full namespace, the hub and the group from the options of a URL. Raises ValueError."""
     namespace, slash, hub = options["eventhub"].partition("/")
     if not (namespace and slash and hub) or "/" in hub or "prefix" in options:
         raise ValueError(
             "store URL: option 'eventhub' must be <fully qualified namespace>/<hub>, without option 'prefix'"
         )
-    return full_namespace(namespace), hub, options.get("group", "$Default")
+    return qualified_namespace(namespace), hub, options.get("group", "$Default")
 
 
 def _ensure_container(client: ContainerClient, *, create: bool) -> None:
@@ -199,7 +206,7 @@ class BlobObjects:
             )
             # While the blobs of a page are iterated, `clock.now` is the date of that page's response. The next page is
             # fetched only after the last blob of the current page.
-            objects = tuple(_stored(blob, clock.now) for blob in blobs)
+            objects = tuple(_parse_blob(blob, clock.now) for blob in blobs)
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists blobs that were not requested")
             return objects
@@ -209,21 +216,23 @@ class BlobObjects:
         clock = _ServerClock(self._skew)
         with translate_errors(self._container):
             try:
-                blob = self._blob(name).get_blob_properties(raw_response_hook=clock.observe)
+                blob = self._blob_client(name).get_blob_properties(raw_response_hook=clock.observe)
             except ResourceNotFoundError as error:
-                if _code(error) == "BlobNotFound":
+                if _error_code(error) == "BlobNotFound":
                     return None
                 raise
-            return _stored(blob, clock.now)
+            return _parse_blob(blob, clock.now)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a blob by Put Blob, the only operation that honors If-None-Match: * everywhere."""
-        return self._put(lambda: self._blob(name).upload_blob(b"", metadata=dict(fields), overwrite=False, **_ONCE))
+        return self._put(
+            lambda: self._blob_client(name).upload_blob(b"", metadata=dict(fields), overwrite=False, **_ONCE)
+        )
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         """Replace the metadata of a blob by Set Metadata with If-Match."""
         condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
-        return self._put(lambda: self._blob(name).set_blob_metadata(dict(fields), **condition, **_ONCE))
+        return self._put(lambda: self._blob_client(name).set_blob_metadata(dict(fields), **condition, **_ONCE))
 
     def delete(self, name: str, etag: str) -> bool:
         """Delete a blob by Delete Blob with If-Match.
@@ -234,9 +243,9 @@ class BlobObjects:
         condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
         with translate_errors(self._container):
             try:
-                self._blob(name).delete_blob(**condition, **_ONCE)
+                self._blob_client(name).delete_blob(**condition, **_ONCE)
             except HttpResponseError as error:
-                if _code(error) not in _REJECTED:
+                if _error_code(error) not in _REJECTED:
                     raise
             else:
                 return True
@@ -246,15 +255,15 @@ class BlobObjects:
         """Close all connections."""
         self._container.close()
 
-    def _blob(self, name: str) -> BlobClient:
+    def _blob_client(self, name: str) -> BlobClient:
         return self._container.get_blob_client(name)
 
     def _put(self, write: Callable[[], Mapping[str, Any]]) -> str | None:
         with translate_errors(self._container):
             try:
-                return unquoted_etag(str(write()["etag"]))
+                return unquote_etag(str(write()["etag"]))
             except HttpResponseError as error:
-                if _code(error) in _REJECTED:
+                if _error_code(error) in _REJECTED:
                     return None
                 raise
 
@@ -268,19 +277,21 @@ class _ServerClock:
 
     def observe(self, response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
         _check_echo(response)
-        now = date_of(response.http_response.headers.get("Date"))
+        now = parse_date_header(response.http_response.headers.get("Date"))
         if now is not None:
             self.now = now
             self._skew.observe(now)
 
 
-def _stored(blob: BlobProperties, service_now: float) -> Stored:
+def _parse_blob(blob: BlobProperties, service_now: float) -> Stored:
     # The names of metadata are not case-sensitive. In listings, empty values are None.
     fields = {field.lower(): text or "" for field, text in (blob.metadata or {}).items()}
-    return Stored(blob.name, unquoted_etag(blob.etag), fields, age(service_now, blob.last_modified.timestamp()))
+    return Stored(
+        blob.name, unquote_etag(blob.etag), fields, object_age_seconds(service_now, blob.last_modified.timestamp())
+    )
 
 
-def _code(error: HttpResponseError) -> str:
+def _error_code(error: HttpResponseError) -> str:
     code = getattr(error, "error_code", None)
     return str(getattr(code, "value", code))
 
@@ -298,10 +309,10 @@ def translate_errors(container: ContainerClient) -> Iterator[None]:
         if is_outcome_unknown(status):
             raise OutcomeUnknown(f"container {name!r}: no usable response (HTTP {status})") from error
         if status in _UNSIGNED:
-            raise StoreError(f"container {name!r}: the service refused: {_code(error)}; {_SIGN_IN}") from error
-        if _code(error) == "ContainerNotFound":
+            raise StoreError(f"container {name!r}: the service refused: {_error_code(error)}; {_SIGN_IN}") from error
+        if _error_code(error) == "ContainerNotFound":
             raise StoreError(f"container {name!r}: it does not exist; create it, or allow it to be created") from error
-        raise StoreError(f"container {name!r}: the service refused: {_code(error)} (HTTP {status})") from error
+        raise StoreError(f"container {name!r}: the service refused: {_error_code(error)} (HTTP {status})") from error
     except AzureError as error:
         # Drop the cause, which contains the whole URL. If the account is opened with a signature, the URL includes it.
         cause = type(error).__name__

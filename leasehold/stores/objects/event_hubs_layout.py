@@ -18,16 +18,16 @@ from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
 from leasehold.stores.fields import (
     BadRowField,
-    annotations,
-    kilobytes,
-    position,
+    check_text,
+    convert_to_kilobytes,
+    parse_annotations,
+    parse_position,
+    parse_weight,
+    parse_whole_number,
     shortened_repr,
-    text,
-    weight,
-    whole_number,
 )
 from leasehold.stores.protocol import Capabilities
-from leasehold.stores.requests import ObjectFields, Part, Parts, owner_fields, with_owner_fields
+from leasehold.stores.requests import ObjectFields, Part, Parts, decode_owner_fields, encode_owner_fields
 
 BEGINNING = "-1"
 """The offset and the sequence number just before the first event of a partition."""
@@ -41,12 +41,12 @@ DEDUPLICATION, DEDUPLICATION_LENGTH_MAX = "had", 6000
 """Our own field of a checkpoint, and its maximum length. The metadata of a blob is limited to 8 KiB in total."""
 
 
-def full_namespace(namespace: str) -> str:
+def qualified_namespace(namespace: str) -> str:
     """Return the fully qualified namespace, which the SDKs use in the names of their blobs."""
     return namespace if {".", ":"} & set(namespace) else f"{namespace}.servicebus.windows.net"
 
 
-def stream_of(namespace: str, hub: str, group: str) -> str:
+def stream_name(namespace: str, hub: str, group: str) -> str:
     """Return the name of the stream that a consumer group's leases belong to.
 
     This name is the path of the folder with the group's blobs.
@@ -107,11 +107,11 @@ class EventHubLayout:
         lease = Lease(
             key,
             stream=self._stream,
-            checkpoint=read_position(parts.fields("checkpoint"), self.start),
-            weight=weight("throughputkbps", fields.get("throughputkbps")),
-            annotations=annotations("notes", fields.get("notes") or "{}"),
+            checkpoint=parse_checkpoint(parts.fields("checkpoint"), self.start),
+            weight=parse_weight("throughputkbps", fields.get("throughputkbps")),
+            annotations=parse_annotations("notes", fields.get("notes") or "{}"),
         )
-        return with_owner_fields(lease, parts, lambda fields, name: text(name, fields.get(name, "")))
+        return decode_owner_fields(lease, parts, lambda fields, name: check_text(name, fields.get(name, "")))
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new metadata of the ownership.
@@ -119,8 +119,8 @@ class EventHubLayout:
         `ownerid` is always present, even if empty, because the Python SDK cannot list a blob without it.
         """
         our_fields = {
-            **owner_fields(before, after, _checked_ascii),
-            "throughputkbps": "" if after.weight is None else repr(kilobytes(after.weight)),
+            **encode_owner_fields(before, after, _check_ascii),
+            "throughputkbps": "" if after.weight is None else repr(convert_to_kilobytes(after.weight)),
             "notes": json.dumps(dict(after.annotations)) if after.annotations else "",
         }
         return {name: value for name, value in {**stored, **our_fields}.items() if value or name == "ownerid"}
@@ -139,7 +139,7 @@ class EventHubLayout:
             # rows. If a worker of an SDK writes the checkpoint, these data are lost and repeated rows are not detected.
             offset, _, written_rows = new_position.token.partition(" ")
             kept_fields |= (
-                {DEDUPLICATION: _checked_ascii(DEDUPLICATION, written_rows)}
+                {DEDUPLICATION: _check_ascii(DEDUPLICATION, written_rows)}
                 if written_rows and len(written_rows) <= DEDUPLICATION_LENGTH_MAX
                 else {}
             )
@@ -147,7 +147,7 @@ class EventHubLayout:
                 raise StoreError(
                     f"checkpoint {new_position.sequence}: the Azure SDKs' layout needs an offset and no sub-sequence"
                 )
-            return {**kept_fields, "offset": _checked_ascii("offset", offset), "sequencenumber": new_position.sequence}
+            return {**kept_fields, "offset": _check_ascii("offset", offset), "sequencenumber": new_position.sequence}
         if new_position == LATEST:
             return {**kept_fields, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
         # The SDKs know neither sub-sequences nor times. At such a position, their workers start at the beginning of the
@@ -168,7 +168,7 @@ class EventHubLayout:
 
     @property
     def _stream(self) -> str:
-        return stream_of(self.namespace, self.hub, self.group)
+        return stream_name(self.namespace, self.hub, self.group)
 
 
 def _is_partition(key: str) -> bool:
@@ -176,13 +176,13 @@ def _is_partition(key: str) -> bool:
     return key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
 
 
-def _checked_ascii(field: str, value: str) -> str:
+def _check_ascii(field: str, value: str) -> str:
     if not (value.isascii() and value.isprintable() and value == value.strip()):
         raise StoreError(f"{field}: {value!r} cannot be stored in a blob's metadata; use printable ASCII")
     return value
 
 
-def read_position(fields: ObjectFields, start: Position) -> Position:
+def parse_checkpoint(fields: ObjectFields, start: Position) -> Position:
     """Parse the checkpoint, from its offset if possible.
 
     Some SDKs omit the offset or write a placeholder in its place. Other SDKs omit the sequence number or write a
@@ -194,18 +194,18 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
         if "position" not in fields:
             return TRIM_HORIZON
         sequence, _, sub = fields["position"].partition(" ")
-        return position("position", sequence, whole_number("position", sub))
+        return parse_position("position", sequence, parse_whole_number("position", sub))
     if offset == END_OF_STREAM:
         return LATEST
     if offset in NO_OFFSET:
-        return _numbered_position(number) if has_number else start
+        return _parse_sequence_number(number) if has_number else start
     # If there is no sequence number, reading can still start from the offset. Set the number to 0, so that a checkpoint
     # with any other number is later than this one.
     written_rows = fields.get(DEDUPLICATION, "")
-    return _numbered_position(number if has_number else "0", f"{offset} {written_rows}" if written_rows else offset)
+    return _parse_sequence_number(number if has_number else "0", f"{offset} {written_rows}" if written_rows else offset)
 
 
-def _numbered_position(number: str, offset: str = "") -> Position:
+def _parse_sequence_number(number: str, offset: str = "") -> Position:
     if not (number.isascii() and number.isdigit()):
         raise BadRowField("sequencenumber", f"{shortened_repr(number)} is not a decimal sequence number")
-    return position("sequencenumber", number, 0, text("offset", offset))
+    return parse_position("sequencenumber", number, 0, check_text("offset", offset))

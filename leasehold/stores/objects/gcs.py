@@ -29,8 +29,8 @@ from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import printable, said, text_of
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, is_outcome_unknown
-from leasehold.stores.urls import date_of, endpoint_of
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, is_outcome_unknown, object_age_seconds
+from leasehold.stores.urls import check_endpoint, parse_date_header
 
 T = TypeVar("T")
 
@@ -59,19 +59,19 @@ _LISTING = "storage#objects"
 
 def open_url(location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
     """Open the store at `bucket/prefix`. Raises ValueError or StoreError."""
-    bucket, prefix = bucket_of(location)
+    bucket, prefix = split_location(location)
     objects = GcsObjects(
         bucket,
         project=options.get("project"),
         location=options.get("location"),
-        endpoint=endpoint_of(options.get("endpoint")),
+        endpoint=check_endpoint(options.get("endpoint")),
         timeouts=TIMEOUTS.within(request_seconds),
     )
     objects.ensure(create=create)
     return EtagStore(objects, ObjectLayout(prefix), page_leases=PAGE_LEASES)
 
 
-def bucket_of(location: str) -> tuple[str, str]:
+def split_location(location: str) -> tuple[str, str]:
     """Split the location in a URL into bucket and prefix. Raises ValueError if there is no bucket."""
     bucket, _, prefix = location.partition("/")
     if not bucket:
@@ -94,7 +94,7 @@ class GcsObjects:
     ) -> None:
         self.bucket, self._location, self._timeouts = bucket, location, timeouts
         self._skew, self._thread_clock = skew or SkewWarning(), local()
-        endpoint = endpoint or endpoint_of(os.environ.get(EMULATOR), f"environment variable {EMULATOR}")
+        endpoint = endpoint or check_endpoint(os.environ.get(EMULATOR), f"environment variable {EMULATOR}")
         with self._translate_errors():
             credentials, default = (AnonymousCredentials(), "none") if endpoint else google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
             self._project = project or default
@@ -121,7 +121,7 @@ class GcsObjects:
                 raise
             if not self._project:
                 raise StoreError(
-                    f"{self._description}: it does not exist, and creating it needs a project; "
+                    f"{self._describe_bucket}: it does not exist, and creating it needs a project; "
                     "add ?project=… to the URL"
                 ) from error
             new_bucket = self._client.bucket(self.bucket)
@@ -140,7 +140,7 @@ class GcsObjects:
         """Return all objects whose names begin with `prefix`."""
 
         def list_all() -> tuple[Stored, ...]:
-            objects = tuple(self._stored(blob) for blob in self._iterate_listing(prefix=prefix))
+            objects = tuple(self._parse_blob(blob) for blob in self._iterate_listing(prefix=prefix))
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists objects that were not requested")
             return objects
@@ -165,7 +165,7 @@ class GcsObjects:
 
         def get_one() -> Stored | None:
             blob = self._bucket.get_blob(name, **self._request_options)
-            return blob and self._stored(_checked_blob(blob, name))
+            return blob and self._parse_blob(_check_blob(blob, name))
 
         return self._read(get_one)
 
@@ -210,17 +210,17 @@ class GcsObjects:
                 self._retry_throttled(put)
             except PreconditionFailed:
                 return None
-            return str(_checked_blob(blob, name).generation)
+            return str(_check_blob(blob, name).generation)
 
-    def _stored(self, blob: storage.Blob) -> Stored:
+    def _parse_blob(self, blob: storage.Blob) -> Stored:
         now = getattr(self._thread_clock, "now", None)
         fields = {str(name): str(text) for name, text in (blob.metadata or {}).items()}
-        age_seconds = 0.0 if now is None or blob.updated is None else age(now, blob.updated.timestamp())
+        age_seconds = 0.0 if now is None or blob.updated is None else object_age_seconds(now, blob.updated.timestamp())
         return Stored(blob.name, str(blob.generation), fields, age_seconds)
 
     def _update_clock(self, response: requests.Response, **_more: object) -> None:
         """Store the time in a response's Date header, for the thread that waits for the response."""
-        self._thread_clock.now = now = date_of(response.headers.get("date"))
+        self._thread_clock.now = now = parse_date_header(response.headers.get("date"))
         if now is not None:
             self._skew.observe(now)
 
@@ -249,7 +249,7 @@ class GcsObjects:
         return retrying(write)
 
     @property
-    def _description(self) -> str:
+    def _describe_bucket(self) -> str:
         return f"bucket {self.bucket!r}"
 
     @contextmanager
@@ -258,23 +258,25 @@ class GcsObjects:
         try:
             yield
         except (TransportError, requests.RequestException) as error:
-            raise OutcomeUnknown(f"{self._description}: the service cannot be reached") from error
+            raise OutcomeUnknown(f"{self._describe_bucket}: the service cannot be reached") from error
         except GoogleAPICallError as error:
             status = int(error.code or 0)
             if is_outcome_unknown(status):
-                raise OutcomeUnknown(f"{self._description}: no usable response (HTTP {status})") from error
+                raise OutcomeUnknown(f"{self._describe_bucket}: no usable response (HTTP {status})") from error
             advice = _ADVICE.get(status, printable(text_of(error, 200)))
-            raise StoreError(f"{self._description}: the service refused (HTTP {status}): {advice}") from error
+            raise StoreError(f"{self._describe_bucket}: the service refused (HTTP {status}): {advice}") from error
         except GoogleAuthError as error:
             if error.retryable:
-                raise OutcomeUnknown(f"{self._description}: the identity service gave no usable response") from error
-            raise StoreError(f"{self._description}: {printable(text_of(error, 200))}") from error
+                raise OutcomeUnknown(
+                    f"{self._describe_bucket}: the identity service gave no usable response"
+                ) from error
+            raise StoreError(f"{self._describe_bucket}: {printable(text_of(error, 200))}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             # The response has an unexpected form, like a proxy's error page.
-            raise OutcomeUnknown(f"{self._description}: a response cannot be parsed: {said(error)}") from error
+            raise OutcomeUnknown(f"{self._describe_bucket}: a response cannot be parsed: {said(error)}") from error
 
 
-def _checked_blob(blob: storage.Blob, name: str) -> storage.Blob:
+def _check_blob(blob: storage.Blob, name: str) -> storage.Blob:
     """Return the blob. Raises LookupError if the response was about another object, or has no generation."""
     if blob._properties.get("name") != name or blob.generation is None:  # noqa: SLF001  `blob.name` is the requested name
         raise LookupError("it is not about the requested object")

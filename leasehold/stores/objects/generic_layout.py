@@ -16,13 +16,13 @@ from leasehold.balancer.model import Lease
 from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
-    cells,
     check_cell,
-    kilobytes,
-    lease_of,
-    text,
-    weight,
-    whole_number,
+    check_text,
+    convert_to_kilobytes,
+    lease_from_cells,
+    lease_to_cells,
+    parse_weight,
+    parse_whole_number,
 )
 from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import (
@@ -31,12 +31,12 @@ from leasehold.stores.requests import (
     Parts,
     StampedAnnotations,
     decode_annotations,
+    decode_owner_fields,
+    decode_percent,
     encode_annotations,
     encode_cell,
-    owner_fields,
-    percent_decoded,
-    percent_encoded,
-    with_owner_fields,
+    encode_owner_fields,
+    encode_percent,
 )
 
 _NAMES = {field.name: field.object for field in FIELDS}
@@ -68,7 +68,7 @@ class ObjectLayout:
     def key(self, name: str, part: Part) -> str | None:
         """Return the key of the lease from the name of an object, or None if this layout does not use such names."""
         try:
-            key = text("name", unquote(name.removeprefix(self.prefix(part))))
+            key = check_text("name", unquote(name.removeprefix(self.prefix(part))))
         except BadRowField:
             return None
         return key if key and self.name(key, part) == name else None
@@ -82,7 +82,7 @@ class ObjectLayout:
             field.name: check_cell(
                 field,
                 field.object,
-                percent_decoded(checkpoint_fields, field.object)
+                decode_percent(checkpoint_fields, field.object)
                 if field.kind == "text"
                 else checkpoint_fields.get(field.object),
             )
@@ -90,7 +90,7 @@ class ObjectLayout:
         }
         ownership_fields = parts.fields("ownership")
         if "weight" in ownership_fields:  # measured after the lease was created
-            values["weight"] = weight("weight", ownership_fields["weight"])
+            values["weight"] = parse_weight("weight", ownership_fields["weight"])
         # If several objects contain an annotation, use the value with the highest counter. If the counters are equal,
         # use the value of the object that comes later in this tuple.
         latest: StampedAnnotations = {}
@@ -99,25 +99,27 @@ class ObjectLayout:
                 if stamped_value[1] >= latest.get(name, stamped_value)[1]:
                     latest[name] = stamped_value
         annotations = tuple(sorted((name, text) for name, (text, _) in latest.items()))
-        counter = whole_number("counter", ownership_fields.get("counter", "0"))
-        return with_owner_fields(
-            lease_of({"key": key, **values}, _NAMES, epoch=counter, annotations=annotations), parts, percent_decoded
+        counter = parse_whole_number("counter", ownership_fields.get("counter", "0"))
+        return decode_owner_fields(
+            lease_from_cells({"key": key, **values}, _NAMES, epoch=counter, annotations=annotations),
+            parts,
+            decode_percent,
         )
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new fields of the ownership, with the annotations that this write changes and its counter."""
-        counter = max(whole_number("counter", stored.get("counter", "0")) + 1, after.epoch)
+        counter = max(parse_whole_number("counter", stored.get("counter", "0")) + 1, after.epoch)
         our_fields = {
-            **owner_fields(before, after, lambda _field, value: percent_encoded(value)),
+            **encode_owner_fields(before, after, lambda _field, value: encode_percent(value)),
             "counter": str(counter),
-            "weight": "" if after.weight is None else repr(kilobytes(after.weight)),
+            "weight": "" if after.weight is None else repr(convert_to_kilobytes(after.weight)),
             "notes": _stamped_annotations(stored, before, after, counter),
         }
         return {name: value for name, value in {**stored, **our_fields}.items() if value}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the new fields of the checkpoint, with the lease's constant fields and its first annotations."""
-        values = cells(after) | {
+        values = lease_to_cells(after) | {
             "sub": after.checkpoint.sub or "",
             "shard": after.shard if after.shard != after.key else "",
         }

@@ -4,7 +4,7 @@ from typing import Any
 
 from requests.adapters import HTTPAdapter
 
-from leasehold.stores.deadlines import bounded_pools
+from leasehold.stores.deadlines import pools_with_deadlines
 
 
 class DeadlineAdapter(HTTPAdapter):
@@ -12,9 +12,9 @@ class DeadlineAdapter(HTTPAdapter):
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  as requests has it
         super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = bounded_pools(self.poolmanager.pool_classes_by_scheme)
+        self.poolmanager.pool_classes_by_scheme = pools_with_deadlines(self.poolmanager.pool_classes_by_scheme)
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as requests has it
         manager = super().proxy_manager_for(*args, **options)
-        manager.pool_classes_by_scheme = bounded_pools(manager.pool_classes_by_scheme)
+        manager.pool_classes_by_scheme = pools_with_deadlines(manager.pool_classes_by_scheme)
         return manager

@@ -27,14 +27,27 @@ from botocore.parsers import ResponseParserError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.aws import CREDENTIALS_FROM, RETRIEVAL_ERRORS, connect_hint, retrieval_fault, session_of
-from leasehold.stores.deadlines import bound_client
+from leasehold.stores.aws import (
+    CREDENTIALS_FROM,
+    RETRIEVAL_ERRORS,
+    connection_failure_hint,
+    create_boto3_session,
+    credentials_failure_advice,
+)
+from leasehold.stores.deadlines import add_response_deadlines
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, is_outcome_unknown, unquoted_etag
-from leasehold.stores.urls import date_of, endpoint_of, without_credentials
+from leasehold.stores.requests import (
+    ObjectFields,
+    SkewWarning,
+    Stored,
+    is_outcome_unknown,
+    object_age_seconds,
+    unquote_etag,
+)
+from leasehold.stores.urls import check_endpoint, parse_date_header, reject_credentials
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
@@ -65,8 +78,8 @@ def open_url(
     bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ValueError("store URL: s3:// wants bucket/prefix")
-    timeouts, endpoint = TIMEOUTS.within(request_seconds), endpoint_of(options.get("endpoint"))
-    boto_session = session_of(options, session=session)
+    timeouts, endpoint = TIMEOUTS.within(request_seconds), check_endpoint(options.get("endpoint"))
+    boto_session = create_boto3_session(options, session=session)
     objects = S3Objects(
         bucket, region=options.get("region"), endpoint=endpoint, timeouts=timeouts, session=boto_session
     )
@@ -91,8 +104,8 @@ class S3Objects:
         self._skew = skew or SkewWarning()
         # Reads may be repeated. A write must not be sent twice, because its first attempt could make the second fail.
         with self._translate_errors():
-            self._reads = _client(region, endpoint, timeouts, session)
-            self._writes = _client(region, endpoint, evolve(timeouts, attempts=1), session)
+            self._reads = _create_client(region, endpoint, timeouts, session)
+            self._writes = _create_client(region, endpoint, evolve(timeouts, attempts=1), session)
         self._cached: dict[str, Stored] = {}
 
     def ensure(self, *, create: bool) -> None:
@@ -101,28 +114,28 @@ class S3Objects:
             try:
                 _check_listing(self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1), "")
             except ClientError as error:
-                if not create or _code(error) != "NoSuchBucket":
+                if not create or _error_code(error) != "NoSuchBucket":
                     raise
                 region = self._writes.meta.region_name
                 configuration: Mapping[str, Any] = {"CreateBucketConfiguration": {"LocationConstraint": region}}
                 try:
                     self._writes.create_bucket(Bucket=self.bucket, **({} if region == "us-east-1" else configuration))
                 except ClientError as conflict:
-                    if _code(conflict) != "BucketAlreadyOwnedByYou":
+                    if _error_code(conflict) != "BucketAlreadyOwnedByYou":
                         raise
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all objects whose names begin with `prefix`. Only objects whose ETag has changed are fetched again."""
         entries: list[Stored | str] = []
         with self._translate_errors():
-            for page in self._pages(prefix):
+            for page in self._list_pages(prefix):
                 now = self._service_time(page)
                 for row in page.get("Contents", []):
                     cached = self._cached.get(row["Key"])
-                    if cached is None or cached.etag != unquoted_etag(row["ETag"]):
+                    if cached is None or cached.etag != unquote_etag(row["ETag"]):
                         entries.append(row["Key"])
                     else:
-                        entries.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
+                        entries.append(evolve(cached, age=object_age_seconds(now, row["LastModified"].timestamp())))
         with ThreadPoolExecutor(_FETCHES) as pool:
             fetched_objects = tuple(
                 pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, entries)
@@ -133,15 +146,18 @@ class S3Objects:
 
     def get(self, name: str) -> Stored | None:
         """Return the object with this name."""
-        if (response_and_body := self._read(name)) is None:
+        if (response_and_body := self._read_object(name)) is None:
             return None
         response, body = response_and_body
         modified_at = response["LastModified"].timestamp()
         return Stored(
-            name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), modified_at)
+            name,
+            unquote_etag(response["ETag"]),
+            _parse_body(body),
+            object_age_seconds(self._service_time(response), modified_at),
         )
 
-    def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
+    def _read_object(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
         def fetch() -> "tuple[GetObjectOutputTypeDef, bytes]":
             response = self._reads.get_object(Bucket=self.bucket, Key=name)
             return response, response["Body"].read()
@@ -150,7 +166,7 @@ class S3Objects:
             try:
                 return _RETRY_TORN_READS(fetch)
             except ClientError as error:
-                if _code(error) != "NoSuchKey":
+                if _error_code(error) != "NoSuchKey":
                     raise
         return None
 
@@ -168,7 +184,7 @@ class S3Objects:
             try:
                 self._writes.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
             except ClientError as error:
-                if _code(error) not in _REJECTED:
+                if _error_code(error) not in _REJECTED:
                     raise
             else:
                 return True
@@ -182,24 +198,24 @@ class S3Objects:
             try:
                 self._reads.head_bucket(Bucket=self.bucket)
             except ClientError as error:
-                if _code(error) not in {"404", "NoSuchBucket", "403", "AccessDenied"}:
+                if _error_code(error) not in {"404", "NoSuchBucket", "403", "AccessDenied"}:
                     raise
-                return _code(error) in {"404", "NoSuchBucket"}
+                return _error_code(error) in {"404", "NoSuchBucket"}
         return False
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """Return the names of all objects that begin with `prefix`."""
         with self._translate_errors():
-            return tuple(row["Key"] for page in self._pages(prefix) for row in page.get("Contents", []))
+            return tuple(row["Key"] for page in self._list_pages(prefix) for row in page.get("Contents", []))
 
-    def _pages(self, prefix: str) -> "Iterator[ListObjectsV2OutputTypeDef]":
+    def _list_pages(self, prefix: str) -> "Iterator[ListObjectsV2OutputTypeDef]":
         for page in self._reads.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
             _check_listing(page, prefix)
             yield page
 
     def body(self, name: str) -> bytes | None:
         """Return the content of the object with this name, or None if it does not exist."""
-        response_and_body = self._read(name)
+        response_and_body = self._read_object(name)
         return None if response_and_body is None else response_and_body[1]
 
     def put_body(self, name: str, body: bytes) -> None:
@@ -209,10 +225,10 @@ class S3Objects:
             try:
                 self._reads.put_object(**request, IfNoneMatch="*")
             except ClientError as error:
-                if _code(error) in _NO_CONDITIONS:
+                if _error_code(error) in _NO_CONDITIONS:
                     # The name identifies the content, so a second write stores the same content.
                     self._reads.put_object(**request)
-                elif _code(error) not in _EXISTS:
+                elif _error_code(error) not in _EXISTS:
                     raise
 
     def remove(self, name: str) -> None:
@@ -233,14 +249,14 @@ class S3Objects:
                     Bucket=self.bucket, Key=name, Body=body, ContentType="application/json", **condition
                 )
             except ClientError as error:
-                if _code(error) in _REJECTED:
+                if _error_code(error) in _REJECTED:
                     return None
                 raise
-        return unquoted_etag(response["ETag"])
+        return unquote_etag(response["ETag"])
 
     def _service_time(self, response: Mapping[str, Any]) -> float:
         """Return the service's time from a response's Date header, or 0 without one. Objects then have no age."""
-        now = date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        now = parse_date_header(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         if now is None:
             return 0.0
         self._skew.observe(now)
@@ -256,18 +272,18 @@ class S3Objects:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if is_outcome_unknown(status):
                 raise OutcomeUnknown(f"{where}: no usable response (HTTP {status})") from error
-            hint = _ADVICE.get(_code(error), "")
-            raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
+            hint = _ADVICE.get(_error_code(error), "")
+            raise StoreError(f"{where}: the service refused: {_error_code(error)} (HTTP {status}){hint}") from error
         except (NoCredentialsError, PartialCredentialsError) as fault:
             raise StoreError(f"{where}: no credentials of AWS: {CREDENTIALS_FROM}") from fault
         except RETRIEVAL_ERRORS as fault:
-            raise OutcomeUnknown(f"{where}: no credentials of AWS: {retrieval_fault(fault)}") from fault
+            raise OutcomeUnknown(f"{where}: no credentials of AWS: {credentials_failure_advice(fault)}") from fault
         except NoRegionError as fault:
             raise StoreError(f"{where}: no region is set; add ?region=… to the URL, or set AWS_REGION") from fault
         except (ProfileNotFound, ParamValidationError) as fault:
             raise StoreError(f"{where}: {fault}") from fault
         except BotoCoreError as error:
-            raise OutcomeUnknown(f"{where}: the service cannot be reached{connect_hint(error)}") from error
+            raise OutcomeUnknown(f"{where}: the service cannot be reached{connection_failure_hint(error)}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
             # The response has an unexpected form, like a proxy's error page.
             raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(error)}") from error
@@ -281,7 +297,7 @@ def _check_listing(page: Mapping[str, Any], prefix: str) -> None:
         raise LookupError("it lists objects that were not requested")
 
 
-def _client(
+def _create_client(
     region: str | None, endpoint: str | None, timeouts: Timeouts, session: boto3.Session | None = None
 ) -> "S3Client":
     config = Config(
@@ -292,16 +308,16 @@ def _client(
         s3={"addressing_style": "path" if endpoint else "auto"},
     )
     client = (session or boto3.Session()).client("s3", region_name=region, endpoint_url=endpoint, config=config)
-    without_credentials(client.meta.endpoint_url)
-    bound_client(client)
+    reject_credentials(client.meta.endpoint_url)
+    add_response_deadlines(client)
     return client
 
 
-def _code(error: ClientError) -> str:
+def _error_code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
-def _fields(body: bytes) -> ObjectFields:
+def _parse_body(body: bytes) -> ObjectFields:
     """Parse the content of an object.
 
     If the object has other content, return no fields. The layout then raises an error that names the missing field.

@@ -25,11 +25,11 @@ from threading import Lock
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.fields import listing_of, parse_row, valid_lease
+from leasehold.stores.fields import build_listing, parse_row, require_valid_lease
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome
-from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, Parts, Stored, prove
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, Parts, Stored, check_conditions_honored
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, new_row
 
 _LISTED_PER_REQUEST = 8
@@ -95,7 +95,7 @@ class EtagStore:
                 if key is not None:
                     parts_by_key[key] = parts_by_key.get(key, Parts()).replace(part, stored)
         self._cache(cached, {key: parts_by_key.get(key, _NO_OBJECTS) for key in cached.keys() | parts_by_key.keys()})
-        return listing_of(self._row(key, parts) for key, parts in sorted(parts_by_key.items()))
+        return build_listing(self._row(key, parts) for key, parts in sorted(parts_by_key.items()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order. Raises StoreError if one of them cannot be parsed.
@@ -153,7 +153,7 @@ class EtagStore:
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""
-        prove(self._objects, self._layout.prefix("ownership").removesuffix("ownership/"))
+        check_conditions_honored(self._objects, self._layout.prefix("ownership").removesuffix("ownership/"))
 
     def close(self) -> None:
         """Close all connections."""
@@ -217,13 +217,18 @@ class EtagStore:
                     self._objects.delete(orphan.name, orphan.etag)
                 return Lost(key, None)
             written_parts = self._advance(key, renewed_parts, after) if checkpoint_changed else renewed_parts
-            if written_parts and checkpoint_changed and after.owner is None and not self._unchanged(key, written_parts):
+            if (
+                written_parts
+                and checkpoint_changed
+                and after.owner is None
+                and not self._read_if_unchanged(key, written_parts)
+            ):
                 # Another worker claimed the lease between the two writes of a reset, perhaps at the old checkpoint.
                 written_parts = None
             return self._outcome(key, written_parts)
         # The first write is not conditional on the ownership's ETag, so check that the cached ownership is current
         # (rule 2).
-        if not just_read and not self._unchanged(key, parts):
+        if not just_read and not self._read_if_unchanged(key, parts):
             return None
         written_parts = self._advance(key, parts, after) if checkpoint_changed else parts
         if not written_parts:
@@ -308,7 +313,7 @@ class EtagStore:
                     else:
                         self._seen.pop(key, None)
 
-    def _unchanged(self, key: str, parts: Parts) -> bool:
+    def _read_if_unchanged(self, key: str, parts: Parts) -> bool:
         """Return whether the ownership still has the same ETag."""
         current_ownership = self._objects.get(self._layout.name(key, "ownership"))
         return current_ownership is not None and current_ownership.etag == parts.etag
@@ -318,7 +323,7 @@ class EtagStore:
 
     def _lease(self, key: str, parts: Parts) -> Lease | None:
         row = self._row(key, parts)
-        return valid_lease(row) if row else None
+        return require_valid_lease(row) if row else None
 
     def _outcome(self, key: str, parts: Parts | None) -> Outcome:
         """Return `Done` with the lease as written, or `Lost` with the stored one if `parts` is None."""
@@ -364,7 +369,7 @@ class ObjectCells:
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""
-        prove(self._objects, self._folder_prefix)
+        check_conditions_honored(self._objects, self._folder_prefix)
 
     def close(self) -> None:
         """Close all connections."""

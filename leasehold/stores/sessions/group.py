@@ -32,10 +32,10 @@ from leasehold.stores.sessions.rows import (
     Remarks,
     Session,
     SessionEntry,
-    remarks_fields,
-    session_fields,
-    session_of,
-    valid_row,
+    encode_remarks,
+    encode_session,
+    parse_session,
+    require_valid_row,
 )
 
 GATHER_SECONDS = 0.2
@@ -211,7 +211,7 @@ class Page:
         Returns:
             False if there is a row with this id.
         """
-        fields = session_fields(self.session)
+        fields = encode_session(self.session)
         version = self._cells.put_new(SESSIONS + self.id, fields)
         if version is not None:
             self.session = evolve(self.session, stored=Stored(SESSIONS + self.id, version, fields))
@@ -255,13 +255,13 @@ class Page:
         """Read the session row again, after a write with unknown outcome or if the row was not found."""
         with self._lock:
             if not self.ended:
-                self._read()
+                self._read_session()
 
     def end(self) -> None:
         """End the session, so that other workers can claim its leases immediately."""
         with self._lock:
             stored = self.session.stored
-            self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
+            self._cells.put_over(stored.name, encode_session(evolve(self.session, ended=True)), stored.etag)
 
     def _gather_into(self, batch: list[Ticket]) -> None:
         """Add the tickets of one group to `batch`. At least one ticket is in the queue.
@@ -309,7 +309,7 @@ class Page:
         unknown_outcomes = 0
         for _ in range(ATTEMPTS):
             if not self.settled and not self.ended:
-                self._read()
+                self._read_session()
             if self.ended:
                 for ticket in tickets:
                     ticket.change = None  # may be left from an earlier try, which was rejected
@@ -317,7 +317,7 @@ class Page:
             if self.session.touched:
                 self._reread(self.session.touched)
             try:
-                if self._write(tickets):
+                if self._write_entries(tickets):
                     return
             except OutcomeUnknown:
                 unknown_outcomes += 1
@@ -328,7 +328,7 @@ class Page:
             self.settled = False  # another worker wrote the row, or the outcome is unknown
         raise StoreError(f"session {self.id}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _write(self, tickets: list[Ticket]) -> bool:
+    def _write_entries(self, tickets: list[Ticket]) -> bool:
         before, count = self.session, self.session.count + 1
         superseded = self.superseded.copy()
         entries = {key: entry for key, entry in before.entries.items() if superseded.get(key) != entry.epoch}
@@ -347,7 +347,7 @@ class Page:
             return True
         self._write_remarks(remarks)
         after = evolve(before, count=count, entries=entries, touched=frozenset())
-        fields, stored = session_fields(after), before.stored
+        fields, stored = encode_session(after), before.stored
         self.settled = False  # until the response arrives
         version = self._cells.put_over(stored.name, fields, stored.etag)
         if version is None:
@@ -368,7 +368,7 @@ class Page:
         """
         if remarks == self.remarks:
             return
-        name, fields, stored = REMARKS + self.id, remarks_fields(remarks), self._stored_remarks
+        name, fields, stored = REMARKS + self.id, encode_remarks(remarks), self._stored_remarks
         for _ in range(2):
             version = (
                 self._cells.put_new(name, fields) if stored is None else self._cells.put_over(name, fields, stored.etag)
@@ -378,10 +378,10 @@ class Page:
                 return
             stored = self._cells.read([name]).get(name)  # an earlier response was lost
 
-    def _read(self) -> None:
+    def _read_session(self) -> None:
         """Read the session row. This does not renew the leases (G3)."""
         stored = self._cells.read([SESSIONS + self.id]).get(SESSIONS + self.id)
-        session = valid_row(session_of(stored)) if stored else None
+        session = require_valid_row(parse_session(stored)) if stored else None
         if session is None or session.ended:
             self.ended, self.vanished = True, session is None
             return

@@ -24,15 +24,15 @@ from leasehold.errors import StoreError
 from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
-    cells,
     check_cell,
-    from_json,
-    lease_of,
+    check_text,
+    lease_from_cells,
+    lease_to_cells,
+    parse_json_field,
+    parse_position,
     parse_row,
-    position,
-    text,
-    weight,
-    whole_number,
+    parse_weight,
+    parse_whole_number,
 )
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import (
@@ -40,10 +40,10 @@ from leasehold.stores.requests import (
     StampedAnnotations,
     Stored,
     decode_annotations,
+    decode_percent,
     encode_annotations,
     encode_cell,
-    percent_decoded,
-    percent_encoded,
+    encode_percent,
 )
 
 LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
@@ -134,14 +134,14 @@ class Remark:
 Remarks = Mapping[str, Remark]
 
 
-def lease_fields(row: LeaseRow) -> ObjectFields:
+def encode_lease_row(row: LeaseRow) -> ObjectFields:
     """Encode the row of a lease, including the stored fields that we do not understand."""
     lease = row.lease
-    values = cells(lease) | {
+    values = lease_to_cells(lease) | {
         "shard": lease.shard if lease.shard != lease.key else "",
         "sub": lease.checkpoint.sub or "",
     }
-    our_fields = {field.object: _encoded_cell(field.kind, values[field.name]) for field in _FIELDS} | {
+    our_fields = {field.object: _encode_cell(field.kind, values[field.name]) for field in _FIELDS} | {
         "notes": encode_annotations({name: (value, row.stamps.get(name, 0)) for name, value in lease.annotations}),
         "session": row.session,
         "heirsession": row.next_owners,
@@ -150,45 +150,45 @@ def lease_fields(row: LeaseRow) -> ObjectFields:
     return {name: word for name, word in {**row.stored.fields, **our_fields}.items() if word}
 
 
-def _encoded_cell(kind: str, cell: object) -> str:
+def _encode_cell(kind: str, cell: object) -> str:
     if isinstance(cell, bool):
         return "1" if cell else ""
-    return percent_encoded(str(cell)) if kind == "worker" and cell else encode_cell(kind, cell)  # type: ignore[arg-type]
+    return encode_percent(str(cell)) if kind == "worker" and cell else encode_cell(kind, cell)  # type: ignore[arg-type]
 
 
-def lease_row(key: str, stored: Stored) -> LeaseRow | Malformed:
+def parse_lease_row(key: str, stored: Stored) -> LeaseRow | Malformed:
     """Parse the row of a lease."""
-    return parse_row(key, lambda: _lease_row(key, stored))
+    return parse_row(key, lambda: _parse_valid_lease_row(key, stored))
 
 
-def _lease_row(key: str, stored: Stored) -> LeaseRow:
+def _parse_valid_lease_row(key: str, stored: Stored) -> LeaseRow:
     fields = stored.fields
     values = {
         field.name: check_cell(
             field,
             field.object,
-            (percent_decoded(fields, field.object) if field.kind in _WORDS else fields.get(field.object)),
+            (decode_percent(fields, field.object) if field.kind in _WORDS else fields.get(field.object)),
         )
         for field in _FIELDS
     }
     stamped_annotations = decode_annotations(fields)
     annotations = tuple(sorted((name, value) for name, (value, _) in stamped_annotations.items()))
-    lease = lease_of({"key": key, **values}, _NAMES, annotations=annotations)
+    lease = lease_from_cells({"key": key, **values}, _NAMES, annotations=annotations)
     return LeaseRow(
         lease,
         {name: stamp for name, (_, stamp) in stamped_annotations.items()},
         fields.get("session", ""),
         fields.get("heirsession", ""),
-        whole_number("writes", fields.get("writes", "0")),
+        parse_whole_number("writes", fields.get("writes", "0")),
         stored,
     )
 
 
-def session_fields(session: Session) -> ObjectFields:
+def encode_session(session: Session) -> ObjectFields:
     """Encode the row of a session. Entries are short, because every group write contains all of them."""
-    entries = {key: _compact_entry(entry) for key, entry in session.entries.items()}
+    entries = {key: _encode_entry(entry) for key, entry in session.entries.items()}
     our_fields = {
-        "worker": percent_encoded(session.worker),
+        "worker": encode_percent(session.worker),
         "count": str(session.count),
         "state": "ended" if session.ended else "living",
         "leases": json.dumps(entries, separators=(",", ":")),
@@ -197,7 +197,7 @@ def session_fields(session: Session) -> ObjectFields:
     return {name: value for name, value in {**session.stored.fields, **our_fields}.items() if value}
 
 
-def _compact_entry(entry: SessionEntry) -> list[object]:
+def _encode_entry(entry: SessionEntry) -> list[object]:
     position = entry.position
     items: list[object] = [entry.epoch, position.sequence, position.sub, position.token, entry.frozen]
     while items[-1] in ("", 0) and len(items) > 2:  # noqa: PLR2004  epoch and position
@@ -205,56 +205,58 @@ def _compact_entry(entry: SessionEntry) -> list[object]:
     return items
 
 
-def session_of(stored: Stored) -> Session | Malformed:
+def parse_session(stored: Stored) -> Session | Malformed:
     """Parse the row of a session."""
-    return parse_row(stored.name, lambda: _session(stored))
+    return parse_row(stored.name, lambda: _parse_valid_session(stored))
 
 
-def _session(stored: Stored) -> Session:
+def _parse_valid_session(stored: Stored) -> Session:
     fields = stored.fields
     if fields.get("state") not in {"living", "ended"}:
         raise BadRowField("state", "is neither living nor ended")
-    entries = from_json("leases", fields.get("leases", "{}"))
+    entries = parse_json_field("leases", fields.get("leases", "{}"))
     if not isinstance(entries, dict):
         raise BadRowField("leases", "is not an object of entries")
-    touched = from_json("touched", fields.get("touched", "[]"))
+    touched = parse_json_field("touched", fields.get("touched", "[]"))
     return Session(
-        percent_decoded(fields, "worker"),
-        whole_number("count", fields.get("count", "0")),
+        decode_percent(fields, "worker"),
+        parse_whole_number("count", fields.get("count", "0")),
         fields["state"] == "ended",
-        {key: _entry(items) for key, items in entries.items()},
+        {key: _parse_entry(items) for key, items in entries.items()},
         frozenset(map(str, touched if isinstance(touched, list) else [])),
         stored,
     )
 
 
-def _entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain anything
+def _parse_entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain anything
     match items:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
             sub, token, frozen = rest + [0, "", ""][len(rest) :]
-            checkpoint = position("leases", sequence, whole_number("leases", sub), text("leases", token))
-            return SessionEntry(epoch, checkpoint, text("leases", frozen))
+            checkpoint = parse_position(
+                "leases", sequence, parse_whole_number("leases", sub), check_text("leases", token)
+            )
+            return SessionEntry(epoch, checkpoint, check_text("leases", frozen))
         case _:
             raise BadRowField("leases", "has an entry that is not [epoch, position, …]")
 
 
-def remarks_fields(remarks: Remarks) -> ObjectFields:
+def encode_remarks(remarks: Remarks) -> ObjectFields:
     """Encode the row of a session's remarks."""
     rows = {key: [remark.epoch, remark.weight, remark.annotations] for key, remark in remarks.items()}
     return {"told": json.dumps(rows, separators=(",", ":"))}
 
 
-def remarks_of(stored: Stored | None) -> Remarks:
+def parse_remarks(stored: Stored | None) -> Remarks:
     """Parse the row of a session's remarks. Return none if it is invalid, because no decision depends on them."""
     remarks: dict[str, Remark] = {}
     try:
-        rows = from_json("told", stored.fields.get("told", "{}")) if stored else {}
+        rows = parse_json_field("told", stored.fields.get("told", "{}")) if stored else {}
         for key, (epoch, rate, annotations) in rows.items():
             stamps = {
-                text("told", name): (text("told", value), whole_number("told", n))
+                check_text("told", name): (check_text("told", value), parse_whole_number("told", n))
                 for name, (value, n) in annotations.items()
             }
-            remarks[key] = Remark(whole_number("told", epoch), stamps, weight("told", rate) and int(rate))
+            remarks[key] = Remark(parse_whole_number("told", epoch), stamps, parse_weight("told", rate) and int(rate))
     except (BadRowField, AttributeError, TypeError, ValueError):
         return {}
     return remarks
@@ -263,7 +265,7 @@ def remarks_of(stored: Stored | None) -> Remarks:
 T = TypeVar("T")
 
 
-def valid_row(row: T | Malformed) -> T:
+def require_valid_row(row: T | Malformed) -> T:
     """Return the row, or raise StoreError if it cannot be parsed. No decision may be based on a malformed row."""
     if isinstance(row, Malformed):
         raise StoreError(f"row {row.key}: {row.field}: {row.why}; correct the row, or delete it")
@@ -346,7 +348,7 @@ def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> Join
     return evolve(joined_lease, lease=evolve(named, owner=None, next_owner=None, yields=False))
 
 
-def next_stamps(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
+def increment_stamps(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
     """Return the stamps of these annotations. The stamp of an annotation is incremented when its value changes."""
     return {
         name: joined_lease.stamps.get(name, 0)
@@ -355,21 +357,21 @@ def next_stamps(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]
     }
 
 
-def lease_name(key: str) -> str:
+def lease_row_name(key: str) -> str:
     """Return the name of a lease's row, with the key encoded as a single path segment."""
     return LEASES + quote(key, safe=":")
 
 
-def key_of(name: str) -> str | None:
+def lease_key(name: str) -> str | None:
     """Return the key of the lease from the name of its row, or None if no lease has such a row."""
     try:
-        key = text("name", unquote(name.removeprefix(LEASES)))
+        key = check_text("name", unquote(name.removeprefix(LEASES)))
     except BadRowField:
         return None
-    return key if key and lease_name(key) == name else None
+    return key if key and lease_row_name(key) == name else None
 
 
-def epoch_and_count(version: str) -> tuple[int, int]:
+def split_version(version: str) -> tuple[int, int]:
     """Split a version into epoch and count. Each of them is -1 if it is missing."""
     epoch, _, count = version.partition(".")
     return (int(epoch) if epoch.isdigit() else -1), (int(count) if count.isdigit() else -1)

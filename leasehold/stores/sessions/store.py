@@ -40,17 +40,17 @@ from leasehold.stores.sessions.rows import (
     Remarks,
     Session,
     SessionEntry,
-    epoch_and_count,
+    encode_lease_row,
+    encode_session,
+    increment_stamps,
     join_lease,
-    key_of,
-    lease_fields,
-    lease_name,
-    lease_row,
-    next_stamps,
-    remarks_of,
-    session_fields,
-    session_of,
-    valid_row,
+    lease_key,
+    lease_row_name,
+    parse_lease_row,
+    parse_remarks,
+    parse_session,
+    require_valid_row,
+    split_version,
 )
 from leasehold.stores.writes import applied, new_row
 
@@ -104,19 +104,19 @@ class SessionStore:
     def list(self) -> Listing:
         """Return every lease, and remove ended sessions that no lease names (G11)."""
         stored = self._cells.list(LEASES, SESSIONS, REMARKS)
-        rows = dict(_leases(stored))
+        rows = dict(_parse_lease_rows(stored))
         for key in tuple(self._rows):
             listed_row = rows.get(key)
             if not isinstance(listed_row, LeaseRow) or listed_row.session != self._rows[key].session:
                 self._rows.pop(key, None)  # the next write of its owner reads the row
         self._last_sessions = {key: row.session for key, row in rows.items() if isinstance(row, LeaseRow)}
         sessions = {
-            stored_row.name.removeprefix(SESSIONS): session_of(stored_row)
+            stored_row.name.removeprefix(SESSIONS): parse_session(stored_row)
             for stored_row in stored
             if stored_row.name.startswith(SESSIONS)
         }
         remarks = {
-            stored_row.name.removeprefix(REMARKS): remarks_of(stored_row)
+            stored_row.name.removeprefix(REMARKS): parse_remarks(stored_row)
             for stored_row in stored
             if stored_row.name.startswith(REMARKS)
         }
@@ -132,13 +132,13 @@ class SessionStore:
                     Malformed(row.lease.key, session.field, f"{session.why}, in its session {session.key}")
                 )
             else:
-                joined_lease = self._joined(row, session, remarks.get(row.session, {}))
+                joined_lease = self._join_row(row, session, remarks.get(row.session, {}))
                 leases.append(joined_lease.lease)
                 if not row.session and not joined_lease.lease.ended:
                     unowned_leases[row.lease.key] = joined_lease
         self._free = unowned_leases
         if not malformed:
-            self._sweep(
+            self._delete_ended_sessions(
                 {name: stored_row for name, stored_row in sessions.items() if isinstance(stored_row, Session)},
                 rows.values(),
             )
@@ -173,11 +173,11 @@ class SessionStore:
         # Most leases keep their owner, so the session that a row named last time is probably still the right one. Read
         # it together with the row to save a second read.
         likely_sessions = {last_session for key in keys if (last_session := self._last_sessions.get(key))}
-        stored = self._cells.read([*map(lease_name, keys), *_session_row_names(likely_sessions)], stale_ok=stale_ok)
-        rows = _rows(keys, stored)
+        stored = self._cells.read([*map(lease_row_name, keys), *_session_row_names(likely_sessions)], stale_ok=stale_ok)
+        rows = _parse_rows(keys, stored)
         self._last_sessions |= {key: row.session for key, row in rows.items()}
         joined_leases = {
-            key: self._joined(row, *_find_session(stored, row.session))
+            key: self._join_row(row, *_find_session(stored, row.session))
             for key, row in rows.items()
             if not row.session or row.session in likely_sessions
         }
@@ -193,7 +193,7 @@ class SessionStore:
                 return joined_leases
             stored = self._cells.read(_session_row_names({row.session for row in rows.values()}), stale_ok=stale_ok)
             for key, row in rows.items():
-                joined_leases[key] = self._joined(row, *_find_session(stored, row.session))
+                joined_leases[key] = self._join_row(row, *_find_session(stored, row.session))
             # If a session has no entry for a lease, the entry may have been removed after the lease's row was read,
             # because the lease has a new owner. Read the row again. Otherwise, the lease would be returned with an old
             # position (G5).
@@ -214,7 +214,7 @@ class SessionStore:
             return joined_leases
         raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
 
-    def _joined(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
+    def _join_row(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
         """Join a row with its session. If our session row is gone, use the last known state of the session (G14)."""
         page = self._pages.get(row.session) if session is None else None
         if page is None or not page.vanished:
@@ -223,7 +223,7 @@ class SessionStore:
         return evolve(joined_lease, lease=joined_lease.named)
 
     def _read_rows(self, keys: Collection[str]) -> dict[str, LeaseRow]:
-        return _rows(keys, self._cells.read([lease_name(key) for key in keys]))
+        return _parse_rows(keys, self._cells.read([lease_row_name(key) for key in keys]))
 
     # Writing
 
@@ -232,17 +232,17 @@ class SessionStore:
         match write:
             case writes.CreateLease(lease):
                 created_row = LeaseRow(new_row(lease))
-                if self._cells.put_new(lease_name(lease.key), lease_fields(created_row)) is None:
-                    return self._lost(lease.key)
+                if self._cells.put_new(lease_row_name(lease.key), encode_lease_row(created_row)) is None:
+                    return self._read_lost_outcome(lease.key)
                 return Done(join_lease(created_row, None, {}).lease)
-            case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _leaves_ended(write):
+            case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _is_ended_without_owner(write):
                 # Find the page of this lease by its cached row, which saves a read.
                 row = self._rows.get(lease.key)
                 page = self._pages.get(row.session) if row else None
                 if page is not None and not page.ended and lease.key not in self._unsettled:
                     # The group write checks the condition of this write. If the condition does not hold for the cached
                     # rows, read the stored rows below and try again.
-                    commit_outcome = self._commit(write, page)
+                    commit_outcome = self._commit_to_page(write, page)
                     if commit_outcome is not None:
                         return commit_outcome
         key = write.lease.key
@@ -258,14 +258,14 @@ class SessionStore:
             if joined_lease is None:
                 self._drop_cached(key, None)
                 return Done(write.lease) if isinstance(write, writes.DeleteLease) else Lost(key, None)
-            if not self._is_settled(joined_lease):
+            if not self._are_writes_settled(joined_lease):
                 continue
-            outcome = self._attempt(write, joined_lease)
+            outcome = self._try_write(write, joined_lease)
             if outcome is not None:
                 return outcome
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _is_settled(self, joined_lease: JoinedLease) -> bool:
+    def _are_writes_settled(self, joined_lease: JoinedLease) -> bool:
         """Return whether all writes by this process to the lease's row and to its own session are settled (G8).
 
         A write is settled once its outcome is known. If the outcome is unknown and the row still has the version on
@@ -278,12 +278,12 @@ class SessionStore:
             page.settle()
             return False
         if self._unsettled.get(key) == row.stored.etag:
-            self._put(row)
+            self._put_row(row)
             return False
         self._unsettled.pop(key, None)
         return True
 
-    def _attempt(self, write: writes.LeaseChange | writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
+    def _try_write(self, write: writes.LeaseChange | writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
         """Try the write once on the rows that were just read. Return None if another worker wrote in the meantime."""
         seen, key, row = write.lease, write.lease.key, joined_lease.row
         self._drop_cached(key, row)
@@ -298,7 +298,7 @@ class SessionStore:
         by_actual_owner = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
         after = applied(write, joined_lease.lease if by_actual_owner else stored)
         # G10
-        is_late = isinstance(write, writes.CheckpointLate) and epoch_and_count(seen.version)[0] != row.lease.epoch
+        is_late = isinstance(write, writes.CheckpointLate) and split_version(seen.version)[0] != row.lease.epoch
         if after is None or is_late:
             return Lost(key, joined_lease.lease)
         match write:
@@ -307,62 +307,65 @@ class SessionStore:
             ):
                 return Lost(key, joined_lease.lease)
             case writes.RenewLease() | writes.CheckpointLease() if own_page is None and not (
-                session_vanished and _leaves_ended(write)
+                session_vanished and _is_ended_without_owner(write)
             ):
                 # There are two ways to get here. If another process with the same worker name has the lease, this
                 # process takes it back, as in other layouts. If our session row was deleted, this process takes the
                 # lease again in a new session (G14).
-                return self._take(joined_lease, after, seen.owner or "", "frozen")
-            case writes.CheckpointLease() if _leaves_ended(write):
-                return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, ""))
+                return self._take_lease(joined_lease, after, seen.owner or "", "frozen")
+            case writes.CheckpointLease() if _is_ended_without_owner(write):
+                return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, after, ""))
             case writes.RenewLease() | writes.CheckpointLease():
                 self._cache_row(row)
                 return (
-                    self._commit(write, own_page)
+                    self._commit_to_page(write, own_page)
                     if own_page and joined_lease.accepted
                     else Lost(key, joined_lease.lease)
                 )
             case writes.ClaimLease(me=me) if own_page is not None and own_page.session.worker == me:
-                return self._accept(joined_lease, after, own_page, seen)
+                return self._accept_lease(joined_lease, after, own_page, seen)
             case writes.ClaimLease(me=me):
-                return self._take(joined_lease, after, me, "ended" if joined_lease.accepted else "frozen")
+                return self._take_lease(joined_lease, after, me, "ended" if joined_lease.accepted else "frozen")
             case writes.StealLease(me=me) | writes.TakeBackLease(me=me):
-                return self._take(joined_lease, after, me, "frozen")
+                return self._take_lease(joined_lease, after, me, "frozen")
             case writes.GiveLease() | writes.ReleaseLease():
                 # If the owner's session belongs to another process, or its owner has not accepted the lease yet, stop
                 # the owner before replacing the row.
-                if not (own_page is not None and joined_lease.accepted) and not self._stop(joined_lease, "frozen"):
+                if not (own_page is not None and joined_lease.accepted) and not self._stop_owner(
+                    joined_lease, "frozen"
+                ):
                     return None
                 next_owners = row.next_owners if isinstance(write, writes.GiveLease) else ""
-                return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, next_owners))
+                return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, after, next_owners))
             case writes.ResetLease(epoch=epoch):
-                return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, "", epoch))
+                return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, after, "", epoch))
             case writes.RequestLease(me=me):
-                outcome = self._replace(
-                    joined_lease, evolve(row, lease=evolve(row.lease, next_owner=me), next_owners=self._page(me).id)
+                outcome = self._replace_row(
+                    joined_lease,
+                    evolve(row, lease=evolve(row.lease, next_owner=me), next_owners=self._open_page(me).id),
                 )
                 if outcome is not None:
-                    self._touch(joined_lease)
+                    self._mark_touched(joined_lease)
                 return outcome
             case writes.WithdrawRequest():
-                return self._replace(
+                return self._replace_row(
                     joined_lease, evolve(row, lease=evolve(row.lease, next_owner=None), next_owners="")
                 )
             case writes.AnnotateLease(name=name, value=value):
                 # The annotation gets a higher stamp than the previous one.
                 annotations = tuple(sorted({**dict(row.lease.annotations), name: value}.items()))
                 stamps = {old_name: row.stamps.get(old_name, 0) for old_name, _ in row.lease.annotations}
-                stamps |= next_stamps(joined_lease, ((name, value),))
-                return self._replace(
+                stamps |= increment_stamps(joined_lease, ((name, value),))
+                return self._replace_row(
                     joined_lease, evolve(row, lease=evolve(row.lease, annotations=annotations), stamps=stamps)
                 )
             case writes.CheckpointLate(position=position):
-                outcome = self._replace(joined_lease, evolve(row, lease=evolve(row.lease, checkpoint=position)))
+                outcome = self._replace_row(joined_lease, evolve(row, lease=evolve(row.lease, checkpoint=position)))
                 if outcome is not None and position.ended:
-                    self._touch(joined_lease)
+                    self._mark_touched(joined_lease)
                 return outcome
             case writes.DeleteLease():
-                return self._delete(write, joined_lease)
+                return self._delete_lease(write, joined_lease)
 
     def _is_fresh(self, page: Page, joined_lease: JoinedLease, lease: Lease) -> bool:
         """Return whether `lease` is as recent as the page's last group write with a ticket for it.
@@ -370,7 +373,7 @@ class SessionStore:
         The page's count also grows with group writes for other leases, which do not make `lease` stale. Comparing it
         with the page's current count would therefore reject valid writes.
         """
-        epoch, count = epoch_and_count(lease.version)
+        epoch, count = split_version(lease.version)
         return (
             joined_lease.accepted
             and epoch == joined_lease.row.lease.epoch
@@ -379,7 +382,7 @@ class SessionStore:
 
     # The owner's own writes
 
-    def _commit(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
+    def _commit_to_page(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
         """Write the renewal or checkpoint through the page. Return None if it was rejected."""
         seen, key = write.lease, write.lease.key
         row: LeaseRow | None = None
@@ -396,7 +399,7 @@ class SessionStore:
             if after is None:
                 return None
             entry = SessionEntry(joined_lease.row.lease.epoch, after.checkpoint)
-            annotations = _extra_annotations(joined_lease, after.annotations)
+            annotations = _changed_annotations(joined_lease, after.annotations)
             if not annotations and after.weight == joined_lease.row.lease.weight:
                 return EntryChange(entry)
             return EntryChange(entry, Remark(entry.epoch, annotations, after.weight))
@@ -407,20 +410,20 @@ class SessionStore:
         # have dropped it from the cache since then.
         return Done(join_lease(row, page.session, page.remarks).lease)
 
-    def _accept(self, joined_lease: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
+    def _accept_lease(self, joined_lease: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
         """Accept a lease whose row names our session. Until then, the giver may take the lease back (G7)."""
         self._cache_row(joined_lease.row)
-        count = epoch_and_count(seen.version)[1]
+        count = split_version(seen.version)[1]
 
         def unclaimed(before: SessionEntry | None) -> bool:
             # Another thread of this worker may have accepted the lease since it was read.
             return before is None if count < 0 else page.last_counts.get(seen.key, 0) <= count
 
-        if not self._enter(joined_lease.row, after, page, unclaimed):
+        if not self._write_entry(joined_lease.row, after, page, unclaimed):
             return None
         return Done(join_lease(joined_lease.row, page.session, page.remarks).lease)
 
-    def _enter(
+    def _write_entry(
         self,
         row: LeaseRow,
         after: Lease,
@@ -436,7 +439,7 @@ class SessionStore:
             position = (
                 before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
             )
-            annotations = _extra_annotations(join_lease(row, page.session, page.remarks), after.annotations)
+            annotations = _changed_annotations(join_lease(row, page.session, page.remarks), after.annotations)
             return EntryChange(
                 SessionEntry(row.lease.epoch, position),
                 Remark(row.lease.epoch, annotations, after.weight) if annotations else None,
@@ -446,9 +449,9 @@ class SessionStore:
 
     # A new owner
 
-    def _take(self, joined_lease: JoinedLease, after: Lease, me: str, reason: str) -> Outcome | None:
+    def _take_lease(self, joined_lease: JoinedLease, after: Lease, me: str, reason: str) -> Outcome | None:
         """Take the lease: stop the owner, replace the lease's row, then accept it in our session (G4, G7)."""
-        key, page = after.key, self._page(me)
+        key, page = after.key, self._open_page(me)
         old_entry = page.session.entries.get(key)
         if old_entry is not None and old_entry.epoch > joined_lease.row.lease.epoch:
             # Our session has an entry with a later epoch than the row. If another thread of this process took the lease
@@ -458,17 +461,17 @@ class SessionStore:
             if current is None or current.stored.etag != joined_lease.row.stored.etag:
                 return None
             page.commit(Ticket(key, lambda: EntryChange(None) if page.session.entries.get(key) == old_entry else None))
-        if not self._stop(joined_lease, reason):
+        if not self._stop_owner(joined_lease, reason):
             return None
-        written = self._put(_row_with_next_owner(joined_lease, evolve(after, owner=me), page.id))
+        written = self._put_row(_row_with_next_owner(joined_lease, evolve(after, owner=me), page.id))
         if written is None:
             return None
         self._cache_row(written)
-        if not self._enter(written, written.lease, page):
-            return self._lost(key)  # stopped by another worker before we could accept it
+        if not self._write_entry(written, written.lease, page):
+            return self._read_lost_outcome(key)  # stopped by another worker before we could accept it
         return Done(join_lease(written, page.session, page.remarks).lease)
 
-    def _stop(self, joined_lease: JoinedLease, reason: str) -> bool:
+    def _stop_owner(self, joined_lease: JoinedLease, reason: str) -> bool:
         """Stop the owner by making its next group write fail, so that the positions just read are final (G4).
 
         The write replaces the version of the session that was read, so it fails if the owner has written since.
@@ -493,10 +496,10 @@ class SessionStore:
             entry = SessionEntry(row.lease.epoch, joined_lease.named.checkpoint, frozen_state)
             stopped_session = evolve(session, entries={**session.entries, key: entry})
         return (
-            self._cells.put_over(session.stored.name, session_fields(stopped_session), session.stored.etag) is not None
+            self._cells.put_over(session.stored.name, encode_session(stopped_session), session.stored.etag) is not None
         )
 
-    def _touch(self, joined_lease: JoinedLease) -> None:
+    def _mark_touched(self, joined_lease: JoinedLease) -> None:
         """Mark the lease in its owner's session, so that the owner reads the changed row (G9).
 
         The owner's next group write fails because of the mark. The owner then reads its session and finds the mark.
@@ -508,16 +511,16 @@ class SessionStore:
             touched_session = evolve(session, touched=session.touched | {key})
             try:
                 if (
-                    self._cells.put_over(session.stored.name, session_fields(touched_session), session.stored.etag)
+                    self._cells.put_over(session.stored.name, encode_session(touched_session), session.stored.etag)
                     is not None
                 ):
                     return
                 stored = self._cells.read([session.stored.name]).get(session.stored.name)
             except OutcomeUnknown:
                 return  # the change is in the lease's row anyway
-            session = valid_row(session_of(stored)) if stored else None
+            session = require_valid_row(parse_session(stored)) if stored else None
 
-    def _page(self, worker: str) -> Page:
+    def _open_page(self, worker: str) -> Page:
         """Return a session of this worker with room for another lease. Begin a new one if necessary (G1)."""
         with self._begin_lock:
             for page in self._pages.values():
@@ -525,13 +528,15 @@ class SessionStore:
                     return page
             self._pages = {name: page for name, page in self._pages.items() if not page.ended or page.vanished}
             sync, gather_seconds = self._sync, self._gather_seconds
-            page = Page(self._cells, self._ids(), worker, sync=sync, gather_seconds=gather_seconds, reread=self._reread)
+            page = Page(
+                self._cells, self._ids(), worker, sync=sync, gather_seconds=gather_seconds, reread=self._reread_rows
+            )
             if not page.begin():
                 raise StoreError(f"session {page.id}: a session with this id already exists")
             self._pages[page.id] = page
             return page
 
-    def _reread(self, keys: Collection[str]) -> None:
+    def _reread_rows(self, keys: Collection[str]) -> None:
         """Read rows of our leases that other workers have changed (G9)."""
         rows = self._read_rows(keys)
         for key in keys:
@@ -541,9 +546,9 @@ class SessionStore:
 
     # Rows of leases
 
-    def _replace(self, joined_lease: JoinedLease, row: LeaseRow) -> Outcome | None:
+    def _replace_row(self, joined_lease: JoinedLease, row: LeaseRow) -> Outcome | None:
         """Replace the row in `joined_lease`. Return None if another worker wrote first."""
-        written = self._put(row)
+        written = self._put_row(row)
         if written is None:
             return None
         self._drop_cached(row.lease.key, written)
@@ -558,11 +563,11 @@ class SessionStore:
         session = Session(written.lease.owner or "") if written.session else None
         return Done(join_lease(written, session, {}).lease)
 
-    def _put(self, row: LeaseRow) -> LeaseRow | None:
+    def _put_row(self, row: LeaseRow) -> LeaseRow | None:
         """Replace the stored row that `row` is based on. Return None if the stored row has changed (G8)."""
         before, key = row.stored, row.lease.key
         row = evolve(row, writes=row.writes + 1)
-        fields = lease_fields(row)
+        fields = encode_lease_row(row)
         try:
             version = self._cells.put_over(before.name, fields, before.etag)
         except BaseException:  # whatever the exception, the write may have been applied
@@ -570,10 +575,10 @@ class SessionStore:
             raise
         return None if version is None else evolve(row, stored=Stored(before.name, version, fields))
 
-    def _delete(self, write: writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:
+    def _delete_lease(self, write: writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:
         # Stop the owner before deleting the row. Otherwise, the owner could write another checkpoint, which would be
         # lost. An ended lease needs no stop, because there are no more checkpoints.
-        if not joined_lease.named.ended and not self._stop(joined_lease, "frozen"):
+        if not joined_lease.named.ended and not self._stop_owner(joined_lease, "frozen"):
             return None
         stored = joined_lease.row.stored
         if not self._cells.delete(stored.name, stored.etag):
@@ -602,13 +607,13 @@ class SessionStore:
             if entry is not None and row is not None and row.lease.epoch > entry.epoch:
                 page.superseded[key] = entry.epoch
 
-    def _lost(self, key: str) -> Lost:
+    def _read_lost_outcome(self, key: str) -> Lost:
         joined_lease = self._read_joined([key]).get(key)
         return Lost(key, None if joined_lease is None else joined_lease.lease)
 
     # Ended sessions
 
-    def _sweep(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
+    def _delete_ended_sessions(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
         """Delete the sessions that ended before these rows were read and that no row names (G11)."""
         now = self._sync.clock()
         referenced_sessions = {
@@ -616,7 +621,7 @@ class SessionStore:
         }
         removable_sessions = [name for name in self._ended if name in sessions and name not in referenced_sessions]
         if removable_sessions:
-            current_rows = [row for _, row in _leases(self._cells.list(LEASES, consistent=True))]
+            current_rows = [row for _, row in _parse_lease_rows(self._cells.list(LEASES, consistent=True))]
             referenced_sessions |= {
                 session_id
                 for row in current_rows
@@ -640,22 +645,22 @@ class SessionStore:
             etag, changed_at = self._unchanged_since.get(name, ("", now))
             unchanged_since[name] = (etag, changed_at) if etag == session.stored.etag else (session.stored.etag, now)
             if now - unchanged_since[name][1] > IDLE_SECONDS:
-                self._cells.put_over(session.stored.name, session_fields(evolve(session, ended=True)), etag)
+                self._cells.put_over(session.stored.name, encode_session(evolve(session, ended=True)), etag)
         self._unchanged_since = unchanged_since
 
 
-def _leases(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malformed]]:
+def _parse_lease_rows(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malformed]]:
     """Parse the rows of leases among these rows, and yield each key with its row."""
     for row in stored:
-        key = key_of(row.name) if row.name.startswith(LEASES) else None
+        key = lease_key(row.name) if row.name.startswith(LEASES) else None
         if key is not None:
-            yield key, lease_row(key, row)
+            yield key, parse_lease_row(key, row)
 
 
-def _rows(keys: Iterable[str], stored: Mapping[str, Stored]) -> dict[str, LeaseRow]:
+def _parse_rows(keys: Iterable[str], stored: Mapping[str, Stored]) -> dict[str, LeaseRow]:
     """Return the rows of these leases, from the rows that were read."""
-    names = {key: lease_name(key) for key in keys}
-    return {key: valid_row(lease_row(key, stored[name])) for key, name in names.items() if name in stored}
+    names = {key: lease_row_name(key) for key in keys}
+    return {key: require_valid_row(parse_lease_row(key, stored[name])) for key, name in names.items() if name in stored}
 
 
 def _session_row_names(sessions: Iterable[str]) -> list[str]:
@@ -666,10 +671,10 @@ def _session_row_names(sessions: Iterable[str]) -> list[str]:
 def _find_session(stored: Mapping[str, Stored], session: str) -> tuple[Session | None, Remarks]:
     """Return this session and its remarks, from the rows that were read."""
     row = stored.get(SESSIONS + session) if session else None
-    return (valid_row(session_of(row)) if row else None), remarks_of(stored.get(REMARKS + session))
+    return (require_valid_row(parse_session(row)) if row else None), parse_remarks(stored.get(REMARKS + session))
 
 
-def _leaves_ended(write: writes.LeaseChange | writes.DeleteLease) -> bool:
+def _is_ended_without_owner(write: writes.LeaseChange | writes.DeleteLease) -> bool:
     """Return whether the write results in an ended lease without an owner."""
     return isinstance(write, writes.CheckpointLease) and write.position.ended and not write.keep_owner
 
@@ -681,15 +686,15 @@ def _row_with_next_owner(joined_lease: JoinedLease, after: Lease, session: str, 
     return evolve(
         joined_lease.row,
         lease=lease,
-        stamps=next_stamps(joined_lease, after.annotations),
+        stamps=increment_stamps(joined_lease, after.annotations),
         session=session,
         next_owners="",
     )
 
 
-def _extra_annotations(joined_lease: JoinedLease, annotations: Annotations) -> StampedAnnotations:
+def _changed_annotations(joined_lease: JoinedLease, annotations: Annotations) -> StampedAnnotations:
     """Return the annotations that differ from those in the lease's row. Changed values get higher stamps."""
-    stamps = next_stamps(joined_lease, annotations)
+    stamps = increment_stamps(joined_lease, annotations)
     return {
         name: (value, stamps[name])
         for name, value in annotations

@@ -17,7 +17,7 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Pos
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import CONTROL, DIRECTION, open_both, place_of
+from leasehold.stores.swap import CONTROL, DIRECTION, lease_place, open_both
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
 from leasehold_lab.contract.actors import clear_layout_fields, create_placed_lease, expect_applied
@@ -339,7 +339,7 @@ def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
         with closing(open_store(tables[1])) as target:
             (control,) = target.get([CONTROL])
             expect_applied(target.write(AnnotateLease(control, DIRECTION, "to")))
-        assert place_of(expect_applied(both.write(RenewLease(moved)))) == "TO"
+        assert lease_place(expect_applied(both.write(RenewLease(moved)))) == "TO"
         before = both.list()
         for url, why in zip(tables, ("moved 1 of these leases", "a swap into this table is not over"), strict=True):
             for app, words in (

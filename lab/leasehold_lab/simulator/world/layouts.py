@@ -18,7 +18,7 @@ from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.sessions.group import SyncPrimitives
-from leasehold.stores.sessions.rows import lease_name
+from leasehold.stores.sessions.rows import lease_row_name
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import CONTROL, DIRECTION, FROM, LOOK_SECONDS, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, CheckpointLease, RenewLease, Write
@@ -112,7 +112,7 @@ class SessionClient(PassingStore):
         return outcome
 
     def _read_row(self, key: str) -> Lease | None:
-        cells = self._world.cells.read([lease_name(key)])
+        cells = self._world.cells.read([lease_row_name(key)])
         return next(iter(self._truth.get([key])), None) if cells else None
 
 

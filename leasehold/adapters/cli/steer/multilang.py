@@ -23,7 +23,7 @@ from leasehold.adapters.multilang.properties import interpret_properties, read_p
 from leasehold.adapters.options import Options, options_by_name
 from leasehold.adapters.signals import replace_handler
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
-from leasehold.stores.urls import store_address
+from leasehold.stores.urls import split_store_url
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -77,7 +77,9 @@ def command(
         table_session = settings.table_credentials.session()
         # The credentials in the file are for AWS. Credentials for another cloud come from the environment.
         target_session = (
-            table_session if (to := options["to"]) is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
+            table_session
+            if (to := options["to"]) is not None and split_store_url(to)[0] in {"dynamodb", "s3"}
+            else None
         )
         setup = evolve(setup, sessions=(settings.credentials.session(), table_session, target_session))
         received_signals = list[int]()

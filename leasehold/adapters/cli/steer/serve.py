@@ -24,7 +24,7 @@ from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.adapters.worker.progress import STEP_SECONDS, STEPS
 from leasehold.errors import SourceError, StoreError
 from leasehold.stores.printable import said
-from leasehold.stores.urls import name_of
+from leasehold.stores.urls import display_name
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -87,7 +87,7 @@ def command(  # noqa: PLR0917  one for each option
                 target_url = goals[index] if goals and goals[index] != "-" else None
                 store = stack.enter_context(closing(open_for_reading(url, target_url)))
                 lag_source = stack.enter_context(closing(open_lag_source(source[index]))) if source else None
-                watcher = TableWatcher(name_of(url), store, config, fleet_record, every=every, source=lag_source)
+                watcher = TableWatcher(display_name(url), store, config, fleet_record, every=every, source=lag_source)
                 watchers.append(stack.enter_context(closing(watcher)))
             if once is not None:
                 _write_pages_periodically(watchers, once, every)

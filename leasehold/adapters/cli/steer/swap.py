@@ -23,8 +23,8 @@ from leasehold.adapters.ops.swapping import (
     wait_until_known,
 )
 from leasehold.errors import StoreError
-from leasehold.stores.swap import TO, SwapStore, check_tables_differ, control_row, swap_is_over
-from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.swap import TO, SwapStore, check_tables_differ, get_or_create_control_row, swap_is_over
+from leasehold.stores.urls import display_name, open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -74,7 +74,7 @@ def command(  # noqa: PLR0917  one for each option
         check_tables_differ(from_, to, "TO")
         if status and back:
             raise ValueError("choose one of --status and --back")
-        table_names = (name_of(from_), name_of(to))
+        table_names = (display_name(from_), display_name(to))
         source = open_store(from_, create=False)
         opened.callback(source.close)
         target = open_store(to, create=create and not (status or back))
@@ -95,7 +95,7 @@ def command(  # noqa: PLR0917  one for each option
             store = open_joined(tables, table_names)
         else:
             store = SwapStore(tables, table_names[TO])
-            control_row(tables, table_names)
+            get_or_create_control_row(tables, table_names)
         if status:
             _print_progress(progress(tables, store, table_names[TO]), as_json=as_json)
             return

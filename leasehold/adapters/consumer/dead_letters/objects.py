@@ -7,7 +7,7 @@ import boto3
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.errors import DeadLetterError, StoreError
-from leasehold.stores.aws import session_of
+from leasehold.stores.aws import create_boto3_session
 from leasehold.stores.objects.s3 import S3Objects
 
 
@@ -63,7 +63,7 @@ def open_url(
     bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ValueError("letters URL: s3:// wants bucket/prefix")
-    aws_session = session_of(options, "letters URL", session)
+    aws_session = create_boto3_session(options, "letters URL", session)
     with _translate_store_errors():
         objects = S3Objects(bucket, region=options.get("region"), endpoint=options.get("endpoint"), session=aws_session)
         if objects.missing():

@@ -19,7 +19,7 @@ from uuid import uuid4
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_for
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.errors import DeadLetterError
-from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url, session_for
+from leasehold.stores.urls import AWS, Scheme, check_endpoint, session_argument, split_url
 
 if TYPE_CHECKING:  # extras bring these
     from boto3 import Session
@@ -203,7 +203,7 @@ def dead_letters(
         True
     """
     sink = _open_sink(url, "dead letter", create=True, session=session)
-    scheme, location, _ = read_url(url, "dead letter", _SCHEMES)
+    scheme, location, _ = split_url(url, "dead letter", _SCHEMES)
     return DeadLetterHandler(sink, stream=stream, table=table, source=source, name=f"{scheme}://{location}")
 
 
@@ -224,12 +224,12 @@ def open_stream(url: str) -> "StreamSink":
 
 
 def _open_sink(url: str, kind: str, *, create: bool, session: "Session | None" = None) -> DeadLetterSink:
-    scheme, location, options = read_url(url, kind, _SCHEMES)
-    endpoint_of(options.get("endpoint"), f"{kind} URL")
-    session_argument = session_for(_SCHEMES[scheme], session, f"{kind} URL")
+    scheme, location, options = split_url(url, kind, _SCHEMES)
+    check_endpoint(options.get("endpoint"), f"{kind} URL")
+    session_arguments = session_argument(_SCHEMES[scheme], session, f"{kind} URL")
     sink: DeadLetterSink = (
         _SCHEMES[scheme]
         .load("dead letter", DeadLetterError)
-        .open_url(location, options, create=create, **session_argument)
+        .open_url(location, options, create=create, **session_arguments)
     )
     return sink

@@ -12,8 +12,8 @@ from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS
 from leasehold.adapters.sources.kinesis.faults import error_code, translate_errors, translate_parse_errors
 from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn, parse_stream_address
 from leasehold.errors import DeadLetterError, SourceError
-from leasehold.stores.aws import session_of
-from leasehold.stores.deadlines import bound_client
+from leasehold.stores.aws import create_boto3_session
+from leasehold.stores.deadlines import add_response_deadlines
 
 if TYPE_CHECKING:  # users do not install the stubs
     from types_boto3_kinesis import KinesisClient
@@ -74,7 +74,7 @@ def open_url(
     name = stream.name
     if not name or "," in name or "/" in name:
         raise ValueError("letters URL: kinesis:// wants the name of one stream")
-    aws_session = session_of(options, "letters URL", session) or boto3
+    aws_session = create_boto3_session(options, "letters URL", session) or boto3
     try:
         with translate_errors(name), translate_parse_errors(name):
             client = aws_session.client(
@@ -87,7 +87,7 @@ def open_url(
                     retries={"mode": "standard", "total_max_attempts": TRIES},
                 ),
             )
-            bound_client(client)
+            add_response_deadlines(client)
             if stream.arn is not None:
                 name_stream_by_arn(client, stream.arn)
             sink = StreamSink(client, name)

@@ -18,7 +18,7 @@ from leasehold.balancer.model import Lease, Shard
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
 from leasehold.stores.protocol import Listing
 from leasehold.stores.requests import SKEW_SECONDS, SkewWarning
-from leasehold.stores.urls import date_of
+from leasehold.stores.urls import parse_date_header
 
 FindingState = Literal["ok", "wrong", "unknown"]
 """The result of a check. The result `unknown` means that the check was impossible or not allowed."""
@@ -142,7 +142,7 @@ class ServiceClock(SkewWarning):
 
     def read_date_header(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore passes any arguments to hooks
         """Read the time from a response's Date header. Botocore calls this hook, also after failed requests."""
-        if (service_time := date_of(http_response.headers.get("date"))) is not None:
+        if (service_time := parse_date_header(http_response.headers.get("date"))) is not None:
             self.observe(service_time)
 
 

@@ -17,20 +17,20 @@ from leasehold.adapters.ops.doctor.attempts import (
     ServiceClock,
 )
 from leasehold.errors import StoreError
-from leasehold.stores.aws import session_of
-from leasehold.stores.dynamodb.rows import APPLICATION, key_of, text
+from leasehold.stores.aws import create_boto3_session
+from leasehold.stores.dynamodb.rows import APPLICATION, item_key, string_attribute
 from leasehold.stores.dynamodb.store import (
     TIMEOUTS,
     Clients,
+    check_conditions_honored,
     check_key,
-    code_of,
-    connect,
-    prefix_of,
-    probes,
-    prove,
+    condition_probes,
+    create_clients,
+    error_code,
+    parse_prefix,
     translate_errors,
 )
-from leasehold.stores.urls import endpoint_of
+from leasehold.stores.urls import check_endpoint
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on this table. Raises ValueError, StoreError."""
-    timeouts, prefix = TIMEOUTS.within(REQUEST_SECONDS), prefix_of(options)
-    session = session_of(options) or Session()
-    clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), timeouts)
+    timeouts, prefix = TIMEOUTS.within(REQUEST_SECONDS), parse_prefix(options)
+    session = create_boto3_session(options) or Session()
+    clients = create_clients(session, options.get("region"), check_endpoint(options.get("endpoint")), timeouts)
     clock = ServiceClock()
     for client in (clients.reads, clients.writes):
         client.meta.events.register("after-call.dynamodb", clock.read_date_header)
@@ -52,13 +52,13 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
                     TableName=table,
                     Limit=1,
                     KeyConditionExpression=f"{APPLICATION} = :application",
-                    ExpressionAttributeValues={":application": text(prefix)},
+                    ExpressionAttributeValues={":application": string_attribute(prefix)},
                 )
             else:
                 clients.reads.scan(TableName=table, Limit=1)
 
     def read_rows() -> None:
-        absent: Any = key_of(f"leasehold-probe-{uuid4().hex}", prefix)
+        absent: Any = item_key(f"leasehold-probe-{uuid4().hex}", prefix)
         with translate_errors(table):
             clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
 
@@ -70,11 +70,11 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
             RightAttempt("dynamodb:BatchGetItem", read_rows),
             *(
                 RightAttempt(f"dynamodb:{action}", ask, writes=True)
-                for action, ask in probes(clients.writes, table, prefix).items()
+                for action, ask in condition_probes(clients.writes, table, prefix).items()
             ),
         ),
         clock,
-        partial(prove, clients.writes, table, prefix),
+        partial(check_conditions_honored, clients.writes, table, prefix),
         clients.close,
     )
 
@@ -85,7 +85,7 @@ def _describe_table(clients: Clients, table: str, prefix: str) -> str:
             table_description = clients.reads.describe_table(TableName=table)["Table"]
     except StoreError as error:
         cause = error.__cause__
-        if isinstance(cause, ClientError) and code_of(cause) == "ResourceNotFoundException":
+        if isinstance(cause, ClientError) and error_code(cause) == "ResourceNotFoundException":
             message = (
                 f"there is no table {table}; a worker creates it if it has the right (dynamodb:CreateTable, not tried)"
             )

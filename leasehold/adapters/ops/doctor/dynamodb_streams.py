@@ -9,8 +9,8 @@ from leasehold.adapters.sources.dynamodb_streams import STREAMS, is_arn, parse_r
 from leasehold.adapters.sources.kinesis.clients import create_client
 from leasehold.adapters.sources.kinesis.faults import translate_errors
 from leasehold.errors import SourceError
-from leasehold.stores.aws import session_of
-from leasehold.stores.urls import without_credentials
+from leasehold.stores.aws import create_boto3_session
+from leasehold.stores.urls import reject_credentials
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
@@ -21,12 +21,12 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         StoreError: The endpoint is not valid.
     """
     region, endpoint = parse_region(place, options), options.get("endpoint")
-    session = session_of(options, "source URL")
+    session = create_boto3_session(options, "source URL")
     with translate_errors(place, STREAMS):
         streams = create_client("dynamodbstreams", region, endpoint, POLL_TIMEOUTS[-1], session)
         tables = create_client("dynamodb", region, endpoint, POLL_TIMEOUTS[-1], session)
     for client in (streams, tables):
-        without_credentials(client.meta.endpoint_url)
+        reject_credentials(client.meta.endpoint_url)
     clock = ServiceClock()
     streams.meta.events.register("after-call.dynamodb-streams", clock.read_date_header)
     examined = _ExaminedTable(streams, tables, place)

@@ -31,7 +31,7 @@ from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import Shard
 from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.protocol import Capabilities, Listing, Store
-from leasehold.stores.urls import Scheme, open_store, store_address
+from leasehold.stores.urls import Scheme, open_store, split_store_url
 
 BILLED = frozenset({"dynamodb", "s3", "azblob", "gcs"})
 """The schemes of stores that bill requests."""
@@ -313,7 +313,7 @@ class Examination:
 def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     """Examine a source and a store. Failures become findings. Raises ValueError for a URL that is not valid."""
     scheme, place, options = source_address(source)
-    store_scheme, store_place, store_options = store_address(store)
+    store_scheme, store_place, store_options = split_store_url(store)
     if store_scheme == "file":
         raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
     for kind, url_scheme, checks in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):

@@ -12,8 +12,8 @@ from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.sources.kinesis.faults import error_code, translate_errors
 from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.errors import SourceError
-from leasehold.stores.aws import session_of
-from leasehold.stores.urls import without_credentials
+from leasehold.stores.aws import create_boto3_session
+from leasehold.stores.urls import reject_credentials
 
 if TYPE_CHECKING:  # users don't install the stubs
     from types_boto3_kinesis import KinesisClient
@@ -28,7 +28,11 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         SourceError: No region is configured.
         StoreError: The endpoint is not valid.
     """
-    region, endpoint, session = options.get("region"), options.get("endpoint"), session_of(options, "source URL")
+    region, endpoint, session = (
+        options.get("region"),
+        options.get("endpoint"),
+        create_boto3_session(options, "source URL"),
+    )
     for text in place.split(","):
         stream = parse_stream_address(text, region, "source URL")
         name = stream.name
@@ -36,7 +40,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
             client = create_reading_client(
                 stream.region, endpoint, read_seconds=POLL_TIMEOUTS[-1], session=session, arn=stream.arn
             )
-        without_credentials(client.meta.endpoint_url)
+        reject_credentials(client.meta.endpoint_url)
         clock = ServiceClock()
         client.meta.events.register("after-call.kinesis", clock.read_date_header)
         examined = _ExaminedStream(client, name)

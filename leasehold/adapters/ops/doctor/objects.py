@@ -14,8 +14,8 @@ from leasehold.adapters.ops.doctor.attempts import (
 from leasehold.errors import StoreError
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.requests import FOLDER, Objects, prove
-from leasehold.stores.urls import Scheme, endpoint_of
+from leasehold.stores.requests import FOLDER, Objects, check_conditions_honored
+from leasehold.stores.urls import Scheme, check_endpoint
 
 _ABSENT = frozenset({"NoSuchBucket", "ContainerNotFound", "there is no such bucket"})
 _UNKNOWN_ETAG = "0x8D00000000000000"
@@ -37,7 +37,7 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     bucket, _, prefix = place.partition("/")
     if not bucket:
         raise ValueError("store URL: s3:// needs bucket/prefix")
-    endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
+    endpoint, clock = check_endpoint(options.get("endpoint")), ServiceClock()
     timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
     client_options = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
     objects = module.S3Objects(bucket, skew=clock, timeouts=timeouts, **client_options)
@@ -55,7 +55,7 @@ def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the rights on `bucket/prefix`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.gcs", extra="gcs").load("store", StoreError)
     bucket, prefix = module.bucket_of(place)
-    endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
+    endpoint, clock = check_endpoint(options.get("endpoint")), ServiceClock()
     timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
     objects = module.GcsObjects(
         bucket, project=options.get("project"), endpoint=endpoint, skew=clock, timeouts=timeouts
@@ -69,7 +69,7 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     clock = ServiceClock()
     # Pass a client that sends no request yet. Otherwise a missing container would raise an error here instead of
     # becoming a finding.
-    client = module.client_of(place, endpoint_of(options.get("endpoint")), REQUEST_SECONDS)
+    client = module.client_of(place, check_endpoint(options.get("endpoint")), REQUEST_SECONDS)
     hub = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else None
     layout = hub or ObjectLayout(options.get("prefix", ""))
     return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), layout, BLOB, clock)
@@ -113,4 +113,4 @@ def _trial(
         RightAttempt(write_right, write_object, writes=True),
         RightAttempt(delete_right, partial(objects.delete, probe, unknown), writes=True),
     )
-    return RightsTrial(name, attempts, clock, partial(prove, objects, folder), objects.close)
+    return RightsTrial(name, attempts, clock, partial(check_conditions_honored, objects, folder), objects.close)

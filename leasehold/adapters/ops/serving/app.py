@@ -21,7 +21,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from leasehold.adapters.ops.serving.watcher import SORTS, TableWatcher, ViewRequest
-from leasehold.stores.fields import decimal
+from leasehold.stores.fields import parse_decimal
 
 HELP = {
     "leasehold_up": "Whether the table was read recently.",
@@ -157,7 +157,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
 
     async def view(request: Request) -> Response:
         watcher, query = _requested_watcher(request, watchers), request.query_params
-        sort, most = query.get("sort", "status"), decimal(query.get("most", "25"), ROWS_MAX)
+        sort, most = query.get("sort", "status"), parse_decimal(query.get("most", "25"), ROWS_MAX)
         if watcher is None or most is None or sort not in SORTS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
         view_request = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
@@ -230,7 +230,7 @@ def _saved_table(watcher: TableWatcher) -> dict[str, Any]:
 
 
 def _requested_watcher(request: Request, watchers: Sequence[TableWatcher]) -> TableWatcher | None:
-    index = decimal(request.query_params.get("table", "0"), len(watchers) - 1)
+    index = parse_decimal(request.query_params.get("table", "0"), len(watchers) - 1)
     return None if index is None else watchers[index]
 
 

@@ -20,7 +20,7 @@ from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
 from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable, Trimmed
-from leasehold.stores.objects.event_hubs_layout import stream_of
+from leasehold.stores.objects.event_hubs_layout import stream_name
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
 """The environment variable that contains the connection string. If it is not set, we authenticate with the identity of
@@ -79,7 +79,7 @@ class Access:
     @property
     def stream(self) -> str:
         """The stream name in the leases of this hub and group."""
-        return stream_of(self.namespace, self.hub, self.group)
+        return stream_name(self.namespace, self.hub, self.group)
 
     def create_client(self) -> EventHubConsumerClient:
         """Return a new client that does not retry, because retries are left to the caller."""

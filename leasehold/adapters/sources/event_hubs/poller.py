@@ -63,8 +63,8 @@ from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, S
 from leasehold.adapters.threads import read_boot_clock, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.fields import decimal
-from leasehold.stores.objects.event_hubs_layout import BEGINNING, NO_OFFSET, full_namespace
+from leasehold.stores.fields import parse_decimal
+from leasehold.stores.objects.event_hubs_layout import BEGINNING, NO_OFFSET, qualified_namespace
 from leasehold.stores.printable import escaped, said
 
 with suppress(ModuleNotFoundError):  # not available for Windows
@@ -641,10 +641,10 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
     transport = options.get("transport", "amqp")
     if transport not in TRANSPORTS:
         raise ValueError(f"eventhubs URL: option 'transport' must be one of {', '.join(TRANSPORTS)}, not {transport!r}")
-    prefetch = decimal(text := options.get("prefetch", str(PREFETCH)), MAX_PREFETCH)
+    prefetch = parse_decimal(text := options.get("prefetch", str(PREFETCH)), MAX_PREFETCH)
     if not prefetch:
         raise ValueError(f"eventhubs URL: option 'prefetch' must be a number from 1 to {MAX_PREFETCH}, not {text!r}")
-    address = full_namespace(namespace), hub, group
+    address = qualified_namespace(namespace), hub, group
     proxy = options.get("proxy", "")
     if proxy and "@" in proxy:
         raise ValueError(

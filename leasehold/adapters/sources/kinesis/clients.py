@@ -10,8 +10,8 @@ from botocore.utils import parse_timestamp
 
 from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS, SUBSCRIPTION_TIMEOUTS, TimedClients
 from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn
-from leasehold.stores.aws import core_of
-from leasehold.stores.deadlines import bound_client
+from leasehold.stores.aws import create_botocore_session
+from leasehold.stores.deadlines import add_response_deadlines
 from leasehold.stores.printable import escaped
 
 try:
@@ -95,7 +95,7 @@ def create_client(
     session: "Session | None" = None,
 ) -> Any:  # noqa: ANN401  likewise
     """Return a client of this service that many threads can share, with a read timeout of `read_seconds`."""
-    botocore_session = core_of(session)
+    botocore_session = create_botocore_session(session)
     # By default, boto3 converts arrival times to the local time zone, which takes more than half of its time for a
     # record of 1 KB.
     botocore_session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=parse_utc_time)
@@ -112,7 +112,7 @@ def create_client(
             retries={"mode": "standard", "total_max_attempts": 2},
         ),
     )
-    bound_client(client)
+    add_response_deadlines(client)
     # Do not retry a call that timed out, because it would time out again. The next call has a longer timeout.
     client.meta.events.register_first(
         f"needs-retry.{client.meta.service_model.service_id.hyphenize()}", _raise_read_timeout

@@ -20,7 +20,13 @@ from botocore.exceptions import (
 
 from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, RETRIEVAL_ERRORS, connect_hint, retrieval_fault
+from leasehold.stores.aws import (
+    CREDENTIALS_FROM,
+    PARSE_ERRORS,
+    RETRIEVAL_ERRORS,
+    connection_failure_hint,
+    credentials_failure_advice,
+)
 from leasehold.stores.printable import said
 
 
@@ -91,14 +97,14 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise SourceError(f"no credentials for stream {stream!r}: {CREDENTIALS_FROM}") from error
     except RETRIEVAL_ERRORS as error:
-        raise SourceUnavailable(f"no credentials for stream {stream!r}: {retrieval_fault(error)}") from error
+        raise SourceUnavailable(f"no credentials for stream {stream!r}: {credentials_failure_advice(error)}") from error
     except NoRegionError as error:
         raise SourceError(
             f"no region for stream {stream!r}: add ?region=… to the URL or set AWS_DEFAULT_REGION"
         ) from error
     except (HTTPClientError, BotoCoreError) as error:
         # These are refused and reset connections, timeouts, and host names that cannot be resolved.
-        message = f"{service.name} cannot be reached for stream {stream!r}: {error}{connect_hint(error)}"
+        message = f"{service.name} cannot be reached for stream {stream!r}: {error}{connection_failure_hint(error)}"
         raise SourceUnavailable(message) from error
 
 

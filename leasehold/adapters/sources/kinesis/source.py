@@ -31,9 +31,9 @@ from leasehold.adapters.sources.protocol import SETTLE_SECONDS, SettledShard
 from leasehold.adapters.threads import read_boot_clock
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.aws import session_of
+from leasehold.stores.aws import create_boto3_session
 from leasehold.stores.printable import escaped
-from leasehold.stores.urls import date_of
+from leasehold.stores.urls import parse_date_header
 
 if TYPE_CHECKING:  # the stubs are not installed for users
     from boto3 import Session
@@ -122,7 +122,7 @@ class PolledStream:
 
     def _note_server_time(self, response: Any) -> None:  # noqa: ANN401  each service has its own
         # The header is truncated to whole seconds, so the time that we derive from it is less than one second early.
-        date = date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        date = parse_date_header(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         self._epoch_offset = (time.time() if date is None else date) - self._clock()
 
 
@@ -299,7 +299,7 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
     poll_seconds = parse_poll_seconds(options["poll_seconds"]) if "poll_seconds" in options else None
     address = parse_stream_address(name, options.get("region"), "source URL")
     endpoint, wire_format = options.get("endpoint"), cast("WireFormat", wire)
-    opened_session = session_of(options, "source URL", session)
+    opened_session = create_boto3_session(options, "source URL", session)
     clients = KinesisClients(
         lambda seconds: create_reading_client(
             address.region, endpoint, wire_format, read_seconds=seconds, session=opened_session, arn=address.arn

@@ -72,10 +72,10 @@ class KinesisRowWriter:
         from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  needs boto3
         from leasehold.adapters.sources.kinesis.producer.producer import Producer, create_producer_clients  # noqa: PLC0415  likewise
         from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address  # noqa: PLC0415  likewise
-        from leasehold.stores.aws import session_of  # noqa: PLC0415  likewise
+        from leasehold.stores.aws import create_boto3_session  # noqa: PLC0415  likewise
 
         wire = "json" if target.wire == "json" else "cbor"
-        session = session_of(dict(target.credentials), "options")
+        session = create_boto3_session(dict(target.credentials), "options")
         address = parse_stream_address(target.stream, target.region or None, "option kinesis.streamName")
         endpoint = target.endpoint or None
         clients = create_producer_clients(address.region, endpoint, REQUESTS, wire, session=session, arn=address.arn)  # type: ignore[arg-type]

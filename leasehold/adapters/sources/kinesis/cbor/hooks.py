@@ -45,7 +45,7 @@ from botocore.parsers import ResponseParserError
 from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, SERVER_ERROR, THROTTLED, TRANSIENT
 from leasehold.adapters.sources.kinesis.records import RowViews
 from leasehold.stores.aws_calls.calls import DirectCalls
-from leasehold.stores.deadlines import bounded_response
+from leasehold.stores.deadlines import response_with_deadline
 from leasehold.stores.printable import escaped, said
 
 SCAN: Any = None
@@ -251,7 +251,7 @@ def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  a
     each chunk.
     """
     buffer, received, needed_bytes = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
-    if (deadline := bounded_response(raw)) is not None:
+    if (deadline := response_with_deadline(raw)) is not None:
         deadline.restart()
     for chunk in raw.stream():
         received.write(chunk)

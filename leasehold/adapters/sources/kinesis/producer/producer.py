@@ -77,8 +77,8 @@ from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
 from leasehold.errors import ProducerError, RecordFailed, RecordLate, SourceError, SourceUnavailable
-from leasehold.stores.deadlines import bound_client
-from leasehold.stores.fields import decimal
+from leasehold.stores.deadlines import add_response_deadlines
+from leasehold.stores.fields import parse_decimal
 from leasehold.stores.printable import escaped, said, text_of
 
 try:
@@ -168,7 +168,7 @@ def create_producer_client(
             retries={"total_max_attempts": 1},
         ),
     )
-    bound_client(client)
+    add_response_deadlines(client)
     if arn is not None:
         name_stream_by_arn(client, arn)
     if ProducerCborHooks is None:
@@ -591,7 +591,7 @@ class Producer:
             raise TypeError(
                 f"explicit_hash_key: {type(explicit_hash_key).__name__} is not str; pass the number as a decimal string"
             )
-        hash_key = decimal(explicit_hash_key, HASH_KEYS[1])
+        hash_key = parse_decimal(explicit_hash_key, HASH_KEYS[1])
         if hash_key is None:
             raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is not a decimal number from 0 to 2**128 - 1")
         return hash_key
