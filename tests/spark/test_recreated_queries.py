@@ -8,7 +8,7 @@ from fake_stream import KillableStore, Query, Stream
 from stepped_loop import new_reader, stepped
 from waiters import Clock
 
-from leasehold.adapters.worker.discovery import SAFETY_SECONDS, MadeAnew
+from leasehold.adapters.worker.discovery import SAFETY_SECONDS, StreamRecreated
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
@@ -112,7 +112,7 @@ def test_running_query_ends_once_its_stream_is_listed_as_recreated(table: Table)
     table.stream.recreate("a", "b")
     table.clock.now += SAFETY_SECONDS
     with pytest.raises(
-        MadeAnew, match=r"^stream fake:1000 was deleted and made anew while it was read, and is fake:2000"
+        StreamRecreated, match=r"^stream fake:1000 was deleted and made anew while it was read, and is fake:2000"
     ):
         query.plan()
 

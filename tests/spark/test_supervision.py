@@ -68,7 +68,10 @@ def of(*queries: Query) -> Callable[[], StreamingQuery]:
     ("text", "message"),
     [
         ("Python worker failed to connect back.", "did not start within ten seconds"),
-        ("leasehold.adapters.worker.discovery.MadeAnew: stream 1:orders:1", "its stream was deleted and made anew"),
+        (
+            "leasehold.adapters.worker.discovery.StreamRecreated: stream 1:orders:1",
+            "its stream was deleted and made anew",
+        ),
         ("perform latestOffset: java.io.EOFException", "the process of its source ended"),
         (
             "EOFException occurred while reading the port number from pyspark.daemon's stdout and terminated with code",

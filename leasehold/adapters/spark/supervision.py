@@ -43,7 +43,7 @@ CAUSES = {
     "ExecutorLostFailure": "executors were lost",
     "SourceUnavailable": "the stream could not be reached",
     "OutcomeUnknown": "the lease table could not be reached",
-    "MadeAnew": "its stream was deleted and made anew",
+    "StreamRecreated": "its stream was deleted and made anew",
     "nothing was read for": "a shard could not be read for minutes; the query's error names it, with the reason",
 }
 """Patterns of error messages, each with its cause. A query that ends with any other error is not started again."""

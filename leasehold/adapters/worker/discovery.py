@@ -58,7 +58,7 @@ They are drawn again each time.
 """
 
 
-class MadeAnew(SourceError):
+class StreamRecreated(SourceError):
     """Raised when the stream that a worker is bound to was deleted, and another stream has its name now."""
 
 
@@ -112,7 +112,7 @@ class Discovery:
         self._bound = ""
 
     def bind(self, incarnation: str) -> None:
-        """Read only this incarnation of the stream. Once a later one is listed, `shards` raises MadeAnew.
+        """Read only this incarnation of the stream. Once a later one is listed, `shards` raises StreamRecreated.
 
         Programs that keep positions outside the table need this, because a position is valid in only one incarnation.
         Listings of earlier incarnations are ignored. An empty string removes the binding.
@@ -328,7 +328,7 @@ class Discovery:
             return None
         self._rejections.reset()
         if self._bound and incarnation != self._bound:
-            raise MadeAnew(
+            raise StreamRecreated(
                 f"stream {self._bound} was deleted and made anew while it was read, and is {incarnation} now"
             )
         self.incarnation = incarnation

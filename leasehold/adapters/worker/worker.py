@@ -19,7 +19,7 @@ from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import NamedSource, Source
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.annotations import Identity
-from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter, MadeAnew, expired_unread
+from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter, StreamRecreated, expired_unread
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.lease_book import LeaseBook, LeaseEvents
@@ -290,7 +290,7 @@ class Worker:
         try:
             with self.spans.over("look"):
                 self._look_and_act(now, requested_keys, each)
-        except MadeAnew:
+        except StreamRecreated:
             raise  # the stream that this worker is bound to no longer exists
         except (StoreError, SourceError) as fault:
             # If the store or source rejects requests and has never worked, give up. If it has worked before, a
