@@ -216,7 +216,7 @@ class Feed:
     def __init__(self, *_given: object, **_named: object) -> None:
         """Open nothing."""
 
-    def take(self) -> list[Record]:
+    def take_events(self) -> list[Record]:
         events, self.events[:] = [*self.events], []
         return events
 

@@ -34,7 +34,7 @@ class Link:
     def __init__(self, *_given: object, **_named: object) -> None:
         type(self).opened += 1
 
-    def take(self) -> list[Record]:
+    def take_events(self) -> list[Record]:
         events, self.events[:] = [*self.events], []
         return events
 
@@ -52,7 +52,7 @@ class Service:
     requests: int = 0
     answers: list["Future[int]"] = field(factory=list)
 
-    def start(self, work: Coroutine[Any, Any, int]) -> "Future[int]":
+    def start_coroutine(self, work: Coroutine[Any, Any, int]) -> "Future[int]":
         """Return the response, or a future that never completes."""
         work.close()
         self.requests += 1

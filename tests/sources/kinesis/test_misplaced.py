@@ -228,7 +228,7 @@ def test_misplaced_records_are_kept_by_default_and_can_be_dropped() -> None:
 class NoRoom:
     """A consumer that the stream has no room for, so that its shards are polled."""
 
-    def arn(self) -> None:
+    def find_arn(self) -> None:
         """Return None."""
 
 
