@@ -433,7 +433,7 @@ def test_subscription_with_late_events_is_renewed_with_a_longer_timeout(
     clients = service.clients()
     reader = fan_out.FanOut(
         *(clients.client_with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None),
-        consumer=cast("Any", SimpleNamespace(arn=lambda: "arn:c", name="c")),
+        consumer=cast("Any", SimpleNamespace(find_arn=lambda: "arn:c", name="c")),
         timeouts=CallTimeouts(clients),
         clock=service.clock,
     )
