@@ -15,6 +15,7 @@ from threading import current_thread, main_thread
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.stores.printable import escaped, text_of
 
@@ -157,11 +158,11 @@ def _await_termination(query: StreamingQuery) -> bool:
     if not of_pyspark or current_thread() is not main_thread():
         return bool(query.awaitTermination(LOOK_SECONDS))
     # PySpark's handler calls Java. While this thread waits for Java, that call fails, and hides the interrupt.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    replace_handler(signal.SIGINT, signal.default_int_handler)
     try:
         return bool(query.awaitTermination(LOOK_SECONDS))
     finally:
-        signal.signal(signal.SIGINT, handler)
+        restore_handler(signal.SIGINT, handler)
 
 
 def _find_last_batch(query: StreamingQuery) -> int | None:
