@@ -87,7 +87,9 @@ def staged() -> Screen:
     )
     stage.reading.add_event(ReadingEvent(0, "worker-1", "initialize", "s-0"))
     stage.workers = {"worker-1": AT_WORK, "worker-2": "killed", "worker-3": AT_WORK}
-    story = SimpleNamespace(seconds=12.0, chapter="A chapter", said=[(1.0, "Earlier."), (11.0, "Now.")], sent=[])
+    story = SimpleNamespace(
+        elapsed_seconds=12.0, chapter="A chapter", sentences=[(1.0, "Earlier."), (11.0, "Now.")], sent=[]
+    )
     return Screen(stage, cast("Story", story), "utf-8")
 
 

@@ -84,7 +84,7 @@ def test_table_of_a_dead_letter_has_the_fields_of_the_code() -> None:
 def test_every_option_of_spark_is_documented() -> None:
     spark = Path(metrics.__file__).parents[1] / "spark"
     code = "".join(path.read_text(encoding="utf-8") for path in spark.rglob("*.py"))
-    read = re.findall(r'\bopts\.(?:text|required|number|choice|flag)\(\s*"([\w.]+)"', code)
+    read = re.findall(r'\bopts\.(?:read_text|read_required|read_number|read_choice|read_flag)\(\s*"([\w.]+)"', code)
     pages = "".join((DOCS / f"spark-{page}.md").read_text(encoding="utf-8") for page in ("options", "writing"))
     assert read
     assert [name for name in read if f"`{name}`" not in pages and name not in REFUSED_BY_SPARK] == []

@@ -98,8 +98,8 @@ def test_a_service_that_ignores_sigterm_is_killed() -> None:
 def test_a_service_ends_with_its_parent() -> None:
     parent = f"""
 import sys, threading
-from leasehold_lab.standins.node import Command, serving
-with serving("orphan", lambda port: Command((sys.executable, "-c", {GREETS!r}, str(port)))) as service:
+from leasehold_lab.standins.node import ServiceCommand, run_service
+with run_service("orphan", lambda port: ServiceCommand((sys.executable, "-c", {GREETS!r}, str(port)))) as service:
     print(service.port, flush=True)
     threading.Event().wait()
 """

@@ -224,10 +224,10 @@ def test_killed_daemon_leaves_no_orphans(keeper_dies: bool, tmp_path: Path) -> N
     program = tmp_path / "daemon.py"
     program.write_text(
         "import asyncio\n"
-        "from leasehold.adapters.multilang.children import Children\n"
+        "from leasehold.adapters.multilang.children import ChildProcesses\n"
         "from leasehold.balancer.model import TRIM_HORIZON\n"
         "async def main():\n"
-        f"    children = Children({_argv('parent', 'initialize')!r})\n"
+        f"    children = ChildProcesses({_argv('parent', 'initialize')!r})\n"
         "    await children.start_child('s', TRIM_HORIZON, None)\n"
         f"    if {keeper_dies}:\n"
         "        children._keeper.kill()\n"

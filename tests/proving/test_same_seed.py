@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 SEEDS = (3, 5, 18)
 SMALL = build_fleet(SimulationQuestion(leases=4, workers=(3,), cycles=2.0)).scenario
 CODE = f"""
-from leasehold_lab.simulator.digests import digest_of
-print(*map(digest_of, {SEEDS}))
+from leasehold_lab.simulator.digests import compute_digest_of_seed
+print(*map(compute_digest_of_seed, {SEEDS}))
 """
 
 

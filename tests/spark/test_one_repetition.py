@@ -433,7 +433,7 @@ class Looks(Watchdog):
         super().__init__(10.0)
         self.most, self.told = most, list[tuple[dict[str, str], int]]()
 
-    def check(self, awaited: Mapping[str, str], answered_reads: int) -> None:
+    def check_progress(self, awaited: Mapping[str, str], answered_reads: int) -> None:
         self.told.append((dict(awaited), answered_reads))
         if len(self.told) >= self.most:
             raise TimeoutError("enough")

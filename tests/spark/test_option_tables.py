@@ -109,7 +109,7 @@ IN_ALL: tuple[Tried, ...] = (
     ("lease.bufferBytes", f"{MIB}", lease("buffer_bytes"), 256 * MIB, MIB),
     ("maxBytesPerTrigger", "700", lease("trigger_bytes"), 256 * MIB, 700),
     ("lease.lingerMs", "250", lease("linger_seconds"), 1.0, 0.25),
-    ("shardsPerTask", "3", lambda asked: lease("tasks")(asked)(6), 3, 2),
+    ("shardsPerTask", "3", lambda parsed: lease("count_tasks")(parsed)(6), 3, 2),
 )
 OWN: dict[str, tuple[Tried, ...]] = {
     KINESIS: (

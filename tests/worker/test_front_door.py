@@ -382,8 +382,8 @@ def test_handling_keeps_what_no_option_replaces() -> None:
 
 RUN = """
 import sys, leasehold
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
-source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))})
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
+source = ListSource(create_even_shards(("s-0",)), {"s-0": ShardRecords(create_records(2))})
 def handle(batch):
     print("handled", flush=True)
 leasehold.run(source, handle, leases=sys.argv[1], initial_position="TRIM_HORIZON")
@@ -394,8 +394,8 @@ ARUN = RUN.replace("leasehold.run(", "import asyncio; asyncio.run(leasehold.arun
 
 READ = """
 import signal, sys, leasehold
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
-source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))})
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
+source = ListSource(create_even_shards(("s-0",)), {"s-0": ShardRecords(create_records(2))})
 batches = leasehold.read(source, leases=sys.argv[1], initial_position="TRIM_HORIZON")
 signal.signal(signal.SIGTERM, lambda *_: batches.stop())
 for batch in batches:

@@ -164,9 +164,9 @@ def test_closed_event_pipe_ends_the_worker_cleanly() -> None:
 CONSUME = """
 import leasehold.adapters.consuming as consuming
 import leasehold.adapters.cli.consume as consume
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 names = ("s-0", "s-1", "s-2", "s-3")
-source = ListSource(even_shards(names), {name: ShardRecords(records(5000)) for name in names})
+source = ListSource(create_even_shards(names), {name: ShardRecords(create_records(5000)) for name in names})
 consuming.open_source = lambda _url, **_options: source
 consume.app()
 """

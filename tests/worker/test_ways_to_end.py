@@ -388,9 +388,9 @@ def test_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFix
 PRELUDE = """
 import asyncio, json, multiprocessing, os, signal, sys, threading
 import leasehold
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_even_shards, create_records
 from leasehold.errors import WorkerError
-source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(8), size=1)})
+source = ListSource(create_even_shards(("s-0",)), {"s-0": ShardRecords(create_records(8), size=1)})
 options = dict(leases=sys.argv[1], initial_position="TRIM_HORIZON", checkpoint_seconds=0)
 parent, told = os.getpid(), []
 def status(pid):

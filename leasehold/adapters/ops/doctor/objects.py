@@ -39,7 +39,11 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
         raise ValueError("store URL: s3:// needs bucket/prefix")
     endpoint, clock = check_endpoint(options.get("endpoint")), ServiceClock()
     timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
-    client_options = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
+    client_options = {
+        "region": options.get("region"),
+        "endpoint": endpoint,
+        "session": module.create_boto3_session(options),
+    }
     objects = module.S3Objects(bucket, skew=clock, timeouts=timeouts, **client_options)
     return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), S3, clock)
 
@@ -54,7 +58,7 @@ To overwrite an object, a worker needs the last two.
 def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the rights on `bucket/prefix`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.gcs", extra="gcs").load("store", StoreError)
-    bucket, prefix = module.bucket_of(place)
+    bucket, prefix = module.split_location(place)
     endpoint, clock = check_endpoint(options.get("endpoint")), ServiceClock()
     timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
     objects = module.GcsObjects(
@@ -69,8 +73,8 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     clock = ServiceClock()
     # Pass a client that sends no request yet. Otherwise a missing container would raise an error here instead of
     # becoming a finding.
-    client = module.client_of(place, check_endpoint(options.get("endpoint")), REQUEST_SECONDS)
-    hub = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else None
+    client = module.create_client(place, check_endpoint(options.get("endpoint")), REQUEST_SECONDS)
+    hub = EventHubLayout(*module.parse_hub_options(options)) if "eventhub" in options else None
     layout = hub or ObjectLayout(options.get("prefix", ""))
     return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), layout, BLOB, clock)
 
