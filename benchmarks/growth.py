@@ -30,7 +30,7 @@ from rich.table import Table
 
 from leasehold.adapters.consumer.status import lags_of, statuses_of
 from leasehold.adapters.ops.explaining import plans
-from leasehold.adapters.ops.watching import WatchedTable, picture
+from leasehold.adapters.ops.watching import WatchedTable, describe_table
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewing import Renewing
@@ -188,7 +188,7 @@ def operations(workers: int) -> dict[str, Work]:
         "explain, always 10 workers": lambda: plans(WatchedTable(ten_workers), CONFIG),
         "explain, all of them": lambda: plans(WatchedTable(leases), CONFIG),
         "explain, all of them, loads measured": lambda: plans(WatchedTable(measured), CONFIG),
-        "serve, all that a page can show": lambda: picture(shown, CONFIG),
+        "serve, all that a page can show": lambda: describe_table(shown, CONFIG),
     }
 
 

@@ -29,7 +29,7 @@ from leasehold.adapters.cli.leases import (
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import format_lease_json, parse_plan_request
-from leasehold.adapters.ops.watching import TableWatch, WatchedTable, picture
+from leasehold.adapters.ops.watching import TableWatch, WatchedTable, describe_table
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
@@ -168,7 +168,7 @@ def test_a_worker_that_put_its_only_lease_aside_is_a_worker() -> None:
         "1 workers",
         "0 workers",
     ]
-    assert [picture(each, Config())["total"]["workers"] for each in (table, later)] == [1, 0]
+    assert [describe_table(each, Config())["total"]["workers"] for each in (table, later)] == [1, 0]
 
 
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
@@ -184,7 +184,7 @@ def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
         True,
     )
     assert "; lag ≥ 75.0 s" in describe_totals_and_problems(table)[0]
-    shown = picture(table, Config())
+    shown = describe_table(table, Config())
     assert shown["leases"][0]["lag"] == {"seconds": 75.0, "end": False, "at_least": True}
     assert (shown["total"]["lag_at_least"], shown["workers"][0]["lag_at_least"]) == (True, True)
 

@@ -27,7 +27,7 @@ from leasehold.adapters.ops.swapping import (
     set_direction,
     wait_until_known,
 )
-from leasehold.adapters.ops.watching import TableWatch, picture
+from leasehold.adapters.ops.watching import TableWatch, describe_table
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -252,7 +252,7 @@ def test_leases_shows_the_table_of_each_lease_in_a_swap(half_way: tuple[str, str
     """In one table alone, leases that moved look lost and their owners unknown."""
     with closing(open_for_reading(*half_way)) as both:
         table = TableWatch(both, 10.0, 10.0).look()
-    shown = picture(table, Config())
+    shown = describe_table(table, Config())
     assert [(lease["key"], lease["owner"], lease["place"]) for lease in shown["leases"]] == [
         ("s-0", "ann", "TO"),
         ("s-1", "ann", "FROM>TO"),

@@ -263,7 +263,7 @@ def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str]
     return {worker: floor + (worker in favored) for worker in sorted(counts)}
 
 
-def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
+def describe_table(table: WatchedTable, config: Config) -> dict[str, Any]:
     """Return the state of a table as JSON values: totals, workers, leases, and problems."""
     working, fleet = table.unended, fleet_lag(table.lags)
     live_leases = without_dead_owners(working, config)

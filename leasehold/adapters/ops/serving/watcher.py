@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.consumer.status import Status, fleet_lag, group_status
 from leasehold.adapters.ops.chart import curve
 from leasehold.adapters.ops.explaining import plans, rules_between, rules_of, story
-from leasehold.adapters.ops.watching import SeenMove, TableWatch, WatchedTable, owner_changes, picture
+from leasehold.adapters.ops.watching import SeenMove, TableWatch, WatchedTable, describe_table, owner_changes
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.config import Config
@@ -319,7 +319,7 @@ class TableWatcher:
         document |= {"rules": self.config.rules.name, **status.as_json(), "number": status.number}
         if last_state.table is None:
             return document | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
-        table_document = picture(last_state.table, self.config)
+        table_document = describe_table(last_state.table, self.config)
         moves = [[move.at, move.key, move.before, move.after, move.rule] for move in last_state.table.moves]
         lag = [[point.at, point.most, point.total] for point in last_state.lag]
         return (
