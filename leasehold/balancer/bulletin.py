@@ -1,4 +1,4 @@
-"""Reads and writes bulletins and calls, by which the lookout informs the other workers (C4, C6, C7).
+"""Reads and writes bulletins and calls, the row attributes by which the lookout directs other workers (C4, C6, C7).
 
 The lookout is the one worker that regularly reads the whole lease table.
 

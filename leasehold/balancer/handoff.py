@@ -61,8 +61,8 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
     that a KCL 3.x leader made always counts.
     """
     expired_keys = {lease.key for lease in census.expired} if census.moving else set()
-    # A request expires one cycle after the time at which the next owner would steal the lease (H4). If it expired
-    # earlier, two next owners could replace each other's requests forever.
+    # A request that is not met expires one cycle after its next owner would have stolen the lease (H4). If it expired
+    # earlier, two workers that both want the lease could replace each other's requests forever.
     request_limit = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
         lease.key: (lease.owner, lease.next_owner)

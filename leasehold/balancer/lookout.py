@@ -276,7 +276,8 @@ def _rank_workers(our_workers: frozenset[str]) -> tuple[str, ...]:
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
     """Return the row on which this lookout writes its bulletin: the last of its rows in donation order (C4).
 
-    Workers that join take the first leases in donation order, so the last one changes its owner least often.
+    Workers that join take leases from the beginning of the donation order. The last lease in that order therefore
+    changes its owner least often.
     """
     if isinstance(leases, KnownLeases):
         return leases.last_unfinished(lookout, donation_order)
@@ -618,8 +619,8 @@ def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
     floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
         return True
-    # Groups may be uneven even if no two counts differ by more than one. The rules then return an empty list of keys
-    # for a worker that should take leases from living workers.
+    # Even if no two workers' counts differ by more than one, the groups of workers may hold unequal shares. The rules
+    # then return an empty list of keys for a worker that should take leases from living workers.
     if not all(config.rules.calls(census, me, config).values()):
         return True
     moves_in_progress = live_moves(census, config)

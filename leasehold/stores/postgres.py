@@ -538,7 +538,7 @@ def open_url(
 
 
 def parse_location(location: str, options: Mapping[str, str]) -> TableLocation:
-    """Return the location from `host:port/database` and the options. Raises ValueError if they are invalid."""
+    """Combine `host:port/database` and the options of a URL into a location. Raises ValueError if they are invalid."""
     server, _, database = location.partition("/")
     if not database or "/" in database:
         raise ValueError("store URL: postgres:// wants host:port/database, or /database on this machine")

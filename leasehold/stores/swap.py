@@ -729,7 +729,7 @@ def open_tables(
     create: bool = True,
     request_seconds: float | None = None,
 ) -> tuple[Store, Store]:
-    """Open the tables that `open_both` joins, and create the control row of their swap."""
+    """Open both tables of a swap, and create the row that controls the swap. Used by `open_both`."""
     check_tables_differ(store, to, "to")
     with ExitStack() as failed:
         source, target = (

@@ -36,9 +36,9 @@ KNOWN: dict[tuple[str, int, int], frozenset[Fault]] = {
     **{(peer, 5, 3): _OVERSHOOT for peer in NAMED},
     ("python", 5, 3): _UNEVEN,
 }
-"""Maps a fleet (its rule set's name in `PEERS`, its number of leases and its number of workers) to its known faults.
+"""The known faults of each fleet, which the rules of other libraries cause and the checker must find.
 
-The faults come from other libraries' rules. The checker must find each of them.
+A key consists of the name of the fleet's rule set in `PEERS`, the number of leases, and the number of workers.
 """
 
 

@@ -309,7 +309,7 @@ def judge_finished_run(history: RunHistory, limits: JudgeLimits = UNLIMITED) -> 
 
 
 def count_moves(run: JudgedRun) -> tuple[int, int]:
-    """Return the number of moves before the incident "end", and the least number that would have been enough.
+    """Return how many moves were made before the incident "end", and how few would have sufficed.
 
     A move takes a shard away from a living reader. The least number is computed for each period between two incidents,
     and the numbers are added. In each period, it depends on the shards that are read at the end and on their readers at

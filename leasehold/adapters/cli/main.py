@@ -33,7 +33,7 @@ COMMANDS = {
     "serve": ("steer.serve", "Serve a live, read-only web page of lease tables."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
 }
-"""Our commands, each with its module in this folder, which contains an `app`, and its line in the help."""
+"""Our commands. Each has a module in this folder, which contains an `app`, and a line for the list of commands."""
 
 LABORATORY = {
     "demo": "Watch a fleet on this machine lose a worker and nothing else.",

@@ -99,7 +99,7 @@ def fault_in_result(result: object) -> Unhandled | None:
 
 
 def as_fault(error: BaseException) -> Exception:
-    """Convert an error that was raised to an Exception for the retry policy."""
+    """Return the error itself if it is an Exception. Otherwise, wrap it in one that the retry policy can handle."""
     if isinstance(error, Exception):
         return error
     kind = Ending if isinstance(error, SystemExit | KeyboardInterrupt) else Unhandled

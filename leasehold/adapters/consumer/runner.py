@@ -156,7 +156,7 @@ class Runner:
         # Use one deadline for all of the following waits, so that their durations don't add up.
         deadline = self._scheduler.clock() + self._drain_seconds
         is_drained = self._drain(tasks, deadline)
-        # Renewals continue until now, so that leases with slow batches are not lost while the worker drains.
+        # Stop renewing only now, because leases with slow batches would otherwise be lost while the worker drains.
         self._renewing = False
         # The renewing task may be waiting for its next renewal, so wake it to let it end.
         self._renew_sooner.set()

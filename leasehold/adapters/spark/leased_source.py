@@ -81,7 +81,7 @@ class LeasedSource(DataSource):
         return self._parsed
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        """Return the reader of a query, which joins the group as a worker.
+        """Return the reader of a query. The reader joins the group as a worker.
 
         Raises ValueError if the schema differs from ours, no lease table is named, or the ending position is not a
         time.

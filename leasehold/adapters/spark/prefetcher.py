@@ -263,7 +263,7 @@ class ShardPrefetcher(ConsumerPort):
             self.shard.pull.open()
 
     def admit(self, now: float) -> float | None:
-        """Return None to read now, or the time of the next check if an AvailableNow query has caught up."""
+        """Return None if the reader may read now, or when to check again if an AvailableNow query has caught up."""
         if self._shared.only_now and self._tip.target is None:
             # Request the tip once the shard is opened. Records that arrive from now on are for the next run.
             self._tip.set_target(self._worker.source.latest(self.holding.lease), now)

@@ -40,7 +40,7 @@ def read_range(
         ended: Returns whether to stop.
 
     Yields:
-        Each response with its rows. If the source did not respond, its error without rows.
+        The rows of each response. If the source does not respond, its error is yielded without rows.
     """
     cursor, fetched_chunks = pull.cursor, list[RowChunk]()
 

@@ -46,7 +46,7 @@ class RowBuffer:
     def take_rows(self, max_count: int, max_bytes: int) -> RowChunk | None:
         """Remove and return the first rows within both limits, or None if not even one fits.
 
-        Positions without rows that directly follow the last returned row are removed too.
+        Entries without rows are removed, too, if they directly follow the last returned row.
         """
         batches, end_position = list[pa.RecordBatch](), None
         while self._chunks:

@@ -62,7 +62,7 @@ class ArrowBatch(Batch):
     Attributes:
         rows: The rows.
         arrived: The name of the column with the times of arrival, or "".
-        trail: The deduplication state for the position of each row, if any.
+        trail: The deduplication state at the position of each row, or None if the source has none.
     """
 
     rows: pa.RecordBatch | None = None
@@ -109,12 +109,12 @@ def _convert_to_seconds(times: pa.Array) -> list[float | None]:
 
 @frozen
 class RowChunk:
-    """A sequence of rows, and the position up to which the shard is read with them, dropped rows included.
+    """A sequence of rows. With them, the shard is read up to `ends`, which may be after rows that were dropped.
 
     Attributes:
         rows: The rows, as a batch or a table.
         ends: The position up to which the shard is read.
-        trail: The deduplication state for the position of each row, if any.
+        trail: The deduplication state at the position of each row, or None if the source has none.
     """
 
     rows: pa.RecordBatch

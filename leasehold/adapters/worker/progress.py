@@ -1,4 +1,4 @@
-"""Measures the progress and throughput of a held lease, which its owner writes on the lease's row.
+"""Measures the progress and throughput of a held lease. The lease's owner writes both on the lease's row.
 
 `Throughput` is measured as KCL 3.x does, so that Java and Python workers can compare leases.
 
@@ -369,8 +369,8 @@ class ProgressMeter:
     def leave(self) -> bool:
         """Prevent the reader from dispatching the result of its current call. Return False if no call is running.
 
-        No handler runs during the call, and none is called afterwards. The lease can therefore be released without the
-        reader.
+        No handler runs during the call, and none is called afterwards. The lease can therefore be released without
+        waiting for its lease reader.
         """
         with self._lock:
             self.left = self.left or self.called is not None

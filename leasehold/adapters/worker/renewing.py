@@ -163,7 +163,7 @@ class Renewing:
 
     @property
     def parallel_renewals(self) -> int:
-        """The number of renewals to run in parallel at the store's latency, doubled in case requests stall."""
+        """Twice the number of renewals that must run in parallel at the store's latency. Some requests may stall."""
         return math.ceil(2 * len(self._held) * self._average_seconds / self._config.renew_seconds)
 
     def due(self, now: float) -> float:

@@ -263,7 +263,7 @@ class StreamSilence:
         return since + max(TRIAL * self._lease_seconds, rest.seconds if rest else 0.0)
 
     def _leave_shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
-        """Return the lease of a shard that does not respond, to be given to the owner that has the fewest leases."""
+        """Return a lease whose shard does not respond, with the owner of the fewest leases as its next owner."""
         rest = self._shards.setdefault(holding.key, _Rest(REST * self._lease_seconds)).begin(now)
         others = Counter(
             lease.owner

@@ -120,7 +120,7 @@ class Worker:
         self.clock, self.uniform = self.scheduler.clock, self.scheduler.uniform
         self.consumer, self._own_consumer = consumer, consumer is not None
         self.hurried: Callable[[], None] = wake_nothing
-        """A callback, set by the runner and called from any thread, which requests an earlier call of `turn`."""
+        """Requests an earlier call of `turn`. The runner sets this callback, and any thread may call it."""
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
         name = source.name if isinstance(source, NamedSource) else ""
         self._identity = Identity(me, self.scheduler.process_id, lambda: self.discovery.incarnation, name)
@@ -577,7 +577,7 @@ def wake_nothing() -> None:
 
 
 def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
-    """Return the spans of this worker, made by the given tracer or by the program's own provider, if one is set.
+    """Return an object that records this worker's spans, with the given tracer or with the program's own provider.
 
     Without OpenTelemetry, or if no tracer provider is set when a worker is created, its store, source and handlers are
     not wrapped.

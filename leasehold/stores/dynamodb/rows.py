@@ -247,7 +247,7 @@ class RowDecoder:
             self._read_changed(page, text, key, rows)
 
     def _read_changed(self, page: UnparsedRows, text: bytes, key: bytes, rows: ParsedListing) -> None:
-        """Parse a row in which more than the counter changed. Cache its JSON if the counter's position is certain."""
+        """Parse a row that differs in more than its counter. Cache its JSON if the counter can be located in it."""
         item, cached, row = page.item(text), self._unparsed.pop(key, None), None
         if cached is not None:
             head, digits, tail, lease = cached

@@ -131,7 +131,7 @@ class ThreadPrimitives:
 
 @frozen
 class EntryChange:
-    """A change to one lease of a page. It has the lease's new entry, or None to remove it, and any new remark."""
+    """A change to one lease's entry on a page. `entry` replaces the lease's entry; None removes it."""
 
     entry: SessionEntry | None
     remark: Remark | None = None

@@ -141,7 +141,7 @@ class Process:
         )
 
     def run(self) -> None:
-        """Run the worker until the process ends, with the pauses and the ending that its member has."""
+        """Run the worker until the process ends. The member determines when the process pauses and how it ends."""
         self._record_incident("start")
         for pause in self.member.naps:
             if pause.at >= self._tasks.now:

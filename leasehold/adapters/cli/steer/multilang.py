@@ -95,7 +95,7 @@ def command(
 
 
 def _record_signals(received_signals: list[int]) -> None:
-    """Record the signals that end the worker before its own handlers run."""
+    """Install handlers that note SIGTERM and SIGINT, and then call the handlers that were set before."""
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         previous_handler = signal.getsignal(signal_number)
 

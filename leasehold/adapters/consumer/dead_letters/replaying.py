@@ -45,8 +45,10 @@ from leasehold.errors import DeadLetterError
 from leasehold.stores.printable import said
 
 Deliver = Callable[[DeadLetterEntry], Exception | None]
-"""Calls the handler with the record of a dead letter, and returns the fault, or None if the handler is done with the
-record. Raises DeadLetterError if no record can be replayed."""
+"""Calls the handler with the record of a dead letter. Returns the handler's error, or None if it succeeded.
+
+Raises DeadLetterError if no record can be replayed.
+"""
 
 ReportKept = Callable[[str, str], None]
 """Called with the name of a dead letter that is not removed, and the reason."""

@@ -84,7 +84,7 @@ class DeadLetterHandler:
 
 
 class FolderSink:
-    """A folder with one file of one line per dead letter. A file gets its final name only when it is complete."""
+    """A folder in which each dead letter is a file of one line. A file gets its final name once it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

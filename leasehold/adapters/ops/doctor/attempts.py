@@ -82,7 +82,7 @@ HALF_SECOND = 0.5
 
 
 class NotTried(Exception):
-    """A right was not tried, because the attempt would need another right or have a lasting effect."""
+    """A permission was not tested, because the test would need another permission or have a lasting effect."""
 
 
 class Absent(Exception):

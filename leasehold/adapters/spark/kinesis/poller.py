@@ -154,7 +154,7 @@ class ArrowPoller(Poller):
     def _drop_duplicates(
         self, numbers: Sequence[str], user_rows: pa.RecordBatch, deaggregated: Mapping[int, UserRecords]
     ) -> tuple[pa.RecordBatch, Trail]:
-        """Drop duplicate rows of a Spark sink. Return the other rows, with deduplication state for their positions."""
+        """Drop rows that a Spark sink wrote twice. Return the others, with the deduplication state at each position."""
         tags = {
             index: dict(zip(records.subs, records.tags, strict=True))
             for index, records in deaggregated.items()

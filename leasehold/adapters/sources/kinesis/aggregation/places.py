@@ -100,7 +100,7 @@ class LocatedRecordIterator:
 
 
 def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
-    """Return the keys and the locations of the user records in record[begin:end], or None if it has another form.
+    """Return the keys and the locations of the user records in record[begin:end], or None if it is not an aggregate.
 
     A digest must follow the user records, so that reading a few bytes past `end` is safe.
     """
@@ -137,7 +137,8 @@ def add_locations(locations: BytesWriter, record: bytes, offset: i64, end: i64, 
     """
     begin = offset
     while offset < end:
-        # Eight bytes contain the tag, the size, and the key's tag and index. Four contain the data's tag and length.
+        # The first eight bytes contain the record's tag, its size, and the tag and index of its key. The next four
+        # contain the tag and the length of its data.
         head: i64 = read_i64_le(record, offset)
         if head & 0xFF != _RECORD:
             return False

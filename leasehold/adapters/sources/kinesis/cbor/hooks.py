@@ -124,7 +124,7 @@ def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
 
 
 def parse_event(payload: bytes, *, cbor: bool) -> dict[str, Any]:
-    """Parse an event of a subscription. Its rows are as in a response, without null values. Raises UnreadableBody."""
+    """Parse an event of a fan-out subscription into the form of a response to GetRecords. Raises UnreadableBody."""
     rows, fields = _split_rows(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in fields.items() if value is not None}}
 
@@ -489,7 +489,10 @@ class ProducerCborHooks(CborHooks):
 
 
 def replace_read_methods(client: "KinesisClient", hooks: CborHooks, arn: str | None = None) -> None:
-    """Make this client request records without boto3. If `arn` is given, requests contain the stream's ARN."""
+    """Have this client send its requests for records directly instead of through boto3.
+
+    If `arn` is given, requests contain the stream's ARN.
+    """
     arn_parameter = {} if arn is None else {"StreamARN": arn}
     calls, boto3_method = DirectCalls(client, ["GetRecords"]), client.get_records
 
