@@ -136,7 +136,7 @@ def main(
     write: Annotated[Path | None, typer.Option(help="Store the digests in this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Compare with the digests in this file.")] = None,
     against: Annotated[Path | None, typer.Option(help="Compare with the code of this checkout.")] = None,
-    only: Annotated[int | None, typer.Option("--format_trace", help="Print each event of this seed instead.")] = None,
+    only: Annotated[int | None, typer.Option("--trace", help="Print each event of this seed instead.")] = None,
 ) -> None:
     """Print the digest of the history of each seed; exit 1 if one differs from what it is compared with."""
     if only is not None:
