@@ -22,9 +22,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     *,
-    everything: Annotated[
-        bool, typer.Option("--full", help="All fleets; some minutes on two cores.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--full", help="All fleets; some minutes on two cores.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Fleets checked at a time.")] = os.cpu_count() or 1,
     write: Annotated[Path | None, typer.Option(help="Write the table of results to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
