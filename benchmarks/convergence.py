@@ -52,7 +52,7 @@ class Line:
     def cells(self, against: "Line | None") -> tuple[str, ...]:
         """Return the cells of the table: medians, and worst values if they differ.
 
-        If `against` is given, the verdict requires that this line is no worse than the line `against`.
+        If `against` is given, the verdict is good only if this line is at least as good as that one.
         """
         return (self.row.name, self.rules, str(len(self.figures)), *map(self._cell, SHOWN), self._verdict(against))
 

@@ -6,15 +6,15 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pyspark
 import pytest
 from releasing import OURS, PYTHONS, ROOT, compiled, installed, plain, pythons
+from waiters import until
 
 from leasehold_lab.standins.services import run_dynalite, run_kinesis_local
 
@@ -193,7 +193,7 @@ def test_wheel_alone_reads_a_stream_and_operates_its_group(release: tuple[Path, 
             env={"PATH": os.environ["PATH"], "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
         )
         try:
-            wait_for(lambda: handled(folder) == {b"one", b"two", b"three"} and len(list(folder.glob("dead/*"))) == 1)
+            until(lambda: handled(folder) == {b"one", b"two", b"three"} and len(list(folder.glob("dead/*"))) == 1)
             leases = json.loads(run("leases", store, "--check", "--watch", "--json"))
             assert (leases["status"], len(leases["leases"])) == ("OK", 2)
             assert "shardId-000000000000" in run("explain", store, "--lease", "shardId-000000000000", "--for", "1s")
@@ -210,14 +210,6 @@ def handled(folder: Path) -> set[bytes]:
     """Return what the handler has written."""
     path = folder / "handled"
     return set(path.read_bytes().splitlines()) if path.exists() else set()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def test_missing_extra_is_named_in_the_error(release: tuple[Path, Path], environment: Path) -> None:

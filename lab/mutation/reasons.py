@@ -10,7 +10,7 @@ for each room (a part of the code):
     why        a short form of the reason
     file       the path of the module
     was, now   code that occurs once in the module, and its replacement
-    tests      the tests of which one must then fail. Without the change, all of them pass.
+    tests      tests that all pass without the change, and at least one of which must fail with it
     untested   used instead of `tests`: the reason why no test can detect the change
 """
 

@@ -1,4 +1,4 @@
-"""Determines, for every rule set, which workers are alive and which leases each of them holds (the census).
+"""Takes the census: which workers are alive, and which leases each of them holds. All rule sets use it.
 
 Rule 1: counting for all rule sets happens here and nowhere else, so that all of them agree on which workers are alive.
 Rule 2: loops over all leases use fast built-ins such as `Counter`. In most turns the leases are balanced, and the

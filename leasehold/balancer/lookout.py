@@ -579,9 +579,9 @@ def _next_bulletin(
     if open_leases and not lease_newly_free:
         recently_ended_keys = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
         lease_newly_free = any(not recently_ended_keys.isdisjoint(lease.parents) for lease in open_leases)
-    # If other workers do not do what they should, raise *acts* only once per cycle, because every worker then lists the
-    # table. While the leases of a dead worker expire one after another, counts are uneven, but no worker can change
-    # that.
+    # If an imbalance persists although workers were called, raise *acts* only once per cycle, because every worker then
+    # lists the table. While a dead worker's leases expire one after another, the counts are uneven, but no worker can
+    # change that yet.
     imbalance_persists = not lease_newly_free if open_leases else _uneven_for_a_cycle(census, me, config)
     moves_overdue = hearing.acts_still >= config.cycle_seconds and imbalance_persists
     latest, row = hearing.latest, bulletin_row(own_leases, me.worker)

@@ -4,8 +4,8 @@
 a lease in one step needs nothing else. `dynamodb.writes` and `objects.store` express the same conditions in the terms
 of their services.
 
-When the owner changes, the counter is incremented and never set to a given value. Two owners therefore never have the
-same counter.
+When the owner changes, the counter is incremented and never set to a given value. An owner therefore never mistakes
+another owner's counter for its own.
 """
 
 import math

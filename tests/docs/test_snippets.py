@@ -16,7 +16,7 @@ import yaml
 from attrs import define, field
 from packaging.requirements import Requirement
 from pages import PAGES, ROOT, Block, blocks, dev_line
-from reader import Reader, stand_ins
+from reader import STAYS, Reader, stand_ins
 from typer.main import get_command
 
 from leasehold.adapters.cli.main import app
@@ -115,16 +115,16 @@ def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Developed]:
 def _read(page: str, reader: Reader, developed: Developed) -> None:
     printed: str | None = None
     for block in blocks(page):
-        # A table shows the state of a moment, and a command that keeps running prints nothing by itself.
-        if block.kind == "text" and printed and "│" not in block.text:
+        if block.kind == "text" and printed is not None:
             assert block.text == printed, f"{page}:{block.line}"
         printed = _followed(f"{page}:{block.line}", block, reader, developed)
 
 
 def _followed(place: str, block: Block, reader: Reader, developed: Developed) -> str | None:
-    """Return what the block prints, or None if there is nothing to run."""
+    """Return what the block prints, or None if nothing is run, or a command that keeps running prints it."""
     if block.kind == "sh":
-        return "".join(_typed(command, reader, developed) for command in block.commands)
+        printed = "".join(_typed(command, reader, developed) for command in block.commands)
+        return None if any(map(STAYS.search, block.commands)) else printed
     if block.file:
         (reader.folder / block.file).write_text(block.text, encoding="utf-8")
     elif "SparkSession" in block.text:

@@ -169,23 +169,32 @@ def test_interrupt_stops_the_query_and_hides_the_errors_of_a_java_that_has_ended
     assert (query.stopped, interrupted.value.__suppress_context__) == (True, True)
 
 
-def test_interrupt_is_raised_in_spite_of_the_handler_that_pyspark_has_set() -> None:
-    """PySpark's handler calls Java, which fails while the same thread waits for Java."""
+@pytest.mark.parametrize("during", ["wait", "look", "pause"])
+def test_interrupt_is_raised_in_spite_of_the_handler_that_pyspark_has_set(during: str) -> None:
+    """PySpark's handler calls Java, which fails while the same thread waits for Java, or once Java has ended."""
 
     class Interrupted(Query):
         def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  Spark's name
-            signal.raise_signal(signal.SIGINT)
+            if during == "wait":
+                signal.raise_signal(signal.SIGINT)
             return super().awaitTermination(seconds)
+
+        @property
+        def status(self) -> dict[str, Any]:
+            if during == "look":
+                signal.raise_signal(signal.SIGINT)
+            return super().status
 
     def handler(_number: int, _frame: object) -> None:
         raise RuntimeError("reentrant call")
 
     handler.__module__ = "pyspark.core.context"
     before = signal.signal(signal.SIGINT, handler)
+    query = Interrupted(RuntimeError("ExecutorLostFailure"), looks=1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            supervise(of(Interrupted()), sleep=lambda _seconds: pytest.fail("it was started again"))
-        assert signal.getsignal(signal.SIGINT) is handler
+            supervise(of(query), sleep=lambda _seconds: signal.raise_signal(signal.SIGINT))
+        assert (query.stopped, signal.getsignal(signal.SIGINT)) == (True, handler)
     finally:
         signal.signal(signal.SIGINT, before)
 

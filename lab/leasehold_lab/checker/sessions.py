@@ -768,6 +768,10 @@ class SessionModel:
 
 
 READS = ("look", "handle", "commit", "claim")
+FIRST_OWNS = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+"""The first worker takes s0, and then the second one reads the table."""
+FIRST_OWNS_TWO = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
+"""The first worker takes s0 and s1, and then the second one reads the table."""
 
 
 def build_session_models() -> Mapping[str, SessionModel]:
@@ -775,22 +779,14 @@ def build_session_models() -> Mapping[str, SessionModel]:
 
     In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
-    actions_until_first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-    actions_until_first_owns_two = (
-        (0, "look", ""),
-        (0, "claim", "s0"),
-        (0, "look", ""),
-        (0, "claim", "s1"),
-        (1, "look", ""),
-    )
     actions_until_both_listed = ((0, "look", ""), (1, "look", ""))
     actions_until_requested = (
-        *actions_until_first_owns,
+        *FIRST_OWNS,
         (1, "request", "s0"),
         (0, "handle", "s0"),
         (0, "commit", "s0"),
     )
-    actions_until_progress = (*actions_until_first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
+    actions_until_progress = (*FIRST_OWNS, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
     def build_model(
         moves: tuple[int, ...],
@@ -802,15 +798,15 @@ def build_session_models() -> Mapping[str, SessionModel]:
         return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), initial_actions)
 
     return {
-        "expiry": build_model((3, 2), actions_until_first_owns, tick=1),
-        "expiry, crash": build_model((2, 2), actions_until_first_owns, tick=1, crash=1),
-        "theft": build_model((3, 2), actions_until_first_owns, "steal"),
-        "theft, crash": build_model((3, 2), actions_until_first_owns, "steal", crash=1),
-        "theft, lost answer": build_model((3, 2), actions_until_first_owns, "steal", applied=1),
-        "theft, late write": build_model((3, 2), actions_until_first_owns, "steal", late=1),
+        "expiry": build_model((3, 2), FIRST_OWNS, tick=1),
+        "expiry, crash": build_model((2, 2), FIRST_OWNS, tick=1, crash=1),
+        "theft": build_model((3, 2), FIRST_OWNS, "steal"),
+        "theft, crash": build_model((3, 2), FIRST_OWNS, "steal", crash=1),
+        "theft, lost answer": build_model((3, 2), FIRST_OWNS, "steal", applied=1),
+        "theft, late write": build_model((3, 2), FIRST_OWNS, "steal", late=1),
         "late take": build_model((3, 3), actions_until_both_listed, "release", late=1),
         "lost take": build_model((3, 2), actions_until_both_listed, "steal", applied=1),
-        "late release": build_model((5, 1), actions_until_first_owns, "release", late=1),
+        "late release": build_model((5, 1), FIRST_OWNS, "release", late=1),
         "hand-over": build_model((3, 3), actions_until_requested, "give", "take back"),
         "hand-over, lost answer": build_model((3, 2), actions_until_requested, "give", "take back", applied=1),
         "hand-over, late write": build_model((3, 2), actions_until_requested, "give", "take back", late=1),
@@ -819,11 +815,11 @@ def build_session_models() -> Mapping[str, SessionModel]:
         ),
         "reset": build_model((2, 4), actions_until_progress, "release", "reset", tick=1),
         "late checkpoint": build_model((3, 4), actions_until_progress, "release", "reset", "steal", "late"),
-        "restart": build_model((3, 1), actions_until_first_owns, tick=1, crash=1, restart=1),
-        "stale": build_model((4, 2), actions_until_first_owns, "steal", "release"),
+        "restart": build_model((3, 1), FIRST_OWNS, tick=1, crash=1, restart=1),
+        "stale": build_model((4, 2), FIRST_OWNS, "steal", "release"),
         "removal": build_model((4, 4), actions_until_progress, tick=1),
-        "three workers": build_model((2, 2, 2), (*actions_until_first_owns, (2, "look", "")), "steal", tick=1),
-        "two leases": build_model((3, 2), actions_until_first_owns_two, "steal", leases=2, tick=1),
+        "three workers": build_model((2, 2, 2), (*FIRST_OWNS, (2, "look", "")), "steal", tick=1),
+        "two leases": build_model((3, 2), FIRST_OWNS_TWO, "steal", leases=2, tick=1),
     }
 
 

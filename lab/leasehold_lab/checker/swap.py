@@ -18,6 +18,8 @@ from leasehold.stores.protocol import Capabilities, Listing, Outcome
 from leasehold.stores.swap import CONTROL, DIRECTION, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, Write
 from leasehold_lab.checker.sessions import (
+    FIRST_OWNS,
+    FIRST_OWNS_TWO,
     READS,
     CellRequest,
     CheckedCells,
@@ -163,31 +165,23 @@ def build_swap_models() -> dict[str, SwapModel]:
 
     In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
-    actions_until_first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-    actions_until_first_moved = (*actions_until_first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
+    actions_until_first_moved = (*FIRST_OWNS, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
     actions_until_sent_back = (*actions_until_first_moved, (1, "send", "from"))
-    actions_until_first_owns_two = (
-        (0, "look", ""),
-        (0, "claim", "s0"),
-        (0, "look", ""),
-        (0, "claim", "s1"),
-        (1, "look", ""),
-        (2, "look", ""),
-    )
+    actions_until_both_saw_two = (*FIRST_OWNS_TWO, (2, "look", ""))
     actions_until_first_released = (*actions_until_first_moved, (0, "release", "s0"), (1, "look", ""))
     return {
-        "expiry": build_swap_model((3, 2), actions_until_first_owns, *READS, faults={"tick": 1}),
-        "expiry, crash": build_swap_model((2, 3), actions_until_first_owns, *READS, faults={"tick": 1, "crash": 1}),
-        "theft": build_swap_model((3, 3), actions_until_first_owns, *READS, "steal"),
-        "theft, crash": build_swap_model((2, 3), actions_until_first_owns, *READS, "steal", faults={"crash": 1}),
-        "lost answer": build_swap_model((3, 2), actions_until_first_owns, *READS, "steal", faults={"applied": 1}),
-        "late write": build_swap_model((3, 2), actions_until_first_owns, *READS, "steal", faults={"late": 1}),
+        "expiry": build_swap_model((3, 2), FIRST_OWNS, *READS, faults={"tick": 1}),
+        "expiry, crash": build_swap_model((2, 3), FIRST_OWNS, *READS, faults={"tick": 1, "crash": 1}),
+        "theft": build_swap_model((3, 3), FIRST_OWNS, *READS, "steal"),
+        "theft, crash": build_swap_model((2, 3), FIRST_OWNS, *READS, "steal", faults={"crash": 1}),
+        "lost answer": build_swap_model((3, 2), FIRST_OWNS, *READS, "steal", faults={"applied": 1}),
+        "late write": build_swap_model((3, 2), FIRST_OWNS, *READS, "steal", faults={"late": 1}),
         "back": build_swap_model((3, 3), actions_until_sent_back, *READS, "steal"),
         "back, lost answer": build_swap_model((3, 2), actions_until_sent_back, *READS, "steal", faults={"applied": 1}),
         "back, late write": build_swap_model((3, 2), actions_until_sent_back, *READS, "steal", faults={"late": 1}),
         "to and fro": build_swap_model((4, 3), actions_until_first_moved, *READS, "send", faults={"tick": 1}),
         "release": build_swap_model((3, 3), actions_until_first_moved, *READS, "release", faults={"applied": 1}),
-        "hand-over": build_swap_model((3, 3), actions_until_first_owns, *READS, "request", "give", "take back"),
+        "hand-over": build_swap_model((3, 3), FIRST_OWNS, *READS, "request", "give", "take back"),
         "reset": build_swap_model((2, 4), actions_until_first_released, *READS, "reset", "send"),
         "carried": build_swap_model(
             (2, 4), (*actions_until_first_released, (0, "send", "from")), *READS, "carry", faults={"applied": 1}
@@ -196,10 +190,10 @@ def build_swap_models() -> dict[str, SwapModel]:
             (1, 3), (*actions_until_first_released, (0, "send", "from")), *READS, "carry", faults={"late": 1}
         ),
         "three workers": build_swap_model(
-            (2, 2, 2), (*actions_until_first_owns, (2, "look", "")), *READS, "steal", faults={"tick": 1}
+            (2, 2, 2), (*FIRST_OWNS, (2, "look", "")), *READS, "steal", faults={"tick": 1}
         ),
         "three workers, two leases": build_swap_model(
-            (2, 2, 2), actions_until_first_owns_two, *READS, "steal", leases=2, faults={"tick": 1}
+            (2, 2, 2), actions_until_both_saw_two, *READS, "steal", leases=2, faults={"tick": 1}
         ),
     }
 

@@ -70,7 +70,7 @@ class BatchConsumer(ConsumerPort):
         self._memory.clear()  # otherwise, these bytes would stay reserved forever
 
     def _record_read(self, batch: Batch, held_batch: Batch, now: float, wait_reason: str = "") -> bool:
-        """Record what was read. Return False if the worker has released the lease in the meantime.
+        """Record the read. Return False if the worker released the lease while it was in progress.
 
         Args:
             batch: The batch that was read.

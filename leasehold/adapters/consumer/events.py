@@ -121,8 +121,8 @@ class EventLines:
                 try:
                     partial_write = self._lines.write(self._pending + new_lines)
                     unwritten = b"" if partial_write is None else partial_write.unwritten
-                    # Keep the events of a shard if they cannot be written, because they are reported only once. The
-                    # lines of records need not be kept, because the batch is dispatched again.
+                    # If a shard's events cannot be written, keep their lines, because each event occurs only once. Drop
+                    # the lines of records, because their batch is dispatched again.
                     self._pending = unwritten if keep else unwritten[: max(0, len(unwritten) - len(new_lines))]
                 except BrokenPipeError:
                     self._closed = True

@@ -57,7 +57,7 @@ class Move:
 def without_owner(lease: Lease, position: Position) -> Lease:
     """Return a copy of the lease without an owner, at this position.
 
-    The epoch is kept, so that fencing numbers never fall.
+    The epoch stays the same, because fencing numbers must never decrease.
     """
     keeps_annotations = lease.checkpoint == position
     return Lease(

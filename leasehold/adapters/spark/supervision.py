@@ -9,8 +9,8 @@ import logging
 import re
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 
 from pyspark.sql.streaming.query import StreamingQuery
@@ -116,20 +116,21 @@ def supervise(
         cause: str | None = None
         try:
             query = factory()
-            stall, first_batch = StallDetector(stall_seconds, clock), _find_last_batch(query)
-            while not _await_termination(query):
-                if should_stop():
+            with _interruptible():
+                stall, first_batch = StallDetector(stall_seconds, clock), _find_last_batch(query)
+                while not query.awaitTermination(LOOK_SECONDS):
+                    if should_stop():
+                        return
+                    # A finished batch shows that the cause of earlier failures is gone, so reset the wait before the
+                    # next restart.
+                    if _find_last_batch(query) != first_batch:
+                        backoff.reset()
+                    # Detect a hanging task here, because Spark would wait forever for its Python process.
+                    if stall.is_stuck(query):
+                        cause = f"it made no progress for {stall_seconds:g} s"
+                        break
+                else:
                     return
-                # A finished batch shows that the cause of earlier failures is gone, so reset the wait before the next
-                # restart.
-                if _find_last_batch(query) != first_batch:
-                    backoff.reset()
-                # Detect a hanging task here, because Spark would wait forever for its Python process.
-                if stall.is_stuck(query):
-                    cause = f"it made no progress for {stall_seconds:g} s"
-                    break
-            else:
-                return
         except KeyboardInterrupt as interrupt:
             # Ctrl-C in a terminal also ends Java, so the query may be gone. Show the user only the interrupt.
             with suppress(Exception):
@@ -148,19 +149,25 @@ def supervise(
         log.warning(
             "the query ended, starting it again in %.0f s (%d in a row): %s", wait_seconds, backoff.faults, cause
         )
-        sleep(wait_seconds)
+        with _interruptible():
+            sleep(wait_seconds)
 
 
-def _await_termination(query: StreamingQuery) -> bool:
-    """Wait a second for the end of the query; return whether it has ended. Ctrl-C raises KeyboardInterrupt."""
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Within the context, Ctrl-C raises KeyboardInterrupt even if PySpark has set its own handler.
+
+    PySpark's handler calls Java. If Ctrl-C arrives while this thread waits for Java, or has ended Java, that call fails
+    and hides the interrupt. Handlers of the user's program are kept.
+    """
     handler = signal.getsignal(signal.SIGINT)
-    of_pyspark = str(getattr(handler, "__module__", "")).startswith("pyspark.")
-    if not of_pyspark or current_thread() is not main_thread():
-        return bool(query.awaitTermination(LOOK_SECONDS))
-    # PySpark's handler calls Java. While this thread waits for Java, that call fails, and hides the interrupt.
+    is_pysparks = str(getattr(handler, "__module__", "")).startswith("pyspark.")
+    if not is_pysparks or current_thread() is not main_thread():
+        yield
+        return
     replace_handler(signal.SIGINT, signal.default_int_handler)
     try:
-        return bool(query.awaitTermination(LOOK_SECONDS))
+        yield
     finally:
         restore_handler(signal.SIGINT, handler)
 

@@ -315,7 +315,10 @@ class Cooldown:
         self._until: dict[str, tuple[float, str | None]] = {}
 
     def put(self, key: str, until: float, incarnation: str | None = None) -> None:
-        """Do not take this lease before `until`. If an incarnation is given, ignore rows of other incarnations."""
+        """Keep the worker from taking this lease before `until`.
+
+        If an incarnation is given, the worker may take the lease of a stream with another incarnation at once.
+        """
         self._until[key] = until, incarnation
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:

@@ -171,7 +171,7 @@ class _Tree:
         members_by_part = groupby(members, key=lambda member: member[0][level])
         parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in members_by_part]
         parts.sort(key=lambda part: (not part.fraction, not part.wants, -part.fraction, part.name))
-        # So many parts, the first ones, get one lease more than their least. The part with this index would be next.
+        # The parts before this index get one lease more than their minimum. The part at this index would be the next.
         next_part = least - sum(part.least for part in parts)
         return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].wants, tuple(parts))
 

@@ -74,7 +74,7 @@ from leasehold.stores.dynamodb.rows import (
     to_item,
     to_lease,
 )
-from leasehold.stores.dynamodb.writes import Request, build_write_request, check_rejection_row
+from leasehold.stores.dynamodb.writes import Request, build_write_request, check_response_row
 from leasehold.stores.fields import require_valid_lease
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome, Timeouts
@@ -581,7 +581,7 @@ class DynamoStore:
         with translate_errors(self._table, writing=True):
             try:
                 response: Mapping[str, Any] = retry_throttled(call, arguments)
-                check_rejection_row(arguments, response)
+                check_response_row(arguments, response)
             except ClientError as error:
                 if error_code(error) != "ConditionalCheckFailedException":
                     raise

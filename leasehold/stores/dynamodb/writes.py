@@ -78,7 +78,7 @@ def _build_request(
 _ASSIGNED = re.compile(r"([#\w]+) = (:\w+)")
 
 
-def check_rejection_row(request: Request, response: Mapping[str, Any]) -> None:
+def check_response_row(request: Request, response: Mapping[str, Any]) -> None:
     """Raise LookupError if the response is about another row, or lacks the values that the request has written.
 
     A connection may deliver a response twice. Without this check, the second copy would be taken for the response to

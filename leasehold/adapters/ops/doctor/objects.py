@@ -68,7 +68,7 @@ def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return a test of which rights we have on `account/container`. Raises ValueError, StoreError."""
+    """Return the tests of our permissions on `account/container`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.blob", extra="azure").load("store", StoreError)
     clock = ServiceClock()
     # Pass a client that sends no request yet. Otherwise a missing container would raise an error here instead of

@@ -466,7 +466,7 @@ class Core:
         return not bytes_queued_before or bytes_queued_before < self._target <= shard_queue.queued_bytes
 
     def next_due_at(self) -> float:
-        """Return the earliest time at which `start_request` may have something to send, given what is known now."""
+        """Return the earliest time at which `start_request` may have something to send."""
         return min(map(self._shard_queue_due_at, self._shard_queues.values()), default=inf)
 
     def list_shards_at(self) -> float:
