@@ -1,25 +1,29 @@
 """Gives the records of a held shard to a handler, one batch at a time.
 
-`HandlerConsumer` is the consumer of a `LeaseReader` for every handler: a plain function in threads, an `async def`
-function on the event loop, the iterator of `leasehold.read`, and a handler that checkpoints by itself, such as that of
-a child process. Only the `Handling` and the dispatcher's executor distinguish these kinds of handlers.
+Each `LeaseReader` with a handler has a `HandlerConsumer`. It serves all kinds of handlers: a plain function, which is
+called in a thread; an `async def` function, which is awaited on the event loop; the loop of a program over
+`leasehold.read`; and a handler that checkpoints by itself, such as the one that passes records to a child process.
 
-`batch_read` and `offer` dispatch a batch through `Dispatcher.begin`. While the handler runs, `poll` only checks whether
-it has ended. When the handler ends, `_advance` acknowledges the batch, or `_after_failure` decides what to do next. All
-other decisions are made by `ReaderState`, which tracks positions, waits and faults.
+The lease reader calls `batch_read` after a read, and `offer` for a batch that is already in memory. Both dispatch the
+batch through `Dispatcher.begin`. While the handler runs, `poll` only checks whether it has ended. When it ends,
+`_advance` acknowledges the batch, or `_after_failure` decides what to do next. `self._state`, a `ReaderState`, tracks
+positions, waits and faults.
+
+The rules:
 
 1. At most one batch is in memory. A slow handler therefore delays only its own shard, and memory is limited. With
    `linger_seconds`, several reads may be combined into one batch (`consumer/batch_window.py`).
 2. No method of this module sleeps or waits for a handler.
-3. Records are dispatched only while the lease is held and, by our own clock, has not expired. A record that is too old
-   (`max_age_seconds`) is dispatched to the dead letter, never dropped.
-4. If a batch is dropped to free memory, its records are read again from `acknowledged`. If a batch fails, they are
-   delivered again from there. So no record is skipped.
-5. If another process could have been connected to the source for longer than a renewal interval, the batch is
-   dispatched only after a renewal has confirmed that this worker still holds the lease.
-6. If a handler checkpoints by itself, only the records up to the lease's checkpoint are done, even after the handler
-   has returned. After a fault, its shard is read again from the checkpoint. Before the lease is released, the handler
-   is called for a final checkpoint.
+3. Records are dispatched only while the lease is held and, by this worker's clock, has not expired. If there is a dead
+   letter, it gets the records that are too old (`max_age_seconds`).
+4. A batch may be removed from memory before it is acknowledged, to make room for others. Its records are then read
+   again. So no record is skipped.
+5. Some sources allow only one connection per shard. If we had no connection for longer than a renewal interval, another
+   process may have been connected meanwhile. The next batch is then dispatched only after a renewal has confirmed that
+   this worker still holds the lease.
+6. If a handler checkpoints by itself, its return acknowledges nothing. Only the records up to the lease's checkpoint
+   are done. After a fault, the shard is read again from the checkpoint. Before the lease is released, the handler is
+   called for a final checkpoint.
 
 The package's docstring (`leasehold.adapters.consumer`) describes the order of events and why nothing is skipped.
 """
@@ -107,9 +111,9 @@ def arrival_after(batch: Batch, piece: Delivery) -> float | None:
 
 
 def first_for_dead_letter(piece: Delivery) -> Delivery:
-    """Return the first record as a batch for the dead letter.
+    """Return a delivery of the first record, for the dead letter.
 
-    No attempt is counted, because the handler is not called.
+    `piece` already counts the attempt that is about to be made. It is subtracted here, because no handler is called.
     """
     first, in_parts = piece.records[:1], max(0, piece.in_parts - 1)
     return evolve(piece, records=first, read_to=first[0].position, attempts=piece.attempts - 1, in_parts=in_parts)
@@ -166,10 +170,10 @@ class HandlerConsumer(BatchConsumer):
         self._call: tuple[HandlerCall, CallPurpose] | None = None
 
     def poll(self, now: float) -> Ready | Next:
-        """Return what has ended since the last step, or `Ready`."""
+        """Return how to continue after the running call, or `Ready` if no call is running."""
         if self._call is not None:
             return self._check_call(*self._call, now)
-        if self._protect_batch():  # other readers needed the memory of the waiting batch
+        if self._protect_batch():  # the waiting batch was dropped, because other readers needed its memory
             self._window.close()
         return WAITING if self._linger_deadline(now) > now else READY
 
@@ -266,7 +270,7 @@ class HandlerConsumer(BatchConsumer):
     def _check_call(self, handler_call: HandlerCall, purpose: CallPurpose, now: float) -> Next:
         outcome = self._dispatcher.check(handler_call, now)
         if isinstance(outcome, Running):
-            return self._checkpoint_earlier(outcome.due, now)
+            return self._checkpoint_previous_batches(outcome.due, now)
         self._call = None  # otherwise this batch stays in memory alongside the next one
         match outcome:
             case CallEnded(fault):
@@ -318,15 +322,15 @@ class HandlerConsumer(BatchConsumer):
             return now
         return self._state.wait_for_next_read()
 
-    def _checkpoint_earlier(self, due: float, now: float) -> float:
+    def _checkpoint_previous_batches(self, due: float, now: float) -> float:
         """While the handler runs, checkpoint earlier batches if that is due. Return the time of the next step.
 
         Args:
             due: When to check the call again.
             now: The time by the worker's clock.
         """
-        # A handler may run for minutes. If this worker dies meanwhile, only the current batch should be repeated. Skip
-        # this for self-checkpointing handlers, which may be writing a checkpoint at this moment.
+        # A handler may run for minutes. If this worker dies meanwhile, only the current batch should be repeated.
+        # Handlers that checkpoint by themselves are left alone, because they may be writing a checkpoint right now.
         if self._state.kind == "returns" and self._store_if_due(now) and self._cursor.unstored is not None:
             return min(due, self._state.checkpoint_due)
         return due
@@ -426,7 +430,7 @@ class HandlerConsumer(BatchConsumer):
     # Ending
 
     def _relinquish(self, error: Ending | Withdrawn, now: float) -> Next:
-        """Release the lease, or give it to its next owner if it has one."""
+        """Have the lease released, unless the release was already requested. Then the next step carries it out."""
         return now if isinstance(error, Withdrawn) and self.holding.releasing else Relinquish()
 
     def leave(self, happening: Happening) -> None:
@@ -435,12 +439,13 @@ class HandlerConsumer(BatchConsumer):
         store_error: StoreError | None = None
         if may_store_late and (position := self._cursor.unstored) is not None:
             try:
-                # A late checkpoint cannot harm the new owner, because the checkpoint only moves forward. It saves the
-                # owner after that from handling the same records again.
+                # A late checkpoint cannot harm the new owner, because the checkpoint only moves forward. If the new
+                # owner fails before its first checkpoint, reading continues here, and fewer records repeat.
                 self.holding.checkpoint_late(position)
             except StoreError as fault:
                 store_error = fault
-        # Close the reader before notifying the observer, because an open connection would block the next owner.
+        # Close the reader before notifying the observer, because a source may reject the next owner's connection until
+        # ours is closed.
         happening = self._close(happening)
         self._dispatcher.notify("observer", self._handling.observer, happening, self.holding)
         if store_error is not None:

@@ -1,8 +1,8 @@
 """Keeps a query running. If the query ends for a temporary reason, it is started again and the reason is logged.
 
-Spark ends a query if a process of its source or sink ends. Such a process may have run out of memory, or may not have
-started within the ten seconds that Spark waits. A query may also hang in a call that never returns. The query's
-checkpointLocation contains its progress, so the next start repeats at most one batch.
+Spark ends a query if a Python process that runs its source or sink ends. Such a process may have run out of memory, or
+may not have started within the ten seconds that Spark waits. A query may also hang in a call that never returns. The
+query's checkpointLocation contains its progress, so the next start repeats at most one batch.
 """
 
 import logging
@@ -25,35 +25,43 @@ WAIT_SECONDS = 5.0, 300.0
 SILENT_SECONDS = 600.0
 LOOK_SECONDS = 1
 MAX_TEXT = 100_000
-"""How many characters of an error message to search. After a failed task the actual error is at the end of a message
-that begins with all tracebacks."""
+"""How many characters of an error message to search.
 
-PLANNER = "the process of its source ended, perhaps for lack of memory (see the system's log for the OOM killer)"
+The message after a failed task begins with the tracebacks of all attempts, and the actual error is at its end.
+"""
+
+JAVA_IO_ERROR = (
+    r"java\.(?:io|net|nio\.channels)\.\w+Exception.*(?:\n\s+at .*)*\n\s+at org\.apache\.spark\.\S*\bpython\."
+)
+"""Matches any exception in the Java code that talks to a Python process, whatever its message."""
+SOURCE_GONE = "the process of its source ended, perhaps for lack of memory (see the system's log for the OOM killer)"
 CAUSES = {
     "failed to connect back": "a Python process of Spark did not start within ten seconds: the machine is too busy",
     "Python worker exited unexpectedly": "a Python process of a task or sink was killed, perhaps for lack of memory",
     "reading the port number from": "a Python process of Spark was killed as it started, perhaps for lack of memory",
-    "the process that had them is gone": PLANNER,
-    "EOFException": PLANNER,
-    "EOFError": PLANNER,
-    "Broken pipe": PLANNER,
-    "Connection reset": PLANNER,
-    "Socket closed": PLANNER,
-    # Any exception in the Java code that talks to a Python process, whatever its message.
-    r"java\.(?:io|net|nio\.channels)\.\w+Exception.*(?:\n\s+at .*)*\n\s+at org\.apache\.spark\.\S*\bpython\.": PLANNER,
+    "the process that had them is gone": SOURCE_GONE,
+    "EOFException": SOURCE_GONE,
+    "EOFError": SOURCE_GONE,
+    "Broken pipe": SOURCE_GONE,
+    "Connection reset": SOURCE_GONE,
+    "Socket closed": SOURCE_GONE,
+    JAVA_IO_ERROR: SOURCE_GONE,
     "ExecutorLostFailure": "executors were lost",
     "SourceUnavailable": "the stream could not be reached",
     "OutcomeUnknown": "the lease table could not be reached",
     "StreamRecreated": "its stream was deleted and made anew",
     "nothing was read for": "a shard could not be read for minutes; the query's error names it, with the reason",
 }
-"""Patterns of error messages, each with its cause. A query that ends with any other error is not started again."""
+"""Patterns of error messages and stack traces of Java, each with its cause.
+
+A query that ends with any other error is not started again.
+"""
 
 
 def find_restart_reason(fault: BaseException) -> str | None:
     """Return why a query may be started again after this error, or None if it would end the same way again."""
-    # Search the message, because Spark provides nothing else after an error in Python or a lost executor. Search the
-    # stack trace too: a Java exception may have no message, such as an EOFException after a Python process was killed.
+    # After an error in Python or a lost executor, Spark provides only a message. After an error in Java, the message
+    # may be empty, as that of an EOFException after a Python process was killed. So search the stack trace, too.
     message = text_of(fault, MAX_TEXT) + str(getattr(fault, "_stackTrace", ""))[:MAX_TEXT]
     return next((cause for pattern, cause in CAUSES.items() if re.search(pattern, message)), None)
 
@@ -93,11 +101,12 @@ def supervise(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the query that `factory` starts until it ends by itself or `should_stop` returns true, then stop it.
+    """Run the query that `factory` starts until it ends by itself. Stop it if `should_stop` returns true.
 
     The query is started again after temporary failures: Python processes that did not start in time or were killed,
     lost executors, a stream or table that could not be reached, and `stall_seconds` without progress in one trigger.
-    The reason is logged. Each wait is longer than the last, up to five minutes; a finished batch resets the waits.
+    The reason is logged. Each wait is longer than the last, up to five minutes. Once a batch is finished, the waits
+    begin again with the shortest.
 
     Args:
         factory: Loads and starts the query.
@@ -107,7 +116,7 @@ def supervise(
         clock: Returns monotonic seconds.
 
     Raises:
-        Exception: Any other failure of the query.
+        Exception: The query failed for a reason that may not be temporary.
         KeyboardInterrupt: Ctrl-C was pressed. The query is stopped first.
     """
     backoff = Backoff(*WAIT_SECONDS)
@@ -125,14 +134,14 @@ def supervise(
                     # next restart.
                     if _find_last_batch(query) != first_batch:
                         backoff.reset()
-                    # Detect a hanging task here, because Spark would wait forever for its Python process.
+                    # Detect a task that hangs, because Spark would wait forever for the task's Python process.
                     if stall.is_stuck(query):
                         cause = f"it made no progress for {stall_seconds:g} s"
                         break
                 else:
                     return
         except KeyboardInterrupt as interrupt:
-            # Ctrl-C in a terminal also ends Java, so the query may be gone. Show the user only the interrupt.
+            # A terminal interrupts Java, too, which then ends. Do not show the errors that follow from that.
             with suppress(Exception):
                 if query is not None:
                     query.stop()
@@ -161,8 +170,8 @@ def _interruptible() -> Iterator[None]:
     and hides the interrupt. Handlers of the user's program are kept.
     """
     handler = signal.getsignal(signal.SIGINT)
-    is_pysparks = str(getattr(handler, "__module__", "")).startswith("pyspark.")
-    if not is_pysparks or current_thread() is not main_thread():
+    is_pyspark_handler = str(getattr(handler, "__module__", "")).startswith("pyspark.")
+    if not is_pyspark_handler or current_thread() is not main_thread():
         yield
         return
     replace_handler(signal.SIGINT, signal.default_int_handler)
