@@ -113,7 +113,7 @@ def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
             leases = open_store(store).list().leases
             assert [lease.owner for lease in leases] == [None] * len(leases)
             assert {event["event"] for worker in fleet.processes for event in fleet.events(worker)} >= {"shard-ended"}
-            assert len(leases) <= 4 * LANES  # the rows of finished shards are deleted
+            assert len(leases) <= 5 * LANES  # the rows of finished shards are deleted some seconds later
 
 
 ADAPTER = Path(__file__).parents[1] / "java" / "table_worker" / "TableWorker.java"

@@ -146,13 +146,14 @@ def test_one_worker_lists_once_to_remove_a_finished_lease() -> None:
     source.end("s-0", create_shard("c-0", 0, 12, "s-0"), create_shard("c-1", 13, 24, "s-0"))
     workers = [(Me(name), Discovery(source)) for name in ("a-1", "b-1")]
 
-    def listings_at(checkpoint: Position) -> int:
+    def listings_at(checkpoint: Position, finished_long_ago: tuple[str, ...] = ("s-0",)) -> int:
         child = Lease("c-0", parents=("s-0",), owner="a-1", yields=True, checkpoint=checkpoint)
         leases = (Lease("s-0", checkpoint=SHARD_END), child, evolve(child, key="c-1", shard="c-1", owner="b-1"))
         for me, discovery in workers:
-            discovery.shards(1.0, HEALTHY, me, leases)
+            discovery.shards(1.0, HEALTHY, me, leases, finished_long_ago)
         return source.listings
 
+    assert listings_at(Position("6"), ()) == 2
     assert [listings_at(position) for position in (TRIM_HORIZON, Position("7"), Position("8"))] == [2, 3, 3]
 
 

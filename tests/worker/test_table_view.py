@@ -4,11 +4,11 @@ import pytest
 
 from leasehold.adapters.worker.table_view import TableView
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import Lease
+from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
 from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing
-from leasehold.stores.writes import CreateLease
+from leasehold.stores.writes import CreateLease, DeleteLease
 
 CONFIG = Config()
 
@@ -70,6 +70,29 @@ def test_listing_ages_while_it_runs_and_is_outdated_after_a_lease_time(
     view.read(None, stale_ok=False)
     assert (ages, view.listing_seconds(104.0)) == ([3.0], 0.0)
     assert [view.outdated(100.0 + CONFIG.lease_seconds + late) for late in (0.0, 0.1)] == [False, True]
+
+
+def test_finished_lease_may_be_deleted_once_every_earlier_reading_is_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time counts from the end of the first full read that showed the lease as finished."""
+    table, now = Table(), [100.0]
+    for key in ("s-0", "s-1"):
+        table.write(CreateLease(Lease(key, checkpoint=SHARD_END if key == "s-0" else TRIM_HORIZON)))
+    view = view_of(table, now)
+
+    def read() -> None:
+        began = now[-1]
+        rows = view.read(None, stale_ok=False)
+        view.look(rows.leases, began, None, rows.reports)
+
+    monkeypatch.setattr(table, "meanwhile", lambda: now.append(103.0))
+    read()
+    monkeypatch.setattr(table, "meanwhile", lambda: now.append(109.0))
+    read()
+    deletable = [view.finished_long_ago(103.0 + CONFIG.lease_seconds + late) for late in (0.0, 0.1)]
+    assert deletable == [frozenset(), {"s-0"}]
+    table.write(DeleteLease(table.get(["s-0"])[0]))
+    read()
+    assert view.finished_long_ago(1000.0) == frozenset()
 
 
 def test_written_row_is_known_without_another_read() -> None:

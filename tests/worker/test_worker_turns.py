@@ -1,5 +1,6 @@
 """One worker's turns under a virtual clock: what it takes, keeps, loses and takes again."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,6 +90,50 @@ def test_lease_created_during_a_pause_is_deleted_and_planned_again() -> None:
     driven.turn_due = clock.now
     driven.run(3)
     assert driven.held == ALL
+
+
+class BusySource(ListSource):
+    """A stream whose next listing takes as long as `meanwhile` does."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def shards(self) -> tuple[Shard, ...]:
+        listed = super().shards()
+        if (meanwhile := self.meanwhile) is not None:
+            self.meanwhile = None
+            meanwhile()
+        return listed
+
+
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 9.0, 9.9])
+def test_lease_that_others_finished_during_a_listing_is_not_created_again(seconds: float) -> None:
+    """A worker creates no lease whose shard was finished after the worker read the table, so nothing is read twice."""
+    clock, store = Clock(), FaultyStore()
+    parent, child = create_shard("s-0", 0, 9, open=False), create_shard("s-1", 0, 9, "s-0")
+    reader, late_source = member(store, ListSource([parent, child]), clock, "b-1"), BusySource([parent, child])
+
+    def finish_the_parent() -> None:
+        end = clock.now + seconds
+        for _ in range(4):
+            reader.run(0.4)
+            for holding in reader.worker.holdings:
+                holding.checkpoint(SHARD_END if holding.key == "s-0" else Position("7"))
+            reader.worker.hurry()
+            reader.turn_due = clock.now
+        reader.run(end - clock.now)
+
+    late_source.meanwhile = finish_the_parent
+    late = member(store, late_source, clock)
+    late.worker.turn(clock.now)
+    late.turn_due = clock.now
+    together([reader, late], 60)
+    created = [
+        write.lease.key
+        for write, outcome in zip(store.write_requests, store.outcomes, strict=True)
+        if isinstance(write, CreateLease) and isinstance(outcome, Done)
+    ]
+    assert created == ["s-0", "s-1"]
+    assert [lease.key for lease in store.list().leases] == ["s-1"]
 
 
 def test_shards_are_listed_only_when_needed() -> None:

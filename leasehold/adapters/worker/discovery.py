@@ -128,7 +128,14 @@ class Discovery:
         """List the shards at the next turn."""
         self._wanted.set()
 
-    def shards(self, now: float, listing: Listing, me: Me, leases: Collection[Lease] = ()) -> tuple[Shard, ...] | None:
+    def shards(
+        self,
+        now: float,
+        listing: Listing,
+        me: Me,
+        leases: Collection[Lease] = (),
+        finished_long_ago: Collection[str] = (),
+    ) -> tuple[Shard, ...] | None:
         """Return a new listing of the shards if one is due and possible, or else None.
 
         If a row of the table cannot be parsed, the ancestors and descendants of its shard are left out, because where
@@ -139,6 +146,7 @@ class Discovery:
             listing: The rows that were read.
             me: This worker and what it knows.
             leases: The leases as the plan will see them.
+            finished_long_ago: The keys of the leases that have been finished for long enough to be deleted.
 
         Raises:
             SourceError: The stream cannot be used, and has never been listed successfully.
@@ -155,7 +163,7 @@ class Discovery:
             self.has_unknown_contradiction(leases)
             or self._row_vanished(me)
             or self._hole_lasts(me, candidates)
-            or self._finished_lease_waits(leases, me.worker)
+            or self._finished_lease_waits(leases, me.worker, finished_long_ago)
             or self._overdue(now, me, candidates)
             or self.refused
         ):
@@ -291,10 +299,10 @@ class Discovery:
         self._next_due, self._rounds = now + self._safety_seconds, self._rounds + 1
         return _is_drawn(me, self._rounds, candidates)
 
-    def _finished_lease_waits(self, leases: Collection[Lease], worker: str) -> bool:
+    def _finished_lease_waits(self, leases: Collection[Lease], worker: str, finished_long_ago: Collection[str]) -> bool:
         # List once for each finished lease. If the lease still cannot be deleted after that listing, another listing at
         # every turn would not help.
-        before, self._finished_keys = self._finished_keys, deletable(leases, worker)
+        before, self._finished_keys = self._finished_keys, deletable(leases, worker).intersection(finished_long_ago)
         return not self._finished_keys <= before
 
     def _list(self, now: float) -> tuple[Shard, ...] | None:

@@ -39,6 +39,7 @@ class TableView:
         self.watch = first_watch(config, store.capabilities)
         self._read_at, self._listing_since = -math.inf, math.inf
         self._has_dropped_rows = Event()
+        self._finished_since: dict[str, float] = {}
         self._awake_at, self._keys_before_pause = math.inf, frozenset[str]()
 
     # Reading
@@ -94,7 +95,11 @@ class TableView:
             keys: The keys that were read; None: the whole table.
             reports: The reports of KCL 3.x workers that were read with the rows.
         """
-        self.watch, leases = self.watch.look(rows, began, self._clock(), keys, reports)
+        ended = self._clock()
+        self.watch, leases = self.watch.look(rows, began, ended, keys, reports)
+        if keys is None:
+            known = self._finished_since
+            self._finished_since = {lease.key: known.get(lease.key, ended) for lease in leases if lease.ended}
         return leases
 
     def recall(self, released: Mapping[str, Lease], shards: tuple[Shard, ...] | None) -> None:
@@ -103,7 +108,18 @@ class TableView:
 
     def outdated(self, now: float) -> bool:
         """Return whether the last read is too old for creating leases, because others may have finished them since."""
-        return now - self._read_at > self._config.lease_seconds
+        return self._is_old(self._read_at, now)
+
+    def _is_old(self, time: float, now: float) -> bool:
+        return now - time > self._config.lease_seconds
+
+    def finished_long_ago(self, now: float) -> frozenset[str]:
+        """Return the keys of the leases that were already finished `lease_seconds` ago, so that they may be deleted.
+
+        A worker that read the table before such a row existed is `outdated` by now. If the row were deleted earlier,
+        that worker could create it again, and its shard would be read twice under the same fencing numbers.
+        """
+        return frozenset(key for key, since in self._finished_since.items() if self._is_old(since, now))
 
     # Pauses of this process
 

@@ -342,7 +342,7 @@ class Worker:
         if requested_keys is None:  # only a read of the whole table shows which other workers get responses
             self._book.leave_silent(leases, now, each)
         if requested_keys is None and not is_first_listing and self._can_list_shards(now):
-            shards = self.discovery.shards(now, listing, me, leases)
+            shards = self.discovery.shards(now, listing, me, leases, self.table.finished_long_ago(now))
         self.table.recall(self._book.holdings.released, None if listing.malformed else shards)
         config, history = self._restarter.planning_inputs(self.config, self.table.history(leases, shards or ()))
         me = evolve(self._current_me(), history=history)
@@ -458,6 +458,8 @@ class Worker:
             # We may have taken the lease back or adopted it since the plan was made.
             case Claim() | Steal():
                 return self._book.holdings.get(action.lease.key) is None
+            case Delete() if action.lease.ended and action.lease.key not in self.table.finished_long_ago(self.clock()):
+                return False
             # A listing may be out of date, so shards that are missing from it are looked up in the source (L10).
             case Delete():
                 return self.discovery.deletable(action.lease, shards or ())
