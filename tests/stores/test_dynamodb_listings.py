@@ -14,8 +14,9 @@ from botocore.exceptions import ClientError
 
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.dynamodb import store as listings
+from leasehold.stores.dynamodb.cells import Clients
 from leasehold.stores.dynamodb.rows import RowDecoder
-from leasehold.stores.dynamodb.store import Clients, DynamoStore, parse_listings_with_orjson, read_pages
+from leasehold.stores.dynamodb.store import DynamoStore, parse_listings_with_orjson, read_pages
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient

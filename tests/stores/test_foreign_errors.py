@@ -13,7 +13,8 @@ from object_stores import AgelessGcs, AgelessS3, bucket
 from leasehold.adapters.ops.swapping import set_direction
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.stores import postgres
-from leasehold.stores.dynamodb.store import Clients, DynamoStore
+from leasehold.stores.dynamodb.cells import Clients
+from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded.memory import MemoryCells, MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
 from leasehold.stores.objects.generic_layout import ObjectLayout

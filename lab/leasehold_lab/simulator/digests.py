@@ -34,7 +34,7 @@ from leasehold_lab.simulator.world.world import SimulatedHistory
 
 app = typer.Typer(add_completion=False)
 
-SEEDS = 200
+SEEDS = 2000
 """The number of seeds in `digests.txt`, which is in the folder of the test."""
 CHECKPOINT_SECONDS = (0.0, 1.0, 5.0)
 HANDLING_SECONDS = (0.0, 0.0, 0.3, 3.0)

@@ -10,9 +10,10 @@ import json
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from attrs import frozen
 from botocore.exceptions import ClientError
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
@@ -42,19 +43,17 @@ _FIELDS_BYTES_MAX = 1 << 22
 """The maximum size of decompressed fields. This store never writes a larger row."""
 
 
-class ReadsAndWrites(Protocol):
-    """The two clients of a table."""
+@frozen
+class Clients:
+    """A client for reads, which retries, and one for writes, which sends each request once. Both are thread-safe."""
 
-    @property
-    def reads(self) -> "DynamoDBClient":
-        """The client for reads, which retries."""
-
-    @property
-    def writes(self) -> "DynamoDBClient":
-        """The client for writes, which sends each request once."""
+    reads: "DynamoDBClient"
+    writes: "DynamoDBClient"
 
     def close(self) -> None:
-        """Close both clients."""
+        """Close all connections."""
+        self.reads.close()
+        self.writes.close()
 
 
 class DynamoCells:
@@ -72,7 +71,7 @@ class DynamoCells:
 
     def __init__(
         self,
-        clients: ReadsAndWrites,
+        clients: Clients,
         table: str,
         call: Callable[..., Mapping[str, Any]],
         prove: Callable[[], None],

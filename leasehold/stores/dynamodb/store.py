@@ -27,7 +27,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from uuid import uuid4
 
-from attrs import evolve, frozen
+from attrs import evolve
 from boto3 import Session
 from botocore.config import Config
 from botocore.exceptions import (
@@ -61,7 +61,7 @@ from leasehold.stores.aws import (
 )
 from leasehold.stores.aws_calls.pages import UnparsedRows, page_of
 from leasehold.stores.deadlines import add_response_deadlines
-from leasehold.stores.dynamodb.cells import CELL, DynamoCells, read_items
+from leasehold.stores.dynamodb.cells import CELL, Clients, DynamoCells, read_items
 from leasehold.stores.dynamodb.rows import (
     APPLICATION,
     KEY,
@@ -141,19 +141,6 @@ ADVICE = {
     "IncompleteSignatureException": "the credentials are incomplete; check them in the environment",
     "ExpiredTokenException": "the session token has expired; fetch new credentials",
 }
-
-
-@frozen
-class Clients:
-    """A client for reads, which retries, and one for writes. Both are thread-safe."""
-
-    reads: "DynamoDBClient"
-    writes: "DynamoDBClient"
-
-    def close(self) -> None:
-        """Close all connections."""
-        self.reads.close()
-        self.writes.close()
 
 
 def create_clients(

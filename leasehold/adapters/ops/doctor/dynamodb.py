@@ -21,7 +21,6 @@ from leasehold.stores.aws import create_boto3_session
 from leasehold.stores.dynamodb.rows import APPLICATION, item_key, string_attribute
 from leasehold.stores.dynamodb.store import (
     TIMEOUTS,
-    Clients,
     check_conditions_honored,
     check_key,
     condition_probes,
