@@ -18,6 +18,7 @@ from leasehold.adapters.ops.doctor.attempts import (
 )
 from leasehold.errors import StoreError
 from leasehold.stores.aws import create_boto3_session
+from leasehold.stores.dynamodb.cells import Clients
 from leasehold.stores.dynamodb.rows import APPLICATION, item_key, string_attribute
 from leasehold.stores.dynamodb.store import (
     TIMEOUTS,
