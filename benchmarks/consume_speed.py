@@ -34,7 +34,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
 from leasehold.stores.urls import open_store
-from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.contract.actors import create_lease_with_owner
 from leasehold_lab.standins.services import run_kinesis_local
 
 SHARDS = 8
@@ -116,7 +116,7 @@ def make_runner(stream: Stream, folder: str, tally: Tally) -> Runner:
     store = open_store(f"sqlite:///{folder}/leases.db", create=True)
     source = open_url(stream.name, {"region": REGION, "endpoint": stream.endpoint})
     for shard in source.shards():
-        create_placed_lease(store, Lease(shard.id, owner="a-1", hash_range=shard.hash_range))
+        create_lease_with_owner(store, Lease(shard.id, owner="a-1", hash_range=shard.hash_range))
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
     return Runner(worker, Handling(tally.handle, observer=tally.on_event))
 

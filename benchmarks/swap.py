@@ -134,7 +134,7 @@ def _measure(stage: Stage, urls: Sequence[str], thread: Thread, producer: Produc
         gaps_of_moves += longest_gaps(stage, move_window)
     producer.ended.set()
     thread.join()
-    stage.until(lambda: len(stage.distinct) == len(producer.sent), SETTLE_SECONDS)
+    stage.until(lambda: len(stage.distinct_records) == len(producer.sent), SETTLE_SECONDS)
     stage.end()
     verdict = stage.verdict(producer.sent)
     return "\n".join(

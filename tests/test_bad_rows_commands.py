@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.leases import app as leases
 from leasehold.balancer.model import Lease
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.contract.actors import create_lease_with_owner
 
 SPOILT = {
     "deep": f"notes = '{'[' * 20_000}'",
@@ -29,7 +29,7 @@ def url(tmp_path: Path) -> str:
     path = str(tmp_path / "leases.db")
     store = SqliteStore(path)
     for key in ("good", *SPOILT):
-        create_placed_lease(store, Lease(key, owner="ann"))
+        create_lease_with_owner(store, Lease(key, owner="ann"))
     store.close()
     with sqlite3.connect(path) as connection:
         for key, spoil in SPOILT.items():

@@ -12,7 +12,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.printable import TEXT_LENGTH_MAX, escaped, few, printable, printable_lines, said
 from leasehold.stores.writes import CreateLease, RequestLease
-from leasehold_lab.contract.actors import create_placed_lease, expect_applied
+from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
 ESCAPE = "\x1b]0;mine\x07\x1b[2J"
 SHOWN = r"\x1b]0;mine\x07\x1b[2J"
@@ -23,7 +23,7 @@ def url(tmp_path: Path) -> str:
     """Return a table in which a key, an owner, a next owner and a bad row contain terminal escapes."""
     path = tmp_path / "leases.db"
     store = SqliteStore(str(path))
-    row = create_placed_lease(
+    row = create_lease_with_owner(
         store, Lease(f"{ESCAPE}-key", owner=f"{ESCAPE}-ann", checkpoint=Position("9"), weight=1_024)
     )
     expect_applied(store.write(RequestLease(row, f"{ESCAPE}-bob")))

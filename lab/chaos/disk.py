@@ -18,7 +18,7 @@ class Disk:
     """A folder for the lease file, on a small disk in memory if this user may mount one.
 
     Attributes:
-        small: Whether the folder is on such a disk, which can be filled up.
+        small: Whether the folder is on a small disk, which can be filled up.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Disk:
         """Begin a write transaction and keep it open."""
         self._lock = sqlite3.connect(self.file, isolation_level=None)
         self._lock.execute("PRAGMA busy_timeout = 2000")
-        with suppress(sqlite3.OperationalError):  # a worker wrote all that time, so nothing is locked
+        with suppress(sqlite3.OperationalError):  # a worker was writing all the time, so nothing is locked
             self._lock.execute("BEGIN IMMEDIATE")
 
     def end_transaction(self) -> None:

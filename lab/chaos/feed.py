@@ -1,4 +1,4 @@
-"""The producer of a chaos run. It puts records continuously, and keeps the acknowledged ones with their times."""
+"""The producer of a chaos run. It puts records continuously, and remembers the acknowledged records with their times."""
 
 import time
 from collections.abc import Collection
@@ -55,14 +55,15 @@ class Feed:
         """Record that the stream was deleted, together with all records put so far."""
         self._former, self.recreated_at = len(self.sent), time.time()
 
-    def list_records_due(self, dispatched: Collection[tuple[str, str]]) -> list[SentRecord]:
+    def list_expected_records(self, dispatched: Collection[tuple[str, str]]) -> list[SentRecord]:
         """Return the records that must arrive.
 
-        These are all records of the current stream. Of the records of deleted streams, only those in `dispatched` are
-            included,
-        which contains pairs of a key and a digest.
+        These are all records of the current stream, and the records of deleted streams that are in `dispatched`, which
+        contains pairs of a key and a digest.
         """
-        dispatched_records = [each for each in self.sent[: self._former] if (each.key, each.digest) in dispatched]
+        dispatched_records = [
+            record for record in self.sent[: self._former] if (record.key, record.digest) in dispatched
+        ]
         return dispatched_records + self.sent[self._former :]
 
     def _put_records(self) -> None:
@@ -77,7 +78,7 @@ class Feed:
                     self.failed.append(f"the feed ended: {error!r}")
                     return
                 end_time = time.time()
-                self.sent += [evolve(each, t=end_time) for each in records]
+                self.sent += [evolve(record, t=end_time) for record in records]
                 if (seconds := end_time - begin_time) > SLOW_SECONDS:
                     note = f"the stream itself took {seconds:.1f} s to take a record"
                     self.slow.append(Incident(begin_time, "trouble", "", seconds, note))

@@ -12,8 +12,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from attrs import define, evolve, field, frozen
-from grounds import ANEW, SLEEPS, WATCHER, Ground
-from libc import STEP_SECONDS, UnkindLibc
+from grounds import ANEW, PAUSES_DURING_RESHARD, WATCHER, Ground
+from libc import STEP_SECONDS, FaultyLibc
 from processes import ResourceLimit, ThreadLimit, list_processes_with_setting
 from raising_log import ORDER
 from schedule import Fault, FaultKind
@@ -21,7 +21,7 @@ from services import ServiceControl, Table, open_driver_store
 from swap_command import COMMAND, SwapOperator
 from unruly import DEEDS
 from unsteady_line import HTTP_FAULTS, ONE_WAY, Lines, list_one_way_kinds
-from wired import LOST_REPLIES, WIRE_FAULTS, SharedWire
+from wired import LOST_RESPONSES, WIRE_FAULTS, SharedWire
 from written import parse_answer
 
 from leasehold.adapters.multilang.children import EXIT_SECONDS
@@ -45,7 +45,7 @@ MISBEHAVING, DAEMON, CHILD = (
 )
 PAUSE = FaultKind("pause", "store", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "store", (0.0, 0.0), common=True)
-EMPTIED = FaultKind("table anew", "store", (0.0, 0.0), common=True)
+EMPTY_TABLE = FaultKind("table anew", "store", (0.0, 0.0), common=True)
 DISK_FULL = FaultKind("disk full", seconds=(3.0, 8.0), common=True)
 HELD = FaultKind("file locked", seconds=(3.0, 8.0), common=True)
 READ_ONLY = FaultKind("disk read-only", seconds=(3.0, 8.0), common=True)
@@ -54,31 +54,31 @@ NO_DESCRIPTORS = FaultKind("no more descriptors")
 NO_MEMORY = FaultKind("no more memory")
 DENIALS = frozenset({DISK_FULL, READ_ONLY, NO_THREADS, NO_MEMORY})
 STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
-OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
+CLOCK_FAULTS = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
 LOG_RAISES = FaultKind(ORDER, seconds=(6.0, 10.0))
-UNFELT = frozenset({"kill", "end", "split", "merge", *STEPS})
+UNNOTICED_FAULTS = frozenset({"kill", "end", "split", "merge", *STEPS})
 """Faults that explain no delays or repetitions.
 
-Some of them are recorded as other incidents, and workers should not notice the others. A stepped clock is noticed only
-by services that check times, because their tokens and signatures are valid for an hour at most.
+Some of them are recorded as incidents of another kind, and workers should not notice the rest. Only services that check
+times notice a stepped clock, because their tokens and signatures are valid for an hour at most.
 """
-OF_WORKERS = (
+WORKER_FAULTS = (
     *(FaultKind("kill", seconds=(1.0, 9.0)), FaultKind("end", seconds=(0.0, 0.0))),
     FaultKind("stand still", seconds=(LEASE_SECONDS + 2.0, 2 * LEASE_SECONDS)),
 )
-OF_HANDLERS = tuple(FaultKind(f"handler {order}") for order in ("raises", "slow", "hangs"))
-OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slow", "forget"))
+HANDLER_FAULTS = tuple(FaultKind(f"handler {order}") for order in ("raises", "slow", "hangs"))
+CHILD_FAULTS = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slow", "forget"))
 """Faults of child processes, which replace those of handlers in runs with `leasehold multilang`."""
 TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * EXIT_SECONDS
-"""The time in seconds after the end of a child's fault until a misbehaving child has certainly been killed."""
-SLEEP_NAMES = frozenset(kind.what for kind in SLEEPS)
-UNOPENED = "the store does not respond yet"
+"""The number of seconds after the end of a child's fault until a misbehaving child has certainly been killed."""
+RESHARD_PAUSE_NAMES = frozenset(kind.what for kind in PAUSES_DURING_RESHARD)
+STORE_SILENT_MESSAGE = "the store does not respond yet"
 ORPHAN_SECONDS = 10.0
 DELETED_SECONDS = 30.0
-"""The time in seconds that other workers have to finish a paused worker's closed shards and delete their leases.
+"""How many seconds other workers have to finish a paused worker's closed shards and delete their leases.
 
-It starts when the paused worker was to wake up.
+The time starts when the pause of the worker should end.
 """
 
 
@@ -91,16 +91,16 @@ def list_table_fault_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]
     """
     if table.control is None:
         full_disk_kinds = (DISK_FULL,) if table.disk and table.disk.small else ()
-        return (*full_disk_kinds, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
+        return (*full_disk_kinds, *((READ_ONLY,) if libc else ()), HELD, EMPTY_TABLE)
     line_kinds = tuple(
-        FaultKind(what, "store") for what in ((*WIRE_FAULTS, LOST_REPLIES) if table.wired else HTTP_FAULTS)
+        FaultKind(what, "store") for what in ((*WIRE_FAULTS, LOST_RESPONSES) if table.wired else HTTP_FAULTS)
     )
     return (
         *line_kinds,
         *list_one_way_kinds("store", writes=not table.wired),
         PAUSE,
         *((RESTART,) if table.lasts else ()),
-        EMPTIED,
+        EMPTY_TABLE,
     )
 
 
@@ -140,7 +140,7 @@ class Fleet(Stage):
 
     ground: Ground
     places: Mapping[str, TableWithLines]
-    libc: UnkindLibc | None = None
+    libc: FaultyLibc | None = None
     multilang: bool = False
     operator: SwapOperator | None = None
     processes: dict[str, str] = field(factory=dict)
@@ -151,7 +151,7 @@ class Fleet(Stage):
     _written: list[Tail[WriteAnswer]] = field(factory=list)
     _closed_shards: dict[Fault, tuple[str, ...]] = field(factory=dict)
     _denied: set[str] = field(factory=set)
-    """Processes that were denied threads, memory or the lease file. They may end because of that, even later."""
+    """Processes that were denied threads, memory or the lease file. They may end for this reason, even later."""
 
     @property
     def table(self) -> Table:
@@ -162,8 +162,8 @@ class Fleet(Stage):
 
     def join(self, worker: str) -> None:
         """Start a process of this worker."""
-        if former := self.processes.get(worker):
-            self._record_leftovers(former)
+        if former_process := self.processes.get(worker):
+            self._record_leftovers(former_process)
         self._starts += 1
         process = f"{worker}#{self._starts}"
         orders, writes, child_events = (
@@ -183,17 +183,17 @@ class Fleet(Stage):
         libc_variables = self.libc.environment(worker) if self.libc else {}
         child_variables = {"CHAOS_EVENTS": str(child_events), "CHAOS_ORDERS": str(orders)}
         environment = {**self.ground.environment(), **libc_variables, **child_variables}
-        for place in self.places.values():
-            environment |= place.environment(worker)
+        for table in self.places.values():
+            environment |= table.environment(worker)
         with patch.dict(os.environ, environment):
-            self.add_process(Child(process, arguments, self.folder))
+            self.watch_process(Child(process, arguments, self.folder))
         self._tails[-1] = Tail(
             child_events if self.multilang else self._children[process].out,
             lambda line: self.ground.with_judged_key(evolve(parse_event(line), process=process)),
         )
         self._written.append(Tail(writes, lambda line: parse_answer(line, process)))
         self.processes[worker] = process
-        self._note_denial(worker)
+        self._record_denial(worker)
 
     def _write_properties_file(self, worker: str) -> Path:
         """Write the properties file of a daemon. `unruly_daemon` gets the source and the store as arguments instead."""
@@ -212,9 +212,9 @@ class Fleet(Stage):
         return file
 
     def _record_leftovers(self, process: str) -> None:
-        """Record processes that a process has left behind."""
-        setting, until = f"CHAOS_EVENTS={self.folder / f'{process}.child-events'}", time.monotonic() + ORPHAN_SECONDS
-        while (processes_left := list(list_processes_with_setting(setting))) and time.monotonic() < until:
+        """Record a fault if a process that has ended left running child processes behind."""
+        setting, deadline = f"CHAOS_EVENTS={self.folder / f'{process}.child-events'}", time.monotonic() + ORPHAN_SECONDS
+        while (processes_left := list(list_processes_with_setting(setting))) and time.monotonic() < deadline:
             time.sleep(TICK_SECONDS)
         if processes_left:
             self.history.faults.append(
@@ -234,9 +234,9 @@ class Fleet(Stage):
         """Return whether each shard is read by its owner, and the workers' lease counts differ by at most one."""
         lease_counts = Counter(lease.owner for lease in self.leases)
         lease_counts_of_workers = [lease_counts[worker] for worker in self.processes]
-        are_all_read = all(self.reading.find_reader(lease.shard) == lease.owner for lease in self.leases)
+        all_are_read = all(self.reading.find_reader(lease.shard) == lease.owner for lease in self.leases)
         return (
-            are_all_read
+            all_are_read
             and sum(lease_counts_of_workers) == self.open_shards
             and max(lease_counts_of_workers) - min(lease_counts_of_workers) <= 1
         )
@@ -287,12 +287,14 @@ class Fleet(Stage):
         happens while a store does not respond when it is opened. The process then holds no leases yet.
         """
         log_text = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
-        return bool(log_text) and (UNOPENED not in log_text or (self.folder / f"{process}.writes").stat().st_size > 0)
+        return bool(log_text) and (
+            STORE_SILENT_MESSAGE not in log_text or (self.folder / f"{process}.writes").stat().st_size > 0
+        )
 
     @property
     def faulty_requests(self) -> int:
         """The number of requests that failed because of a faulty line."""
-        return self.ground.faulty_requests + sum(place.lines.met for place in self.places.values() if place.lines)
+        return self.ground.faulty_requests + sum(table.lines.met for table in self.places.values() if table.lines)
 
     def tick(self) -> None:
         """Read the table and the new events, and restart workers whose processes have ended."""
@@ -301,7 +303,7 @@ class Fleet(Stage):
         for worker, (process, child) in list(self.leaving.items()):
             if not child.is_running:
                 del self.leaving[worker]
-                self._record_drained(process, child)
+                self._record_drain_end(process, child)
                 self.join(worker)
         for process, child in list(self._children.items()):
             if not child.is_running:
@@ -313,26 +315,26 @@ class Fleet(Stage):
     def _read_table_and_events(self) -> None:
         # Read the files of the processes first, because the table may not respond. The table is then read at a later
         # tick.
-        services = [place.table.control for place in self.places.values()]
-        self.history.answers += [answer for tail in self._written for answer in tail.read_new_items()]
+        services = [table.table.control for table in self.places.values()]
+        self.history.answers += [answer for file_tail in self._written for answer in file_tail.read_new_items()]
         begin_time = time.time()
         try:
-            if not any(each and each.paused for each in services):
+            if not any(service and service.paused for service in services):
                 super()._read_table_and_events()
                 return
         except (OutcomeUnknown, StoreError):  # over a line without faults
             note = "the store itself did not answer"
             self.history.incidents.append(Incident(begin_time, "trouble", "", time.time() - begin_time, note))
-        for tail in self._tails:
-            for event in tail.read_new_items():
+        for file_tail in self._tails:
+            for event in file_tail.read_new_items():
                 self._record_event(event)
 
-    def _record_drained(self, process: str, child: Child) -> None:
-        status = child.wait()
+    def _record_drain_end(self, process: str, child: Child) -> None:
+        exit_status = child.wait()
         self._record_incident("gone", process, "drained")
-        if status and self._had_started(process):
+        if exit_status and self._had_started(process):
             self.history.faults.append(
-                f"{process}, asked to end, ended with status {status}: {child.last_output[-300:]}"
+                f"{process}, asked to end, ended with status {exit_status}: {child.last_output[-300:]}"
             )
 
     def _restart_ended(self, process: str, child: Child) -> None:
@@ -352,17 +354,19 @@ class Fleet(Stage):
         begin_time = time.time()
         subject = self._cause_fault(fault)
         if self._is_noticed(fault.kind.what):
-            what: IncidentKind = "nap" if fault.kind.what == "stand still" or fault.kind in SLEEPS else "trouble"
-            self._current_incidents[fault] = Incident(begin_time, what, subject, math.inf, str(fault))
+            incident_kind: IncidentKind = (
+                "nap" if fault.kind.what == "stand still" or fault.kind in PAUSES_DURING_RESHARD else "trouble"
+            )
+            self._current_incidents[fault] = Incident(begin_time, incident_kind, subject, math.inf, str(fault))
             self.history.incidents.append(self._current_incidents[fault])
-        for each in self.processes:
-            self._note_denial(each)
+        for worker in self.processes:
+            self._record_denial(worker)
 
     def _is_noticed(self, what: str) -> bool:
-        has_dated_rows = self.ground.dated or any(place.table.dated for place in self.places.values())
-        return what not in UNFELT or (what in STEPS and has_dated_rows)
+        has_dated_rows = self.ground.dated or any(table.table.dated for table in self.places.values())
+        return what not in UNNOTICED_FAULTS or (what in STEPS and has_dated_rows)
 
-    def _note_denial(self, worker: str) -> None:
+    def _record_denial(self, worker: str) -> None:
         """Add the worker's process to `_denied` if a current fault denies it a resource."""
         if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._current_incidents):
             self._denied.add(self.processes[worker])
@@ -374,7 +378,7 @@ class Fleet(Stage):
             return self._cause_fault_of_connections(fault)
         if worker:
             self._cause_fault_of_worker(what, worker)
-            if fault.kind in SLEEPS:
+            if fault.kind in PAUSES_DURING_RESHARD:
                 self._closed_shards[fault] = self._reshard_worker(worker, what)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=True)
@@ -391,7 +395,7 @@ class Fleet(Stage):
                 self.kill(process)
             case "end":
                 self.leaving[worker] = (process, self.drain_worker(process))
-            case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
+            case sleep if sleep == "stand still" or sleep in RESHARD_PAUSE_NAMES:
                 self._children[process].send_signal(signal.SIGSTOP)
             case "no more threads":
                 self._resource_limits[worker] = ThreadLimit(self._children[process].pid)
@@ -431,7 +435,7 @@ class Fleet(Stage):
         return shards if leases_deleted and not self.ground.control.paused else ()
 
     def drop(self, shards: Collection[str]) -> None:
-        """Remove these closed shards from the stream, and record the restart of its service that this needs."""
+        """Remove these closed shards from the stream. This restarts the stream's service, which is recorded as an incident."""
         begin_time = time.time()
         self.ground.drop(shards)
         note = f"the stream dropped {', '.join(shards)}"
@@ -446,7 +450,7 @@ class Fleet(Stage):
             self.merge()
         elif what == "pause" and control is not None:
             control.pause()
-        elif fault.kind == EMPTIED:
+        elif fault.kind == EMPTY_TABLE:
             self._empty_table()
         elif of_stream:
             subject = self.ground.begin(what, worker)
@@ -472,8 +476,8 @@ class Fleet(Stage):
         send_time = time.time()
         shards = {lease.shard for lease in self.leases}
         if self.table.disk is not None:
-            for end in ("", "-wal", "-shm"):
-                Path(f"{self.table.disk.file}{end}").unlink(missing_ok=True)
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{self.table.disk.file}{suffix}").unlink(missing_ok=True)
         else:
             deadline = time.monotonic() + LEASE_SECONDS
             while time.monotonic() < deadline:
@@ -495,13 +499,13 @@ class Fleet(Stage):
         self._undo_fault(fault)
         if (incident := self._current_incidents.pop(fault, None)) is not None:
             incident_index = self.history.incidents.index(incident)
-            extra_allowed_seconds = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
-            is_one_way, now = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
+            extra_allowed_seconds = CHILD_SECONDS if fault.kind in CHILD_FAULTS else 0.0
+            is_one_way, end_time = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
             self.history.incidents[incident_index] = evolve(
-                incident, seconds=0.0 if is_one_way else now + extra_allowed_seconds - incident.t
+                incident, seconds=0.0 if is_one_way else end_time + extra_allowed_seconds - incident.t
             )
             if is_one_way:
-                self.history.incidents.append(evolve(incident, t=now, seconds=0.0, note=f"the end of {fault}"))
+                self.history.incidents.append(evolve(incident, t=end_time, seconds=0.0, note=f"the end of {fault}"))
 
     def _undo_fault(self, fault: Fault) -> None:
         what, worker, line = fault.kind.what, fault.worker, fault.kind.line
@@ -524,7 +528,7 @@ class Fleet(Stage):
         match what:
             case "kill":
                 self.join(worker)
-            case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
+            case sleep if sleep == "stand still" or sleep in RESHARD_PAUSE_NAMES:
                 self._children[self.processes[worker]].send_signal(signal.SIGCONT)
             case "no more threads" | "no more descriptors" | "no more memory":
                 self._resource_limits.pop(worker).end()

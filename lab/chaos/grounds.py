@@ -33,19 +33,21 @@ SHARDS = 6
 KEYS = tuple(f"sensor-{number:02}" for number in range(32))
 WATCHER = "watcher"
 """The name of the driver's own lines, which never fail. The driver puts records and reads the table over them."""
-KEEP_SECONDS = 2.5
+SAVE_SECONDS = 2.5
 """Long enough for the stand-in to save its streams, which it does every second."""
 ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
-"""The stream is deleted and recreated. Records that were put before need not arrive any more."""
+"""The stream is deleted and recreated. Records that were put before that need not arrive."""
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "stream", (0.0, 0.0), common=True)
-SLEEPS = tuple(FaultKind(f"sleep through a {what}", seconds=(12.0, 18.0)) for what in ("split", "merge", "trim"))
+PAUSES_DURING_RESHARD = tuple(
+    FaultKind(f"sleep through a {what}", seconds=(12.0, 18.0)) for what in ("split", "merge", "trim")
+)
 """A worker is paused while one of its shards is split or merged.
 
-The worker is resumed once the closed shard's lease is deleted. In a "trim", the shard is split, and the stream has also
-removed it before the worker is resumed.
+The worker is resumed once the lease of the closed shard has been deleted. In a "trim", the shard is split, and is also
+removed from the stream before the worker is resumed.
 """
-GONE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
+HUBS_UNREACHABLE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
 """All connections to the hubs are broken, and no new ones are accepted.
 
 This replaces a restart, in which the hubs would lose their events, because they keep events in memory.
@@ -124,7 +126,7 @@ class NumberedRecords:
 
 
 @define
-class KinesisGround:
+class ChaosKinesisStream:
     """A stream of kinesis-local."""
 
     control: ServiceControl
@@ -132,7 +134,7 @@ class KinesisGround:
     lines: Lines
     _client: "KinesisClient"
     _streams_file: Path
-    _numbered: NumberedRecords = Factory(NumberedRecords)
+    _record_maker: NumberedRecords = Factory(NumberedRecords)
     dated: bool = False
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in HTTP_FAULTS),
@@ -140,12 +142,12 @@ class KinesisGround:
         FaultKind(SLOW_SERVICE, "stream", (15.0, 30.0)),
         *(PAUSE, RESTART, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("split", "merge")),
-        *SLEEPS,
+        *PAUSES_DURING_RESHARD,
     )
 
     def put(self) -> Iterator[SentRecord]:
         """Put one record of each key."""
-        records = self._numbered.next(KEYS)
+        records = self._record_maker.next(KEYS)
         put_records(self._client, self.stream.name, [(sent.key, data) for sent, data in records])
         return (sent for sent, _ in records)
 
@@ -176,7 +178,7 @@ class KinesisGround:
         return worker
 
     def end(self, what: str, worker: str) -> None:
-        """End the fault on the worker's line, if it hit one."""
+        """End the fault on the worker's line, if the fault concerned a line."""
         if worker:
             self.lines.end(what, worker)
 
@@ -213,7 +215,7 @@ def _read_whole_file(file: Path) -> bytes:
 
 
 @contextmanager
-def open_kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
+def open_kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[ChaosKinesisStream]:
     """Make a stream in a service of its own."""
     (folder / "kinesis").mkdir()
     control = ServiceControl(partial(run_kinesis_local, folder / "kinesis"))
@@ -221,7 +223,7 @@ def open_kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iter
         stack.callback(control.close)
         lines = stack.enter_context(Lines.laid(control.service.url, (*workers, WATCHER), f"{seed} stream", SLOW_DOWN))
         stream = stack.enter_context(closing(Stream(lines.url(WATCHER), f"chaos-{uuid4().hex[:8]}", SHARDS)))
-        yield KinesisGround(
+        yield ChaosKinesisStream(
             control,
             stream,
             lines,
@@ -231,21 +233,21 @@ def open_kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iter
 
 
 @define
-class HubGround:
+class ChaosHubStream:
     """A hub of the stand-in."""
 
     control: ServiceControl
     wire: Wire
     _hubs: LocalHubs
     _hub: HubStream
-    _fed: tuple[str, ...] = ()
+    _fed_partitions: tuple[str, ...] = ()
     _turn: int = 0
-    _numbered: NumberedRecords = Factory(NumberedRecords)
+    _record_maker: NumberedRecords = Factory(NumberedRecords)
     dated: bool = True
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in WIRE_FAULTS),
         *list_one_way_kinds("stream"),
-        *(PAUSE, GONE, ANEW),
+        *(PAUSE, HUBS_UNREACHABLE, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("detach", "drop", "one more partition")),
     )
 
@@ -256,8 +258,8 @@ class HubGround:
 
     def put(self) -> Iterator[SentRecord]:
         """Put three records into each partition. The judge treats the partition as the key of its records."""
-        for partition in self._fed:
-            records = self._numbered.next((partition,) * 3)
+        for partition in self._fed_partitions:
+            records = self._record_maker.next((partition,) * 3)
             self._hubs.put(self._hub.hub, partition, [data.decode() for _, data in records])
             yield from (sent for sent, _ in records)
 
@@ -266,7 +268,7 @@ class HubGround:
 
         A running worker finds a new partition within five minutes, and a new worker finds it immediately.
         """
-        self._fed = tuple(sorted(shards)) or self._fed
+        self._fed_partitions = tuple(sorted(shards)) or self._fed_partitions
 
     def source(self, worker: str) -> str:  # noqa: ARG002  the wire tells workers apart by their connections
         """Return the hub's URL over the wire."""
@@ -281,7 +283,7 @@ class HubGround:
         self._turn += 1
         partition = str(self._turn % self._hub.partitions)
         match what:
-            case GONE.what:
+            case HUBS_UNREACHABLE.what:
                 self.wire.cut()
             case ANEW.what:
                 self._hubs.create(self._hub.hub, self._hub.partitions)
@@ -302,7 +304,7 @@ class HubGround:
 
     def end(self, what: str, worker: str) -> None:
         """End the fault. A worker has only one fault of its connections at a time."""
-        if what == GONE.what:
+        if what == HUBS_UNREACHABLE.what:
             self.wire.mend()
         else:
             self.wire.let_through(worker)
@@ -321,19 +323,19 @@ class HubGround:
 
 
 @contextmanager
-def open_hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
+def open_hub_ground(find_worker_at_port: Callable[[int], str]) -> Iterator[ChaosHubStream]:
     """Create a hub in a process of its own.
 
-    `name_of` returns the name of the worker whose connection has a given local port.
+    `find_worker_at_port` returns the name of the worker whose connection has a given local port.
     """
     with event_hubs({}) as hubs:
-        wire = Wire(hubs.service.port, name_of)
+        wire = Wire(hubs.service.port, find_worker_at_port)
         hubs_over_wire = evolve(hubs, address=f"localhost:{wire.port}")
         hub = HubStream(hubs_over_wire, f"chaos-{uuid4().hex[:8]}", SHARDS)
         hubs.create(hub.hub, SHARDS)
         control = ServiceControl(lambda: nullcontext(hubs.service))
         try:
-            yield HubGround(control, wire, hubs_over_wire, hub)
+            yield ChaosHubStream(control, wire, hubs_over_wire, hub)
         finally:
             control.resume()
             wire.cut()

@@ -1,4 +1,4 @@
-"""Steps the clocks of workers and makes their disk read-only, by preloading a libc into the workers only."""
+"""Steps the clocks of workers and makes their disk read-only, by a library that is preloaded only into the workers."""
 
 import mmap
 import shutil
@@ -17,7 +17,7 @@ STEP_SECONDS = 7200
 
 
 @define
-class UnkindLibc:
+class FaultyLibc:
     """Controls the preloaded libc of each worker. Changes take effect immediately."""
 
     _library: Path
@@ -52,10 +52,10 @@ class UnkindLibc:
             self._set_number(worker, 1, refused)
 
     def _set_number(self, worker: str, index: int, number: int) -> None:
-        _, mapped = self._settings[worker]
-        numbers = list(NUMBERS.unpack(mapped[:]))
+        _, shared_memory = self._settings[worker]
+        numbers = list(NUMBERS.unpack(shared_memory[:]))
         numbers[index] = number
-        mapped[:] = NUMBERS.pack(*numbers)
+        shared_memory[:] = NUMBERS.pack(*numbers)
 
 
 def _create_settings(path: Path) -> tuple[Path, mmap.mmap]:

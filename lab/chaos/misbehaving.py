@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-from raising_log import RaisingLog
+from raising_log import RaisingLogHandler
 from written import read_true_time, record_writes
 
 from leasehold.adapters.cli import consume
@@ -21,7 +21,7 @@ from leasehold.adapters.consumer.handling import Delivery
 SLOW_SECONDS, LOOK_SECONDS = 3.0, 0.1
 
 
-class MisbehavingLines(EventLines):
+class MisbehavingEventLines(EventLines):
     """Reads its order before each batch. If it raises an exception, no event lines of the batch are written."""
 
     orders = Path()
@@ -40,11 +40,11 @@ class MisbehavingLines(EventLines):
 
 
 if __name__ == "__main__":
-    MisbehavingLines.orders, writes = (Path(sys.argv.pop(1)) for _ in range(2))
-    RaisingLog(MisbehavingLines.orders).install()
-    # With --events the command accepts no handler, so replace the class that writes the lines.
+    MisbehavingEventLines.orders, writes = (Path(sys.argv.pop(1)) for _ in range(2))
+    RaisingLogHandler(MisbehavingEventLines.orders).install()
+    # With --events the command accepts no handler, so we replace the class that writes the lines.
     with (
-        patch.object(consume, "EventLines", lambda me, out: MisbehavingLines(me, out, read_true_time)),
+        patch.object(consume, "EventLines", lambda me, out: MisbehavingEventLines(me, out, read_true_time)),
         record_writes(writes),
     ):
         consume.app()

@@ -2,7 +2,7 @@
 
     python lab/chaos/plain_workers.py --seed 7 --seconds 120 --source event-hubs --store azblob
 
-Records are put continuously. At the end, all faults are over, all records must arrive, and the workers drain. The
+Records are put continuously. After the last fault has ended, all records must arrive, and the workers drain. The
 verdict lists records that were lost or dispatched out of order, and records that were delayed or dispatched again
 although no fault explains it.
 """
@@ -23,33 +23,33 @@ sys.path.extend(str(Path(__file__).parents[2] / "tests" / folder) for folder in 
 from attrs import define, evolve, frozen
 from feed import Feed
 from fleet import (
-    EMPTIED,
+    CHILD_FAULTS,
+    CLOCK_FAULTS,
+    EMPTY_TABLE,
+    HANDLER_FAULTS,
     LOG_RAISES,
     NO_DESCRIPTORS,
     NO_MEMORY,
     NO_THREADS,
-    OF_CHILDREN,
-    OF_HANDLERS,
-    OF_LIBC,
-    OF_WORKERS,
     SETTINGS,
+    WORKER_FAULTS,
     Fleet,
     TableWithLines,
     list_table_fault_kinds,
 )
 from grounds import (
     ANEW,
-    KEEP_SECONDS,
     PAUSE,
+    PAUSES_DURING_RESHARD,
     RESTART,
-    SLEEPS,
+    SAVE_SECONDS,
     WATCHER,
-    HubGround,
-    KinesisGround,
+    ChaosHubStream,
+    ChaosKinesisStream,
     open_hub_ground,
     open_kinesis_ground,
 )
-from libc import UnkindLibc, has_compiler
+from libc import FaultyLibc, has_compiler
 from processes import can_limit_threads, find_client_at_port
 from schedule import Fault, FaultKind, draw_schedule
 from services import STORES, ServiceMissing, open_driver_store, open_table
@@ -70,16 +70,16 @@ from leasehold_lab.judge.tenures import compute_tenures, group_by_shard
 
 SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")
-CALM_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
+FAULT_FREE_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
 SILENCE_SECONDS = 4.0
 """The delay in seconds until other workers list the table if the lookout has died (C8).
 
 Only then do they begin to measure how long the lookout's leases have not been renewed.
 """
 NOTICE_SECONDS = 2.0, 6.0
-"""The seconds that the machine adds to a change of owner, when idle and when its load is three times too high."""
+"""The seconds by which the machine delays a change of owner: when idle, and when its load is three times too high."""
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=2.0)
-HELD_UP = frozenset({PAUSE, RESTART, ANEW})
+FAULTS_THAT_STOP_FEED = frozenset({PAUSE, RESTART, ANEW})
 
 
 @frozen
@@ -113,7 +113,7 @@ class RunOutcome:
         faults: The number of faults of each kind.
         faulty_requests: The number of requests that failed because of a faulty line.
         writes: The number of writes with each outcome.
-        slow: How often the driver saw a service that was slow without a fault.
+        slow: How often the driver found that a service was slow without a fault.
         longest: The record that waited longest, with the explanation.
         swap: A summary of the operator's swap commands.
     """
@@ -130,25 +130,27 @@ class RunOutcome:
     swap: str = ""
 
     def __str__(self) -> str:
-        verdict, wait = self.verdict, self.longest
-        repeated = [change for change in verdict.owner_changes if change.duplicates]
+        verdict, longest_wait = self.verdict, self.longest
+        changes_with_duplicates = [change for change in verdict.owner_changes if change.duplicates]
         request = self.request
         lines = [
             f"run          {request.source}, {request.store} {request.layout}".rstrip()
             + f", seed {request.seed}, {request.seconds:g} s; load {self.load:.0f}",
             f"records      {verdict.produced:,} sent, {verdict.lost} lost, {verdict.strangers} never sent",
-            f"order        {sum(each.what == 'out of order' for each in verdict.faults)} breaks",
-            f"duplicates   {verdict.duplicates:,}, at {len(repeated)} of {len(verdict.owner_changes)} reader changes",
-            "writes       " + ", ".join(f"{count:,} {what}" for what, count in sorted(self.writes.items())),
+            f"order        {sum(breach_found.what == 'out of order' for breach_found in verdict.faults)} breaks",
+            f"duplicates   {verdict.duplicates:,}, at {len(changes_with_duplicates)} of {len(verdict.owner_changes)} reader changes",
+            "writes       " + ", ".join(f"{count:,} {item}" for item, count in sorted(self.writes.items())),
             f"faults       {sum(self.faults.values())}, {self.faulty_requests:,} requests: "
-            + ", ".join(f"{what} {count}" for what, count in sorted(self.faults.items())),
+            + ", ".join(f"{item} {count}" for item, count in sorted(self.faults.items())),
         ]
         if self.swap:
             lines.append(f"swap         to {request.to} {request.to_layout}".rstrip() + f": {self.swap}")
         lines.append(f"bystander    found a service slow by itself {self.slow} times")
-        if wait is not None:
-            explaining_faults = ", ".join(dict.fromkeys(wait.faults)) or "no fault"
-            lines.append(f"longest wait {wait.seconds:.1f} s, of {wait.shard}; in reach: {explaining_faults}")
+        if longest_wait is not None:
+            explaining_faults = ", ".join(dict.fromkeys(longest_wait.faults)) or "no fault"
+            lines.append(
+                f"longest wait {longest_wait.seconds:.1f} s, of {longest_wait.shard}; in reach: {explaining_faults}"
+            )
             allowed_text = f"{self.limits.wait_seconds:.1f} s of a wait want no fault"
             lines.append(f"judged by    {allowed_text}; a fault reaches on for {self.limits.reach_seconds:.1f} s")
         lines += [f"BREACH       {breach}" for breach in verdict.faults]
@@ -164,7 +166,7 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
             return find_client_at_port(port, {} if not fleets else fleets[0].list_process_groups())
 
         hub_address = ""
-        ground: KinesisGround | HubGround
+        ground: ChaosKinesisStream | ChaosHubStream
         if request.source == "kinesis":
             ground = stack.enter_context(open_kinesis_ground(folder, workers, request.seed))
         else:
@@ -174,26 +176,26 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
             {"goal": (request.to, request.to_layout)} if request.to else {}
         )
         line_names = (*workers, WATCHER, COMMAND)
-        places: dict[str, TableWithLines] = {}
-        for role, (kind, layout) in requested_tables.items():
-            table = stack.enter_context(open_table(kind, folder / role, hub_address, layout))
-            control = table.control
-            if control is None:
-                places[role] = TableWithLines(table)
+        tables_by_role: dict[str, TableWithLines] = {}
+        for role, (store_kind, layout) in requested_tables.items():
+            table = stack.enter_context(open_table(store_kind, folder / role, hub_address, layout))
+            service_control = table.control
+            if service_control is None:
+                tables_by_role[role] = TableWithLines(table)
             elif table.wired:
-                wire = stack.enter_context(SharedWire.laid(control.service.url, find_client_of_port))
-                places[role] = TableWithLines(table, wire)
+                shared_wire = stack.enter_context(SharedWire.laid(service_control.service.url, find_client_of_port))
+                tables_by_role[role] = TableWithLines(table, shared_wire)
             else:
-                lines = Lines.laid(control.service.url, line_names, f"{request.seed} {role}", table.refused)
-                places[role] = TableWithLines(table, stack.enter_context(lines))
-        store, operator = stack.enter_context(closing(_open_driver_store(places))), None
-        if goal := places.get("goal"):
-            environment = places["store"].environment(COMMAND) | goal.environment(COMMAND)
-            addresses = places["store"].url(COMMAND), goal.url(COMMAND)
+                lines = Lines.laid(service_control.service.url, line_names, f"{request.seed} {role}", table.refused)
+                tables_by_role[role] = TableWithLines(table, stack.enter_context(lines))
+        store, operator = stack.enter_context(closing(_open_driver_store(tables_by_role))), None
+        if goal_table := tables_by_role.get("goal"):
+            environment = tables_by_role["store"].environment(COMMAND) | goal_table.environment(COMMAND)
+            addresses = tables_by_role["store"].url(COMMAND), goal_table.url(COMMAND)
             operator = SwapOperator(addresses, environment, folder, f"{request.seed} swap")
-        table = places["store"].table
+        table = tables_by_role["store"].table
         disk = table.disk.folder if table.disk else folder / "disk"
-        libc = UnkindLibc.compile(folder, workers, disk) if has_compiler() else None
+        libc = FaultyLibc.compile(folder, workers, disk) if has_compiler() else None
         fleet = Fleet(
             folder,
             ground.stream,
@@ -201,7 +203,7 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
             table.url,
             SETTINGS,
             ground=ground,
-            places=places,
+            places=tables_by_role,
             libc=libc,
             operator=operator,
             multilang=request.consumer == "multilang",
@@ -211,15 +213,15 @@ def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Ite
         yield fleet
 
 
-def _open_driver_store(places: Mapping[str, TableWithLines]) -> Store:
+def _open_driver_store(tables_by_role: Mapping[str, TableWithLines]) -> Store:
     """Return the store for the driver, over lines that never fail."""
     driver_stores = []
-    for place in places.values():
-        with patch.dict(os.environ, place.environment(WATCHER)):
-            driver_stores.append(open_driver_store(place.url(WATCHER)))
-    if "goal" not in places:
+    for table in tables_by_role.values():
+        with patch.dict(os.environ, table.environment(WATCHER)):
+            driver_stores.append(open_driver_store(table.url(WATCHER)))
+    if "goal" not in tables_by_role:
         return driver_stores[0]
-    return SwapStore((driver_stores[0], driver_stores[1]), display_name(places["goal"].url(WATCHER)))
+    return SwapStore((driver_stores[0], driver_stores[1]), display_name(tables_by_role["goal"].url(WATCHER)))
 
 
 def run_chaos(request: RunRequest, folder: Path, report: Callable[[str], None]) -> RunOutcome:
@@ -227,12 +229,14 @@ def run_chaos(request: RunRequest, folder: Path, report: Callable[[str], None]) 
     with open_fleet(request, workers, folder) as fleet:
         feed = Feed(fleet.ground)
         kinds = [kind for kind in list_fault_kinds(fleet, report) if request.only in _format_fault_kind(kind)]
-        faults = draw_schedule(request.seed, request.seconds - CALM_SECONDS, kinds, workers)
+        faults = draw_schedule(request.seed, request.seconds - FAULT_FREE_SECONDS, kinds, workers)
         try:
             FaultSchedulePlayer(fleet, feed, request, report).play_schedule(faults, workers)
         finally:
             feed.end()
-        history = evolve(fleet.build_history(feed.list_records_due(fleet.distinct)), recreated_at=feed.recreated_at)
+        history = evolve(
+            fleet.build_history(feed.list_expected_records(fleet.distinct_records)), recreated_at=feed.recreated_at
+        )
         history.faults += feed.failed
         history.incidents += feed.slow
     tenures, limits = (
@@ -246,8 +250,8 @@ def run_chaos(request: RunRequest, folder: Path, report: Callable[[str], None]) 
         limits,
         Counter(_format_fault_kind(fault.kind) for fault in faults),
         fleet.faulty_requests,
-        Counter(each.outcome for each in history.answers),
-        sum(" itself " in each.note for each in history.incidents),
+        Counter(entry.outcome for entry in history.answers),
+        sum(" itself " in entry.note for entry in history.incidents),
         Explanations(history, tenures, limits).find_longest_wait(),
         str(fleet.operator or ""),
     )
@@ -255,42 +259,51 @@ def run_chaos(request: RunRequest, folder: Path, report: Callable[[str], None]) 
 
 def list_fault_kinds(fleet: Fleet, report: Callable[[str], None]) -> list[FaultKind]:
     """Return the kinds of faults that this machine can cause, and report those that it cannot."""
-    libc, threads = fleet.libc is not None, can_limit_threads()
-    if not libc:
+    has_libc, can_deny_threads = fleet.libc is not None, can_limit_threads()
+    if not has_libc:
         report("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
-    if not threads:
+    if not can_deny_threads:
         report("NO THREADS ARE REFUSED: this user may make no control group of pids")
-    denied, no_threads = (NO_DESCRIPTORS, NO_MEMORY), (NO_THREADS,) if threads else ()
-    table_faults = list_table_fault_kinds(fleet.table, libc=libc)
+    denial_kinds, thread_denial_kinds = (NO_DESCRIPTORS, NO_MEMORY), (NO_THREADS,) if can_deny_threads else ()
+    table_faults = list_table_fault_kinds(fleet.table, libc=has_libc)
     # Runs with child processes or with a swap don't empty the table, and have only those faults of the stream that
     # concern shards.
-    lasting_table_faults = [kind for kind in table_faults if kind.what != EMPTIED.what]
-    shard_kinds = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"} or kind in SLEEPS]
+    lasting_table_faults = [kind for kind in table_faults if kind.what != EMPTY_TABLE.what]
+    shard_kinds = [
+        kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"} or kind in PAUSES_DURING_RESHARD
+    ]
     if fleet.multilang:
         return [
-            *OF_WORKERS,
-            *OF_CHILDREN,
+            *WORKER_FAULTS,
+            *CHILD_FAULTS,
             LOG_RAISES,
             *lasting_table_faults,
             *shard_kinds,
-            *denied,
-            *no_threads,
+            *denial_kinds,
+            *thread_denial_kinds,
         ]
-    if goal := fleet.places.get("goal"):
+    if goal_table := fleet.places.get("goal"):
         goal_kinds = [
             evolve(kind, line="goal")
-            for kind in list_table_fault_kinds(goal.table, libc=False)
-            if kind.what != EMPTIED.what
+            for kind in list_table_fault_kinds(goal_table.table, libc=False)
+            if kind.what != EMPTY_TABLE.what
         ]
-        return [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *lasting_table_faults, *goal_kinds, *shard_kinds]
-    stream_and_table_kinds = [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *table_faults, *fleet.ground.kinds, *denied]
-    return [*stream_and_table_kinds, *(OF_LIBC if libc else ()), *no_threads]
+        return [*WORKER_FAULTS, *HANDLER_FAULTS, LOG_RAISES, *lasting_table_faults, *goal_kinds, *shard_kinds]
+    stream_and_table_kinds = [
+        *WORKER_FAULTS,
+        *HANDLER_FAULTS,
+        LOG_RAISES,
+        *table_faults,
+        *fleet.ground.kinds,
+        *denial_kinds,
+    ]
+    return [*stream_and_table_kinds, *(CLOCK_FAULTS if has_libc else ()), *thread_denial_kinds]
 
 
 def measure_notice_seconds() -> float:
     """Return the seconds that the machine's recent load adds until a lease has a new owner."""
-    least, most = NOTICE_SECONDS
-    return min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
+    min_seconds, max_seconds = NOTICE_SECONDS
+    return min(max(min_seconds, min_seconds * os.getloadavg()[1] / (os.cpu_count() or 1)), max_seconds)
 
 
 def compute_limits(workers: Sequence[str], capabilities: Capabilities) -> JudgeLimits:
@@ -329,59 +342,62 @@ class FaultSchedulePlayer:
             self.report(f"NOT EVERY SHARD IS READ {ARRIVE_SECONDS:g} s AFTER ALL HAVE JOINED: the machine is too busy")
         self.feed.begin()
         self._began = time.monotonic()
-        for at, over, fault in sorted(_list_transitions(faults), key=lambda act: act[:2]):
-            self._tick_until(at)
+        for due_seconds, is_end, fault in sorted(_list_transitions(faults), key=lambda transition: transition[:2]):
+            self._tick_until(due_seconds)
             begin_time = time.monotonic()
-            self._begin_or_end(fault, over=over)
-            # If it takes long to cause a fault (a restart or a split), postpone the others, which would otherwise all
-            # be due then.
+            self._begin_or_end(fault, is_end=is_end)
+            # If causing a fault takes long (as a restart or a split does), postpone the other faults. Otherwise all of
+            # them would be due at once.
             self._began += time.monotonic() - begin_time
         self._tick_until(self.request.seconds)
         # A swap makes many requests in sequence, and the machine's load delays each.
         fleet.finish_swap(ARRIVE_SECONDS * measure_notice_seconds() / NOTICE_SECONDS[0])
         self.feed.end()
         fleet.until(
-            lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.list_records_due(fleet.distinct)),
+            lambda: (
+                not fleet.leaving
+                and len(fleet.distinct_records) >= len(self.feed.list_expected_records(fleet.distinct_records))
+            ),
             ARRIVE_SECONDS,
         )
         fleet.end()
         fleet.history.faults += fleet.list_unexpected_ends()
 
-    def _begin_or_end(self, fault: Fault, *, over: bool) -> None:
-        if not over:
+    def _begin_or_end(self, fault: Fault, *, is_end: bool) -> None:
+        if not is_end:
             self._report_progress(str(fault))
             # Stop the feed while the stream does not respond, because the outcome of a put would be unknown.
-            if fault.kind in HELD_UP:
+            if fault.kind in FAULTS_THAT_STOP_FEED:
                 self.feed.gate.acquire()
             if fault.kind == ANEW:
                 self.feed.record_stream_deletion()
             if fault.kind.what == "restart":
-                self.fleet.pause(KEEP_SECONDS)
+                self.fleet.pause(SAVE_SECONDS)
             self.fleet.begin(fault)
         else:
             if (
-                fault.kind in SLEEPS
+                fault.kind in PAUSES_DURING_RESHARD
                 and (shards := self.fleet.wait_for_deletion(fault))
                 and fault.kind.what.endswith("trim")
             ):
                 with self.feed.gate:
-                    self.fleet.pause(KEEP_SECONDS)
+                    self.fleet.pause(SAVE_SECONDS)
                     self.fleet.drop(shards)
             self.fleet.end_fault(fault)
-            if fault.kind in HELD_UP:
+            if fault.kind in FAULTS_THAT_STOP_FEED:
                 self.feed.gate.release()
 
     def _tick_until(self, until: float) -> None:
-        while (left := self._began + until - time.monotonic()) > 0:
-            time.sleep(min(left, TICK_SECONDS))
+        while (seconds_left := self._began + until - time.monotonic()) > 0:
+            time.sleep(min(seconds_left, TICK_SECONDS))
             self.fleet.tick()
             if time.monotonic() > self._last_report + SAY_SECONDS:
                 self._report_progress("")
 
-    def _report_progress(self, what: str) -> None:
+    def _report_progress(self, message: str) -> None:
         self._last_report = time.monotonic()
-        progress_line = f"sent {len(self.feed.sent):7,}  delivered {len(self.fleet.distinct):7,}"
-        self.report(f"{self._last_report - self._began:6.1f} s  {progress_line}  {what}".rstrip())
+        progress_line = f"sent {len(self.feed.sent):7,}  delivered {len(self.fleet.distinct_records):7,}"
+        self.report(f"{self._last_report - self._began:6.1f} s  {progress_line}  {message}".rstrip())
 
 
 def _list_transitions(faults: Sequence[Fault]) -> Iterator[tuple[float, bool, Fault]]:
@@ -408,19 +424,19 @@ def main() -> int:
     arguments = vars(options.parse_args())
     if arguments["consumer"] == "multilang" and (arguments["source"] != "kinesis" or arguments["to"]):
         options.error("--consumer multilang: it reads Kinesis, and takes part in no swap")
-    given_folder = arguments.pop("folder")
+    chosen_folder = arguments.pop("folder")
     for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
     run_request = RunRequest(**arguments)
     print_to_stderr(f"{run_request}")
     with tempfile.TemporaryDirectory(prefix="leasehold-chaos-") as folder:
-        run_folder = given_folder or Path(folder)
+        run_folder = chosen_folder or Path(folder)
         run_folder.mkdir(parents=True, exist_ok=True)
         try:
             outcome = run_chaos(run_request, run_folder, print_to_stderr)
-        except ServiceMissing as missing:
-            sys.stdout.write(f"{run_request.store} IS NOT TRIED: {missing}\n")
+        except ServiceMissing as exc:
+            sys.stdout.write(f"{run_request.store} IS NOT TRIED: {exc}\n")
             return 0
     sys.stdout.write(f"{outcome}\n")
     return 0 if outcome.verdict.ok else 1

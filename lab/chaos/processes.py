@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 
 PROC = Path("/proc")
-PIDS = Path("/sys/fs/cgroup/pids")
-LOCAL, INODE = 1, 9
+PIDS_CONTROLLER = Path("/sys/fs/cgroup/pids")
+LOCAL_COLUMN, INODE_COLUMN = 1, 9
 """The columns of /proc/net/tcp with the local address and the inode of the socket."""
 
 
@@ -48,7 +48,11 @@ def list_processes_with_setting(setting: str) -> Iterator[int]:
 def find_client_at_port(port: int, groups: Mapping[str, int]) -> str:
     """Return the name of the process group that has a connection from this local port, or "" if none has."""
     connections = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    sockets = {f"socket:[{row[INODE]}]" for row in connections if int(row[LOCAL].partition(":")[2], 16) == port}
+    sockets = {
+        f"socket:[{fields[INODE_COLUMN]}]"
+        for fields in connections
+        if int(fields[LOCAL_COLUMN].partition(":")[2], 16) == port
+    }
     for name, group in groups.items():
         for pid in list_processes_in_group(group):
             with suppress(OSError):
@@ -64,7 +68,7 @@ class ThreadLimit:
 
     def __init__(self, group: int) -> None:
         """Make the control group. Raises OSError if this user may not."""
-        self._folder = PIDS / f"leasehold-chaos-{group}"
+        self._folder = PIDS_CONTROLLER / f"leasehold-chaos-{group}"
         self._folder.mkdir()
         self._move_processes(list_processes_in_group(group), self._folder)
         (self._folder / "pids.max").write_text((self._folder / "pids.current").read_text())
@@ -74,18 +78,18 @@ class ThreadLimit:
         (self._folder / "pids.max").write_text("max")
         # The control group also contains children that were started since, even those in other process groups.
         while pids := (self._folder / "cgroup.procs").read_text().split():
-            self._move_processes(map(int, pids), PIDS / _find_own_group())
+            self._move_processes(map(int, pids), PIDS_CONTROLLER / _find_own_group())
         self._folder.rmdir()
 
     @staticmethod
-    def _move_processes(pids: Iterable[int], to: Path) -> None:
+    def _move_processes(pids: Iterable[int], control_group: Path) -> None:
         for pid in pids:
             with suppress(ProcessLookupError):
-                (to / "cgroup.procs").write_text(str(pid))
+                (control_group / "cgroup.procs").write_text(str(pid))
 
 
 SPARE_BYTES = 1 << 20
-"""The memory that a process may still allocate, so that an allocation deep inside its work fails."""
+"""How much memory a process may still allocate. It is small, so that an allocation deep inside its work fails."""
 
 
 def find_highest_descriptor(pid: int) -> int:
@@ -104,17 +108,17 @@ class ResourceLimit:
 
     Args:
         group: The process group.
-        what: The resource, as one of the numbers `resource.RLIMIT_*`.
-        used: Returns the limit for the process with this id.
+        resource_number: The resource, as one of the numbers `resource.RLIMIT_*`.
+        measure_limit: Returns the limit for the process with this id.
     """
 
-    def __init__(self, group: int, what: int, used: Callable[[int], int]) -> None:
-        self._resource = what
+    def __init__(self, group: int, resource_number: int, measure_limit: Callable[[int], int]) -> None:
+        self._resource = resource_number
         self._former_limits: dict[int, tuple[int, int]] = {}
         for pid in list_processes_in_group(group):
             with suppress(ProcessLookupError, FileNotFoundError):
-                _, most = resource.prlimit(pid, what)
-                self._former_limits[pid] = resource.prlimit(pid, what, (used(pid), most))
+                _, hard_limit = resource.prlimit(pid, resource_number)
+                self._former_limits[pid] = resource.prlimit(pid, resource_number, (measure_limit(pid), hard_limit))
 
     @classmethod
     def descriptors(cls, group: int) -> Self:
@@ -136,8 +140,8 @@ class ResourceLimit:
 def can_limit_threads() -> bool:
     """Return whether this user can create control groups that limit threads."""
     try:
-        (PIDS / "leasehold-chaos").mkdir()
-        (PIDS / "leasehold-chaos").rmdir()
+        (PIDS_CONTROLLER / "leasehold-chaos").mkdir()
+        (PIDS_CONTROLLER / "leasehold-chaos").rmdir()
     except OSError:
         return False
     return True
@@ -145,4 +149,4 @@ def can_limit_threads() -> bool:
 
 def _find_own_group() -> str:
     lines = (line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines())
-    return next(words[2].lstrip("/") for words in lines if words[1] == "pids")
+    return next(fields[2].lstrip("/") for fields in lines if fields[1] == "pids")

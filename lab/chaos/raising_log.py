@@ -1,4 +1,4 @@
-"""A logging handler and filter that raise exceptions for some lines, while a file orders it."""
+"""A logging handler and filter that raise exceptions for some lines while a control file requests it."""
 
 import itertools
 import logging
@@ -14,11 +14,11 @@ RAISED = (
 )
 
 
-class RaisingLog(logging.Handler):
+class RaisingLogHandler(logging.Handler):
     """A log handler and filter such as a user's program might install.
 
     Attributes:
-        orders: The file that contains the current order.
+        orders: The control file, which contains the current order.
     """
 
     def __init__(self, orders: Path) -> None:
@@ -40,16 +40,16 @@ class RaisingLog(logging.Handler):
             if isinstance(logger, logging.Logger):
                 logger.removeFilter(self._filter)
 
-    def handle(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  as the base class has it
-        """Raise an exception if the file orders it."""
-        self._raise_if_ordered()
+    def handle(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  the base class's signature
+        """Raise an exception if the control file requests it."""
+        self._raise_if_requested()
         return True
 
     def _filter(self, _record: logging.LogRecord) -> bool:
         if next(self._lines) % 2:
-            self._raise_if_ordered()
+            self._raise_if_requested()
         return True
 
-    def _raise_if_ordered(self) -> None:
+    def _raise_if_requested(self) -> None:
         if self.orders.read_text() == ORDER:
             raise next(self._errors)

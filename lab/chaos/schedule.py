@@ -16,7 +16,7 @@ class FaultKind:
 
     Attributes:
         what: The name of the fault.
-        line: The line of a worker that fails ("store", "goal" or "stream"), or "" if the fault is not about a line.
+        line: The proxy (line) of a worker that fails: "store", "goal" or "stream", or "" if the fault has none.
         seconds: The shortest and the longest duration. A killed worker is restarted after this time.
         common: Whether the fault affects a service, and therefore all workers.
     """
@@ -47,7 +47,7 @@ class Fault:
             self.worker and f"of {self.worker}",
         )
         duration_text = f"for {self.seconds:.1f} s" if self.seconds else ""
-        return " ".join(word for word in (*description_parts, duration_text) if word)
+        return " ".join(part for part in (*description_parts, duration_text) if part)
 
 
 def draw_schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers: Sequence[str]) -> tuple[Fault, ...]:
@@ -56,20 +56,20 @@ def draw_schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers
     Every kind of fault occurs once before any kind occurs again. At any time, more than half of the workers have no
     fault, so that they can take over the shards of the others.
     """
-    random_draw = random.Random(f"chaos of plain workers {seed}")  # noqa: S311  a seed is the point
+    rng = random.Random(f"chaos of plain workers {seed}")  # noqa: S311  a seed is the point
     busy_until: dict[str, float] = {}
     faults: list[Fault] = []
     unused_kinds: list[FaultKind] = []
-    t = 0.0
-    while (t := t + random_draw.uniform(*SPACING_SECONDS)) < seconds:
-        unused_kinds = unused_kinds or random_draw.sample(kinds, len(kinds))
-        free_workers = [worker for worker in workers if busy_until.get(worker, 0.0) <= t]
+    start_seconds = 0.0
+    while (start_seconds := start_seconds + rng.uniform(*SPACING_SECONDS)) < seconds:
+        unused_kinds = unused_kinds or rng.sample(kinds, len(kinds))
+        free_workers = [worker for worker in workers if busy_until.get(worker, 0.0) <= start_seconds]
         for kind in unused_kinds:
             fault = Fault(
-                round(t, 1),
+                round(start_seconds, 1),
                 kind,
-                "" if kind.common or not free_workers else random_draw.choice(free_workers),
-                round(random_draw.uniform(*kind.seconds), 1),
+                "" if kind.common or not free_workers else rng.choice(free_workers),
+                round(rng.uniform(*kind.seconds), 1),
             )
             if _is_allowed(fault, busy_until, len(workers) - len(free_workers), len(workers)) and fault.until < seconds:
                 faults.append(fault)
@@ -80,7 +80,7 @@ def draw_schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers
 
 
 def _is_allowed(fault: Fault, busy_until: Mapping[str, float], busy_workers: int, workers: int) -> bool:
-    """Return whether the fault would be the only one of a service, or spare more than half of the workers."""
+    """Return whether the fault would be the only fault of a service, or leave more than half of the workers unaffected."""
     if fault.kind.common:
         return busy_until.get("", 0.0) <= fault.at
     return bool(fault.worker) and 2 * (busy_workers + 1) < workers

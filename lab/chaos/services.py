@@ -30,7 +30,7 @@ from leasehold_lab.standins.node import Service
 from leasehold_lab.standins.postgres import DATABASE, USER, run_postgres
 from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string, run_azurite, run_dynalite
 
-OPENINGS = 5
+OPEN_ATTEMPTS = 5
 STORES = ("dynamodb", "azblob", "sqlite", "s3", "gcs", "postgres")
 
 
@@ -67,12 +67,12 @@ class ServiceControl:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def restart(self, between: Callable[[], object] = lambda: None) -> None:
-        """Stop the service, call `between`, and start the service again on another port."""
+    def restart(self, while_stopped: Callable[[], object] = lambda: None) -> None:
+        """Stop the service, call `while_stopped`, and start the service again on another port."""
         if self.service.name == "postgres":  # at other signals, it waits until all clients have disconnected
             os.kill(next(list_descendants(self.service.pid)), signal.SIGINT)
         self._stack.close()
-        between()
+        while_stopped()
         self.service = self._stack.enter_context(self.begin())
 
     def close(self) -> None:
@@ -89,9 +89,9 @@ class Table:
         control: The service, or None if the table is a file on `disk`.
         secret: Additional environment variables of a worker. They may contain {endpoint}, too.
         refused: The error responses with which the service rejects requests.
-        dated: Whether the service rejects requests that were signed at a very different time.
+        dated: Whether the service rejects requests whose signature has a very different time.
         wired: Whether the proxy of the service forwards bytes without parsing them into requests.
-        lasts: Whether the data of the service survives a restart.
+        lasts: Whether the service's data survives a restart.
     """
 
     url: str
@@ -125,15 +125,15 @@ def open_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator
             table = Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
         else:
             (data_folder := folder / store).mkdir(parents=True)
-            if store == "postgres":  # if we are root, it runs as another user, who may not read this folder
+            if store == "postgres":  # if we are root, it runs as another user, which cannot read this folder
                 data_folder = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-chaos-")))
                 data_folder.chmod(0o755)
             try:
                 control = ServiceControl(_choose_service(store, data_folder))
-            except ServiceError as missing:
-                raise ServiceMissing(str(missing)) from missing
+            except ServiceError as exc:
+                raise ServiceMissing(str(exc)) from exc
             stack.callback(control.close)
-            table = _MADE[store](name, hub, control)
+            table = _TABLE_MAKERS[store](name, hub, control)
         separator = "&" if "?" in table.url else "?"
         yield evolve(table, url=f"{table.url}{separator}layout={layout}") if layout else table
 
@@ -143,7 +143,7 @@ def open_driver_store(url: str) -> Store:
 
     On a busy machine, this may take several tries. The last one has the usual timeout.
     """
-    for _ in range(OPENINGS):
+    for _ in range(OPEN_ATTEMPTS):
         with suppress(OutcomeUnknown):
             return open_store(url, request_seconds=1.0)
     return open_store(url)
@@ -196,7 +196,7 @@ def _make_postgres_table(name: str, _hub: str, control: ServiceControl) -> Table
     return Table(f"postgres://{{endpoint}}/{DATABASE}?user={USER}&table={table}", control, wired=True)
 
 
-_MADE = {
+_TABLE_MAKERS = {
     "dynamodb": _make_dynamodb_table,
     "azblob": _make_azblob_table,
     "s3": _make_s3_table,

@@ -12,7 +12,7 @@ from attrs import define, field
 from leasehold_lab.demo.child import Child
 
 COMMAND = "command"
-"""The name of the swap command's own lines to the tables."""
+"""The name under which the swap command gets proxies (lines) of its own to the tables."""
 RUN_SECONDS = 1.5, 8.0
 """The shortest and the longest time in seconds after which a command is killed.
 
@@ -40,12 +40,12 @@ class SwapOperator:
     over: bool = False
     runs: int = 0
     kills: int = 0
-    backs: int = 0
+    backward_runs: int = 0
     last_output: str = ""
     """The last output of a command that was rejected or that failed."""
     _draw: random.Random = field(init=False)
     _child: Child | None = None
-    _back: bool = False
+    _is_backward_run: bool = False
     _until: float = 0.0
 
     def __attrs_post_init__(self) -> None:
@@ -53,9 +53,7 @@ class SwapOperator:
 
     def __str__(self) -> str:
         state = "over" if self.over else "NOT OVER"
-        return (
-            f"{state}; the command ran {self.runs} times, {self.backs} of them back, and was killed {self.kills} times"
-        )
+        return f"{state}; the command ran {self.runs} times, {self.backward_runs} of them back, and was killed {self.kills} times"
 
     @property
     def group(self) -> int:
@@ -71,7 +69,7 @@ class SwapOperator:
         return "".join(output_texts).strip().rpartition("\n")[2] or "no look"
 
     def tick(self) -> None:
-        """Start the command if none is running, kill it when its time is over, and record how it ended."""
+        """Start the command if none is running, kill it when its time is up, and record how it ended."""
         now = time.monotonic()
         child = self._child
         if child is None:
@@ -80,10 +78,10 @@ class SwapOperator:
         elif not child.is_running:
             if child.wait():
                 self.last_output = child.last_output
-            elif not self._back:
+            elif not self._is_backward_run:
                 self.over = True
             self._schedule_restart(now)
-        elif now >= self._until and not (self.may_finish and not self._back):
+        elif now >= self._until and not (self.may_finish and not self._is_backward_run):
             self.kill()
             self._schedule_restart(now)
 
@@ -97,9 +95,9 @@ class SwapOperator:
 
     def _start_command(self, now: float) -> None:
         # The first run moves leases to TO, because none can be moved back yet.
-        self._back = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
-        self.runs, self.backs = self.runs + 1, self.backs + self._back
-        back_option = ("--back",) if self._back else ()
+        self._is_backward_run = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
+        self.runs, self.backward_runs = self.runs + 1, self.backward_runs + self._is_backward_run
+        back_option = ("--back",) if self._is_backward_run else ()
         arguments = ("-m", "leasehold.adapters.cli.main", "swap", *self.addresses, "--json", *back_option)
         with patch.dict(os.environ, self.environment):
             self._child = Child(f"{COMMAND}#{self.runs}", arguments, self.folder)

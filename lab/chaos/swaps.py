@@ -31,8 +31,8 @@ PAIRS = (
 
 def create_request(seed: int, seconds: float) -> RunRequest:
     """Return the run that belongs to this seed."""
-    store, layout, to, to_layout = PAIRS[seed % len(PAIRS)]
-    return RunRequest(seed, seconds, "kinesis", store, layout=layout, to=to, to_layout=to_layout)
+    store, layout, to_store, to_layout = PAIRS[seed % len(PAIRS)]
+    return RunRequest(seed, seconds, "kinesis", store, layout=layout, to=to_store, to_layout=to_layout)
 
 
 def main() -> int:
@@ -51,14 +51,18 @@ def main() -> int:
             run_request = create_request(seed, arguments.seconds)
             try:
                 outcomes.append(run_chaos(run_request, Path(folder), print_to_stderr))
-            except ServiceMissing as missing:
-                sys.stdout.write(f"{run_request.store} TO {run_request.to} IS NOT TRIED: {missing}\n\n")
+            except ServiceMissing as exc:
+                sys.stdout.write(f"{run_request.store} TO {run_request.to} IS NOT TRIED: {exc}\n\n")
                 continue
         sys.stdout.write(f"{outcomes[-1]}\n\n")
         sys.stdout.flush()
-    failed_seeds = [each.request.seed for each in outcomes if not each.verdict.ok]
-    sent, lost = (sum(getattr(each.verdict, what) for each in outcomes) for what in ("produced", "lost"))
-    sys.stdout.write(f"{len(outcomes)} swaps, {sent:,} records, {lost} lost; not good: {failed_seeds or 'none'}\n")
+    failed_seeds = [run_outcome.request.seed for run_outcome in outcomes if not run_outcome.verdict.ok]
+    sent_count, lost_count = (
+        sum(getattr(run_outcome.verdict, count_name) for run_outcome in outcomes) for count_name in ("produced", "lost")
+    )
+    sys.stdout.write(
+        f"{len(outcomes)} swaps, {sent_count:,} records, {lost_count} lost; not good: {failed_seeds or 'none'}\n"
+    )
     return 1 if failed_seeds else 0
 
 

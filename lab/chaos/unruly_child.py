@@ -25,20 +25,20 @@ TRUE_CLOCK = 5
 SLOW_SECONDS = 2.0
 GONE_SECONDS = 10.0
 CHANCE = 0.3
-CHECKPOINTS = 0.3
-"""The share of messages that are followed by a checkpoint."""
+CHECKPOINT_PROBABILITY = 0.3
+"""The probability that a checkpoint follows a message."""
 
 
 class EventFile:
     """The event file of one daemon's process, for one shard."""
 
-    def __init__(self, to: Path, shard: str) -> None:
-        self._to, self._shard = to, shard
-        self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def __init__(self, path: Path, shard: str) -> None:
+        self._to, self._shard = path, shard
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, event: str, records: list[dict[str, Any]] | None = None) -> None:
         """Write one event, or one event per record. A single write keeps the lines of several children apart."""
-        event_lines = [{"event": event}] if records is None else [_build_record_fields(each) for each in records]
+        event_lines = [{"event": event}] if records is None else [_build_record_fields(record) for record in records]
         common_fields = {"t": round(time.clock_gettime(TRUE_CLOCK) * 1000), "worker": "", "shard": self._shard}
         os.write(self._file, "".join(json.dumps(common_fields | line) + "\n" for line in event_lines).encode())
 
@@ -68,21 +68,21 @@ def _build_record_fields(message_record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_running(group: int) -> bool:
-    """Return whether a process of this group is running, which a zombie is not."""
+    """Return whether a process of this group is running. Zombies do not count."""
     for process_folder in Path("/proc").iterdir():
         try:
-            state, _, of_group = (process_folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            process_state, _, process_group = (process_folder / "stat").read_text().rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue
-        if int(of_group) == group and state not in "ZX":
+        if int(process_group) == group and process_state not in "ZX":
             return True
     return False
 
 
 def main(event_path: Path, orders: Path) -> None:
     """Respond to every message, except as ordered."""
-    random_draw = random.Random()  # noqa: S311  when to misbehave
-    event_file, outcome, number = None, "", None
+    rng = random.Random()  # noqa: S311  when to misbehave
+    event_file, outcome, last_sequence_number = None, "", None
     for line in sys.stdin:
         message = json.loads(line)
         action = message["action"]
@@ -90,28 +90,30 @@ def main(event_path: Path, orders: Path) -> None:
             event_file = EventFile(event_path, message["shardId"])
             event_file.begin()
         assert event_file is not None
-        order = orders.read_text()
+        current_order = orders.read_text()
         misbehavior = (
-            order.removeprefix("child ") if order.startswith("child ") and random_draw.random() < CHANCE else ""
+            current_order.removeprefix("child ") if current_order.startswith("child ") and rng.random() < CHANCE else ""
         )
         records = message.get("records", [])
-        split_at = random_draw.randint(0, len(records)) if misbehavior else len(records)
-        if records[:split_at]:
-            event_file.write("record", records[:split_at])
-            number = records[split_at - 1]["sequenceNumber"]
+        split_index = rng.randint(0, len(records)) if misbehavior else len(records)
+        if records[:split_index]:
+            event_file.write("record", records[:split_index])
+            last_sequence_number = records[split_index - 1]["sequenceNumber"]
         if misbehavior == "slow":
             time.sleep(SLOW_SECONDS)
         elif misbehavior and misbehavior != "forget":
-            # Misbehave before the rest is recorded, so that records are lost if the daemon treats the message as
-            # handled.
-            misbehave(misbehavior, random_draw)
-        if records[split_at:]:
-            event_file.write("record", records[split_at:])
-            number = records[-1]["sequenceNumber"]
+            # Misbehave before the remaining records are written to the event file. If the daemon then treats the message
+            # as handled, the judge reports those records as lost.
+            misbehave(misbehavior, rng)
+        if records[split_index:]:
+            event_file.write("record", records[split_index:])
+            last_sequence_number = records[-1]["sequenceNumber"]
         if misbehavior != "forget" and (
-            action in {"shutdownRequested", "shardEnded"} or (records and random_draw.random() < CHECKPOINTS)
+            action in {"shutdownRequested", "shardEnded"} or (records and rng.random() < CHECKPOINT_PROBABILITY)
         ):
-            outcome = try_checkpoint(number if records or action == "shutdownRequested" else None, at_end=not records)
+            outcome = try_checkpoint(
+                last_sequence_number if records or action == "shutdownRequested" else None, at_end=not records
+            )
         if action == "leaseLost" or (action == "shardEnded" and outcome == "stored"):
             event_file.write("lease-lost" if action == "leaseLost" else "shard-ended")
         send({"action": "status", "responseFor": action})

@@ -1,4 +1,4 @@
-"""Runs `leasehold multilang` on the stream and the store of a run, which a .properties file cannot express.
+"""Runs `leasehold multilang` on the stream and the store of a run. A .properties file cannot name them.
 
     python lab/chaos/unruly_daemon.py WRITES SOURCE STORE CYCLE_SECONDS FILE …
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from raising_log import RaisingLog
+from raising_log import RaisingLogHandler
 from written import record_writes
 
 from leasehold.adapters import consuming
@@ -22,11 +22,11 @@ from leasehold.adapters.options import Options
 if __name__ == "__main__":
     writes, source, store, cycle_seconds = (sys.argv.pop(1) for _ in range(4))
 
-    def consumption_of_run(_source: str, _store: str, handling: Any, options: Options, named: Any) -> Consumption:  # noqa: ANN401  as the function it stands for
+    def check_options_of_run(_source: str, _store: str, handling: Any, options: Options, named: Any) -> Consumption:  # noqa: ANN401  as in the function that it replaces
         """Return the consumption with the run's stream, store and cycle time, which also reads recreated streams."""
         options = options | {"set": {"cycle_seconds": float(cycle_seconds)}, "if_recreated": "TRIM_HORIZON"}
         return consuming.check_consumption_options(source, store, handling, options, named)
 
-    RaisingLog(Path(os.environ["CHAOS_ORDERS"])).install()
-    with record_writes(Path(writes)), patch.object(multilang, "check_consumption_options", consumption_of_run):
+    RaisingLogHandler(Path(os.environ["CHAOS_ORDERS"])).install()
+    with record_writes(Path(writes)), patch.object(multilang, "check_consumption_options", check_options_of_run):
         multilang.app()

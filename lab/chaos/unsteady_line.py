@@ -10,10 +10,10 @@ from faulty_line import Fault, Late, Line, Refused, Reset, Silent, laid
 from schedule import FaultKind
 
 SLOW_SERVICE = "slow service"
-"""A fault of streams only. If a table responded this late, the worker would lose its leases, as it should."""
+"""A fault of streams only. If a table responded so slowly, the worker would rightly lose its leases."""
 HTTP_FAULTS = ("late", "silent", "reset", "lost replies", "refused", "slow listings", "parted")
 REQUESTS_ONLY, RESPONSES_ONLY, WRITES_UNANSWERED = ONE_WAY = "requests only", "responses only", "writes unanswered"
-"""Faults in which a line carries only one direction. Each lasts longer than a shard may wait for its worker."""
+"""Faults in which a line carries only one direction. They last longer than a shard may wait for its worker."""
 ONE_WAY_SECONDS = (30.0, 36.0)
 
 SLOW_DOWN = (
@@ -23,7 +23,7 @@ SLOW_DOWN = (
 BUSY = Refused("ServerBusy", 503), Refused("InternalError", 500), Refused("SlowDown", 503)
 WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "PUT", "POST", "PATCH", "DELETE"})
 LISTINGS = frozenset({"Scan", "List", "ListShards", "BatchGetItem"})
-SHARE = 0.5
+FAULT_PROBABILITY = 0.5
 """The fraction of requests that fail under a condition, unless the condition affects all requests."""
 
 
@@ -38,7 +38,7 @@ def list_one_way_kinds(line: str, *, writes: bool = False) -> tuple[FaultKind, .
 
 
 @define
-class UnsteadyLine(Line):
+class FaultyWorkerLine(Line):
     """Chooses a random fault for each request while a condition lasts.
 
     Attributes:
@@ -82,23 +82,25 @@ class UnsteadyLine(Line):
             "lost replies": Reset(late=True),
             "refused": self._draw.choice(self.refused),
         }
-        return faults[what] if self._draw.random() < SHARE else None
+        return faults[what] if self._draw.random() < FAULT_PROBABILITY else None
 
 
 @frozen
 class Lines:
     """The lines of all workers to one service, one line for each worker."""
 
-    _lines: Mapping[str, UnsteadyLine]
+    _lines: Mapping[str, FaultyWorkerLine]
 
     @classmethod
     @contextmanager
     def laid(cls, to: str, workers: Sequence[str], seed: str, refused: tuple[Refused, ...]) -> Iterator[Self]:
         """Open the lines for the duration of the block."""
         with ExitStack() as stack:
-            lines_by_worker = {worker: UnsteadyLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers}
-            for each in lines_by_worker.values():
-                stack.enter_context(laid(each))
+            lines_by_worker = {
+                worker: FaultyWorkerLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers
+            }
+            for proxy in lines_by_worker.values():
+                stack.enter_context(laid(proxy))
             yield cls(lines_by_worker)
 
     def url(self, worker: str) -> str:
@@ -107,8 +109,8 @@ class Lines:
 
     def redirect(self, url: str) -> None:
         """Connect the lines to the service's new address."""
-        for each in self._lines.values():
-            each.to = url
+        for proxy in self._lines.values():
+            proxy.to = url
 
     def begin(self, what: str, worker: str) -> None:
         """Begin a condition on the line of this worker."""
@@ -120,4 +122,4 @@ class Lines:
     @property
     def met(self) -> int:
         """The number of requests that had a fault."""
-        return sum(each.met for each in self._lines.values())
+        return sum(proxy.met for proxy in self._lines.values())

@@ -11,7 +11,7 @@ from wire import Wire
 from leasehold_lab.standins.node import HOST
 
 WIRE_FAULTS = ("late", "silent", "reset", "parted")
-LOST_REPLIES = "lost replies"
+LOST_RESPONSES = "lost replies"
 """Requests arrive, but their connection is closed in place of a response. New connections get no response either."""
 LATE_SECONDS = 0.8
 
@@ -46,7 +46,7 @@ class SharedWire:
         self.wire.to = urlsplit(url).port or 0
 
     def begin(self, what: str, worker: str) -> None:
-        """Begin a fault of WIRE_FAULTS or ONE_WAY, or LOST_REPLIES, for this worker."""
+        """Begin a fault of WIRE_FAULTS or ONE_WAY, or LOST_RESPONSES, for this worker."""
         match what:
             case "late":
                 self.wire.delay(worker, LATE_SECONDS)

@@ -26,7 +26,7 @@ Result = Literal["done", "lost", "unknown"]
 def read_true_time() -> float:
     """Return the true time in seconds since 1970, even if the clock is stepped.
 
-    It lags by some milliseconds, but equally in all processes.
+    The time lags by some milliseconds, but by the same amount in all processes.
     """
     return time.clock_gettime(TRUE_CLOCK)
 
@@ -34,13 +34,13 @@ def read_true_time() -> float:
 class RecordingStore(PassingStore):
     """A store that records each write with its outcome, and with the times of the request and the response."""
 
-    def __init__(self, store: Store, to: Path, clock: Callable[[], float] = read_true_time) -> None:
+    def __init__(self, store: Store, path: Path, clock: Callable[[], float] = read_true_time) -> None:
         super().__init__(store)
         self._clock = clock
-        self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, write: Write) -> Outcome:
-        """Pass on the write, and record it. If an exception is raised, the outcome is unknown."""
+        """Forward the write, and record it. If an exception is raised, the outcome is unknown."""
         send_time = self._clock()
         try:
             outcome = super().write(write)
@@ -54,9 +54,9 @@ class RecordingStore(PassingStore):
         super().close()
         os.close(self._file)
 
-    def _record(self, sent: float, write: Write, outcome: Result, row: Lease | None) -> None:
+    def _record(self, send_time: float, write: Write, outcome: Result, row: Lease | None) -> None:
         entry: dict[str, Any] = {
-            "sent": sent,
+            "sent": send_time,
             "verb": VERBS[type(write)],
             "shard": write.lease.shard,
             "seen": write.lease.owner,

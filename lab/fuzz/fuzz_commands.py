@@ -50,12 +50,12 @@ def _listed(body: bytes) -> None:
 
 
 def _reset(body: bytes) -> None:
-    for each in parse_resets(body):
-        format_position(each.was)
-        format_position(each.wanted)
+    for planned_reset in parse_resets(body):
+        format_position(planned_reset.was)
+        format_position(planned_reset.wanted)
 
 
-def _duration(text: str) -> None:
+def _parse_duration(text: str) -> None:
     assert parse_duration(text) >= 0
 
 
@@ -76,20 +76,20 @@ def _record(line: str) -> None:
         assert isinstance(json.loads(row), dict)
 
 
-def _produced_to(url: str) -> None:
+def _open_producer(url: str) -> None:
     try:
-        producing.open_producer(url, {"linger_ms": -1})  # refused before anything is asked of a stream
-    except ValueError as refused:
-        if not str(refused).startswith("linger_ms: "):
+        producing.open_producer(url, {"linger_ms": -1})  # rejected before any request is sent
+    except ValueError as exc:
+        if not str(exc).startswith("linger_ms: "):
             raise
 
 
 def _lines(body: bytes) -> None:
-    for how in ("line", "field:2", "json:customer", "fixed:a"):
-        produce._make_key_function(how, ",")(body).encode()
+    for key_option in ("line", "field:2", "json:customer", "fixed:a"):
+        produce._make_key_function(key_option, ",")(body).encode()
 
 
-def _offset(stored: Any) -> None:  # noqa: ANN401  whatever Spark kept
+def _offset(stored: Any) -> None:  # noqa: ANN401  any value that Spark stored
     offset = decode_offset(stored)
     assert decode_offset(json.loads(json.dumps(encode_offset(offset)))) == offset
 
@@ -102,19 +102,19 @@ def _texts(document: object) -> dict[str, str]:
     )
 
 
-def _of_event_hubs(parameters: object) -> None:
-    secret = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={SECRET}="
-    with patch.dict(os.environ, {CONNECTION_STRING: secret}), forbid_repeating(SECRET):
+def _parse_event_hub_options(parameters: object) -> None:
+    connection_string = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={SECRET}="
+    with patch.dict(os.environ, {CONNECTION_STRING: connection_string}), forbid_repeating(SECRET):
         assert SECRET not in repr(parse_event_hubs_options(_texts(parameters)))
 
 
-def _letter(line: bytes) -> None:
-    letter = dead_letter_from(line)
-    assert dead_letter_from(letter.line) == letter
-    assert sort_key_of(letter.name) is not None
+def _parse_dead_letter(line: bytes) -> None:
+    dead_letter = dead_letter_from(line)
+    assert dead_letter_from(dead_letter.line) == dead_letter
+    assert sort_key_of(dead_letter.name) is not None
 
 
-def _child_line(line: bytes) -> None:
+def _receive_child_line(line: bytes) -> None:
     """Assert that no line of a child raises an exception, and that only stored checkpoints are acknowledged."""
     conversation = Conversation("s-0", Position("5"))
     conversation.send_initialize()
@@ -130,7 +130,7 @@ def _child_line(line: bytes) -> None:
     conversation.data_to_send()
 
 
-def _letter_place(url: str) -> None:
+def _parse_dead_letter_url(url: str) -> None:
     split_url(url, "letters", sinks._SCHEMES)
 
 
@@ -138,13 +138,17 @@ COMMANDS = (
     FuzzTarget(
         "dead-letters",
         ("adapters/consumer/dead_letters/dead_letter.py",),
-        _letter,
+        _parse_dead_letter,
         (BadDeadLetter,),
         pack=encode_as_json,
     ),
-    FuzzTarget("child-lines", ("adapters/multilang/protocol.py",), _child_line, pack=encode_as_json),
+    FuzzTarget("child-lines", ("adapters/multilang/protocol.py",), _receive_child_line, pack=encode_as_json),
     FuzzTarget(
-        "letter-urls", ("adapters/consumer/dead_letters/sinks.py",), _letter_place, (ValueError,), "letters URL: "
+        "letter-urls",
+        ("adapters/consumer/dead_letters/sinks.py",),
+        _parse_dead_letter_url,
+        (ValueError,),
+        "letters URL: ",
     ),
     FuzzTarget(
         "plan-documents",
@@ -155,7 +159,7 @@ COMMANDS = (
     ),
     FuzzTarget("listings-to-plan", ("adapters/json_form.py",), _listed, (BadJsonField,), pack=encode_as_json),
     FuzzTarget("reset-plans", ("adapters/cli/reset.py",), _reset, (ValueError,), "--plan: ", pack=encode_as_json),
-    FuzzTarget("durations", ("adapters/inputs.py",), _duration, (ValueError,), "'|\""),
+    FuzzTarget("durations", ("adapters/inputs.py",), _parse_duration, (ValueError,), "'|\""),
     FuzzTarget("moments", ("adapters/inputs.py",), _moment, (ValueError,), "--to: |--timestamp-ms: "),
     FuzzTarget("shifts", ("adapters/inputs.py",), parse_shift_seconds, (ValueError,), "--shift-by: |'|\""),
     FuzzTarget("settings", ("adapters/inputs.py",), _options, (ValueError, BadJsonField), "--set: |"),
@@ -170,7 +174,7 @@ COMMANDS = (
         (ValueError,),
         "--key: ",
     ),
-    FuzzTarget("produce-urls", ("adapters/producing.py",), _produced_to, (ValueError,), "SOURCE URL: "),
+    FuzzTarget("produce-urls", ("adapters/producing.py",), _open_producer, (ValueError,), "SOURCE URL: "),
     FuzzTarget(
         "fleet-sizes", ("leasehold_lab/commands/simulate.py",), simulate._parse_sizes, (ValueError,), "workers: "
     ),
@@ -188,7 +192,7 @@ COMMANDS = (
     FuzzTarget(
         "hub-options",
         ("adapters/spark/options.py", "adapters/spark/event_hubs/options.py"),
-        _of_event_hubs,
+        _parse_event_hub_options,
         (ValueError,),
         "option |EVENTHUBS_CONNECTION_STRING: ",
     ),

@@ -51,7 +51,7 @@ START = Position("1", 1)
 SECRET = "hush0hush1"  # noqa: S105  not a real secret
 
 
-def _sealed(body: Any) -> bytes:  # noqa: ANN401  bytes
+def _seal_aggregate(body: Any) -> bytes:  # noqa: ANN401  bytes
     return bytes(MAGIC + body + hashlib.md5(body, usedforsecurity=False).digest())
 
 
@@ -61,15 +61,15 @@ def _change(data: bytes) -> None:
     assert isinstance(change.keys, dict)
 
 
-def _change_row(data: bytes) -> None:
+def _convert_change_row(data: bytes) -> None:
     try:
         row = json.loads(data)
-        image = row["dynamodb"]
-        if (created := image.get("ApproximateCreationDateTime")) is not None:  # boto3 parses it into a datetime
-            image["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
+        change = row["dynamodb"]
+        if (created := change.get("ApproximateCreationDateTime")) is not None:  # boto3 parses it into a datetime
+            change["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
         record = convert_record(row)
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
-        raise ValueError("no change") from odd  # a record that no poller returns
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
+        raise ValueError("no change") from exc  # a record that no poller returns
     rows = table_changes.make_columns().rows(Lease("shard-0"), [record])
     assert rows.column("sequenceNumber").to_pylist() == [record.sequence_number]
 
@@ -85,17 +85,19 @@ def _aggregate(data: bytes) -> None:
     location = locate(data, len(MAGIC), len(data) - 16)
     if location and records.reason is Reason.AGGREGATED:
         located_records = cast("list[Record]", [*LocatedRecords(data, *location, number="1", arrived=None)])
-        assert [(each.partition_key, each.explicit_hash_key, each.data) for each in located_records] == [*records.rows]
+        assert [(record.partition_key, record.explicit_hash_key, record.data) for record in located_records] == [
+            *records.rows
+        ]
     deaggregate(data, "k", None, None, strict=True)
 
 
-def _mark(data: bytes) -> None:
+def _split_and_prepend_mark(data: bytes) -> None:
     mark, rest = split_mark(data)
     assert data == (rest if mark is None else prepend_mark(rest, mark))
     assert mark is None or mark.epoch < EPOCHS
 
 
-# Answers of Kinesis
+# Responses of Kinesis
 
 
 @cache
@@ -108,18 +110,18 @@ def _client() -> "tuple[KinesisClient, Spoken]":
 
 
 def _answered(body: bytes, form: str) -> None:
-    # Test the C code before the reader, because the reader rejects broken input that the C code must also survive.
-    if (in_c := scan()) is not None:
+    # Call the C code before the reader, because the reader rejects some broken input that the C code must survive, too.
+    if (c_scanner := scan()) is not None:
         for end in (*range(0, len(body), max(1, len(body) // 8)), len(body)):  # few generated values end within a row
-            if (found := in_c.viewed(body[:end])) is not None:
+            if (view := c_scanner.viewed(body[:end])) is not None:
                 with suppress(ValueError):
-                    in_c.columns(body[:end], *found[:4])
+                    c_scanner.columns(body[:end], *view[:4])
     client, canned_responses = _client()
-    for kind in (Poller, ArrowPoller):
-        reader = kind(client, "orders", "shardId-0", START, HASH_KEYS)
+    for poller_class in (Poller, ArrowPoller):
+        reader = poller_class(client, "orders", "shardId-0", START, HASH_KEYS)
         reader._iterator = "i-1"
         canned_responses.answers[:] = [Answer(body, form)] * 4
-        with patch.object(forms, "SCAN", new=in_c):  # as in a wheel; cbor2 reads what the C code declines
+        with patch.object(forms, "SCAN", new=c_scanner):  # as in a wheel; cbor2 reads what the C code declines
             _batch(reader.read())
 
 
@@ -132,8 +134,8 @@ def _batch(batch: Batch) -> None:
         batch.in_columns(batch.records)
 
 
-def _sent(event: object) -> None:
-    """Return an event of a subscription as botocore passes it on."""
+def _read_fan_out_event(event: object) -> None:
+    """Let a fan-out reader read an event of a subscription, in the form in which botocore returns it."""
     if not isinstance(event, dict):
         return
 
@@ -160,19 +162,22 @@ def _sent(event: object) -> None:
 def _listed(body: bytes) -> None:
     client, canned_responses = _client()
     stream_source = KinesisSource(client, "orders")
-    for ask in (stream_source.shards, stream_source.identity):
+    for request in (stream_source.shards, stream_source.identity):
         canned_responses.answers[:] = [Answer(body)] * 2
-        ask()
+        request()
 
 
-def _streamed(document: Any) -> bytes:  # noqa: ANN401  messages as (headers, payload), the prelude perhaps another
+def _encode_event_stream(document: Any) -> bytes:  # noqa: ANN401  messages with headers, a payload, and perhaps wrong sizes
     """Return messages of an event stream, each with correct checksums."""
     body = b""
     for message in document if isinstance(document, list) else ():
         if isinstance(message, dict):
             headers, payload = (_bytes(message.get(part)) for part in ("headers", "payload"))
-            total, head = message.get("total", 16 + len(headers) + len(payload)), message.get("head", len(headers))
-            prelude = pack(">II", *(_least_32(size) for size in (total, head)))
+            total_size, header_size = (
+                message.get("total", 16 + len(headers) + len(payload)),
+                message.get("head", len(headers)),
+            )
+            prelude = pack(">II", *(_lowest_32_bits(size) for size in (total_size, header_size)))
             framed_message = prelude + pack(">I", crc32(prelude)) + headers + payload
             body += framed_message + pack(">I", crc32(framed_message))
     return body
@@ -182,7 +187,7 @@ def _bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode(errors="replace")
 
 
-def _least_32(size: object) -> int:
+def _lowest_32_bits(size: object) -> int:
     return size & 0xFFFF_FFFF if isinstance(size, int) else 0
 
 
@@ -198,13 +203,13 @@ def _event(document: object) -> None:
     if not isinstance(document, dict) or not isinstance(annotations := document.get("annotations"), dict):
         return
     raw_annotations = {name.encode(errors="replace"): value for name, value in annotations.items()}
-    kind = document.get("kind") if document.get("kind") in ["data", "value", "sequence"] else "value"
+    body_kind = document.get("kind") if document.get("kind") in ["data", "value", "sequence"] else "value"
     body = document.get("body")
-    if kind == "data":
-        body = [part for part in body if isinstance(part, bytes)] if isinstance(body, list) else [_bytes(body)]
-    if kind == "sequence" and not isinstance(body, list):
+    if body_kind == "data":
+        body = [element for element in body if isinstance(element, bytes)] if isinstance(body, list) else [_bytes(body)]
+    if body_kind == "sequence" and not isinstance(body, list):
         body = [body]
-    message = AmqpAnnotatedMessage(**{f"{kind}_body": body}, annotations=raw_annotations)
+    message = AmqpAnnotatedMessage(**{f"{body_kind}_body": body}, annotations=raw_annotations)
     event = EventData._from_message(cast("Any", None), message)
     record = convert_event(event)
     assert isinstance(record.data, bytes)
@@ -216,7 +221,7 @@ def _connection(text: str) -> None:
         access_by_connection_string(text, "ns.servicebus.windows.net", "orders", "$Default")
 
 
-# Where to begin, and where a source is
+# Start positions, and URLs of sources
 
 
 def _start(document: object) -> None:
@@ -258,9 +263,9 @@ SOURCES = (
         ),
         _aggregate,
         (MalformedAggregate,),
-        pack=_sealed,
+        pack=_seal_aggregate,
     ),
-    FuzzTarget("marks", ("adapters/sources/kinesis/records.py",), _mark),
+    FuzzTarget("marks", ("adapters/sources/kinesis/records.py",), _split_and_prepend_mark),
     FuzzTarget("cbor-answers", ANSWERS, lambda body: _answered(body, CBOR), (SourceError,), pack=cbor2.dumps),
     FuzzTarget(
         "json-answers",
@@ -274,7 +279,7 @@ SOURCES = (
         ("adapters/sources/kinesis/cbor/hooks.py",),
         _subscription,
         (ResponseParserError, EventStreamError, ParserError),
-        pack=_streamed,
+        pack=_encode_event_stream,
     ),
     FuzzTarget(
         "changes",
@@ -287,12 +292,12 @@ SOURCES = (
     FuzzTarget(
         "change-rows",
         ("adapters/spark/kinesis/table_changes.py",),
-        _change_row,
+        _convert_change_row,
         (ValueError,),
         "no change",
         pack=encode_as_json,
     ),
-    FuzzTarget("fan-out-events", ("adapters/sources/kinesis/fan_out.py",), _sent, (SourceError,)),
+    FuzzTarget("fan-out-events", ("adapters/sources/kinesis/fan_out.py",), _read_fan_out_event, (SourceError,)),
     FuzzTarget(
         "shard-listings",
         ("adapters/sources/kinesis/records.py", "adapters/sources/kinesis/source.py"),

@@ -62,21 +62,21 @@ def _read(lease: Lease | Malformed | None) -> Lease | None:
 
 
 def _item(item: object) -> None:
-    if isinstance(item, dict) and (read := _read(to_lease(item))):
-        expected_lease = evolve(read, next_owner=None, leaving=False, yields=read.owner is not None)
-        assert token_of(cast("Lease", to_lease(to_item(read)))) == token_of(expected_lease)
+    if isinstance(item, dict) and (lease := _read(to_lease(item))):
+        expected_lease = evolve(lease, next_owner=None, leaving=False, yields=lease.owner is not None)
+        assert token_of(cast("Lease", to_lease(to_item(lease)))) == token_of(expected_lease)
 
 
 def _reports(items: object) -> None:
     if isinstance(items, list) and all(isinstance(item, dict) for item in items):
         reports = parse_reports(items)
         assert isinstance(reports, Reports)
-        assert all(isinstance(word, str) for stamp in reports.stamps for word in stamp)
+        assert all(isinstance(value, str) for stamp in reports.stamps for value in stamp)
 
 
 @cache
 def _table() -> tuple[DynamoStore, Spoken]:
-    """Return a store whose service sends given responses.
+    """Return a store whose service sends canned responses.
 
     The store is cached, because creating a client takes longer than a hundred scans.
     """
@@ -109,23 +109,23 @@ def _scan(body: bytes) -> None:
 def _row(cells: object) -> None:
     if not isinstance(cells, dict):
         return
-    cell = {
+    cells_by_name = {
         name: value if isinstance(value, str | bytes | float | int | None) else None for name, value in cells.items()
     }
-    row: Any = {**to_row(Lease("s-0")), **{name: cell[name] for name in COLUMNS if name in cell}}
-    if read := _read(row_to_lease(row)):
-        assert token_of(cast("Lease", row_to_lease(cast("Any", to_row(read))))) == token_of(read)
+    row: Any = {**to_row(Lease("s-0")), **{name: cells_by_name[name] for name in COLUMNS if name in cells_by_name}}
+    if lease := _read(row_to_lease(row)):
+        assert token_of(cast("Lease", row_to_lease(cast("Any", to_row(lease))))) == token_of(lease)
 
 
 def _line(text: str) -> None:
-    if read := _read(file._parse_line(1, text)):
-        assert token_of(cast("Lease", file._parse_line(1, file.format_line(read)))) == token_of(read)
+    if lease := _read(file._parse_line(1, text)):
+        assert token_of(cast("Lease", file._parse_line(1, file.format_line(lease)))) == token_of(lease)
 
 
 def _objects(layout: Layout, document: object) -> None:
     parts: dict[str, dict[str, object]] = document if isinstance(document, dict) else {}
     stored = {
-        part: Stored(part, "e", {name: word for name, word in parts[part].items() if isinstance(word, str)})
+        part: Stored(part, "e", {name: text for name, text in parts[part].items() if isinstance(text, str)})
         for part in ("ownership", "checkpoint", "notes")
         if isinstance(parts.get(part), dict)
     }
@@ -141,13 +141,13 @@ def _object_name(name: str) -> None:
 
 
 def _content(body: bytes) -> None:
-    assert {type(word) for pair in s3._parse_body(body).items() for word in pair} <= {str}
+    assert {type(text) for pair in s3._parse_body(body).items() for text in pair} <= {str}
 
 
 def _session_rows(document: object) -> None:
     parts: dict[str, dict[str, object]] = document if isinstance(document, dict) else {}
     lease, session, remarks = (
-        Stored(part, "e", {name: word for name, word in parts[part].items() if isinstance(word, str)})
+        Stored(part, "e", {name: text for name, text in parts[part].items() if isinstance(text, str)})
         if isinstance(parts.get(part), dict)
         else Stored(part, "e", {})
         for part in ("lease", "session", "told")
@@ -177,7 +177,7 @@ def _session_cell(document: object) -> None:
     }
     item["entityType"] = {"S": dynamodb_cells.CELL}
     stored = dynamodb_cells._parse_row("leases", item)
-    assert {type(word) for pair in stored.fields.items() for word in pair} <= {str}
+    assert {type(text) for pair in stored.fields.items() for text in pair} <= {str}
 
 
 def _direct(body: bytes) -> None:
@@ -185,8 +185,8 @@ def _direct(body: bytes) -> None:
     assert response is None or isinstance(response, dict)
 
 
-def _notes(found: object) -> None:
-    pairs = found.items() if isinstance(found, dict) else ()
+def _notes(annotations: object) -> None:
+    pairs = annotations.items() if isinstance(annotations, dict) else ()
     text_annotations = tuple(sorted((name, text) for name, text in pairs if isinstance(text, str)))
     lease = Lease("s-0", owner="ann", annotations=text_annotations)
     assert isinstance(bulletin_of(lease), Bulletin)
@@ -196,12 +196,12 @@ def _notes(found: object) -> None:
 
 
 def _url(url: str) -> None:
-    scheme, place, options = split_store_url(url)
+    scheme, location, options = split_store_url(url)
     check_endpoint(options.get("endpoint"))
     if scheme == "azblob":
         blob._parse_layout(options)
     if scheme == "postgres":
-        postgres.parse_location(place, options)
+        postgres.parse_location(location, options)
 
 
 STORES = (

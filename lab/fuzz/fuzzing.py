@@ -22,7 +22,7 @@ from odd_values import LONG, ODD_TEXTS, odd_texts
 CORPUS = Path(__file__).parent / "corpus"
 
 CPU_SECONDS = 5.0
-"""The CPU time in seconds that parsing a value of some kilobytes may take. A thousandth of it is usual."""
+"""The CPU time in seconds that parsing a value of some kilobytes may take. Usually it takes a thousandth of this."""
 
 Accepted = Callable[[Any], object]
 
@@ -34,9 +34,9 @@ class FuzzTarget:
     Attributes:
         name: The name of the corpus.
         covers: The modules (below leasehold/) whose parsing this target reaches.
-        parse: Parses a value like the samples, or its bytes if there is `pack`. Also asserts facts about the result.
-        refuses: The documented errors. A ValueError must have exactly this type, because Python's own functions raise
-            subclasses of ValueError that name no field.
+        parse: Parses a value like the samples, or its bytes if there is `pack`. It also asserts facts about the result.
+        refuses: The documented errors. A ValueError must be of exactly that class, because Python's own functions raise
+            subclasses of ValueError whose messages name no field.
         says: Prefixes separated by "|". The message of an error must start with one of them, so that it names the
             field.
         pack: Encodes a sample as bytes.
@@ -91,23 +91,23 @@ class FuzzTarget:
         return value if isinstance(value, bytes) and not isinstance(self.samples[0], bytes) else self.pack(value)
 
 
-def obeys_law(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
+def is_accepted(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
     """Parse the value, and return whether it was accepted. Raises any exception that the target does not document."""
     try:
         with limit_cpu_seconds(CPU_SECONDS):
             target.parse(value)
-    except Exception as refusal:
-        if not _is_documented(refusal, target.refuses):
+    except Exception as exc:
+        if not _is_documented(exc, target.refuses):
             raise
-        message = str(refusal)
+        message = str(exc)
         message.encode()  # a message must be encodable
         assert message.startswith(tuple(target.says.split("|"))), f"it names no field: {message[:200]!r}"
         return False
     return True
 
 
-def _is_documented(refusal: Exception, refuses: tuple[type[Exception], ...]) -> bool:
-    return type(refusal) in refuses or (isinstance(refusal, refuses) and not isinstance(refusal, ValueError))
+def _is_documented(exc: Exception, refuses: tuple[type[Exception], ...]) -> bool:
+    return type(exc) in refuses or (isinstance(exc, refuses) and not isinstance(exc, ValueError))
 
 
 @contextmanager
@@ -115,19 +115,19 @@ def forbid_repeating(secret: str) -> Iterator[None]:
     """Raise AssertionError for an error that repeats the secret."""
     try:
         yield
-    except ValueError as refusal:
-        if secret in str(refusal):
-            raise AssertionError("the refusal repeats a secret") from refusal
+    except ValueError as exc:
+        if secret in str(exc):
+            raise AssertionError("the refusal repeats a secret") from exc
         raise
 
 
-class TooSlow(BaseException):
+class CpuTimeExceeded(BaseException):
     """A value used more CPU time than the limit."""
 
 
 @contextmanager
 def limit_cpu_seconds(seconds: float) -> Iterator[None]:
-    """Raise TooSlow if the block uses more CPU time than this. This works in the main thread only."""
+    """Raise CpuTimeExceeded if the block uses more CPU time than this. This works in the main thread only."""
     former_handler = signal.signal(signal.SIGVTALRM, _raise_too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
@@ -138,7 +138,7 @@ def limit_cpu_seconds(seconds: float) -> Iterator[None]:
 
 
 def _raise_too_slow(_signal: int, _frame: FrameType | None) -> Never:
-    raise TooSlow(f"more than {CPU_SECONDS:g} s of the processor")
+    raise CpuTimeExceeded(f"more than {CPU_SECONDS:g} s of the processor")
 
 
 def encode_as_json(document: object) -> bytes:
@@ -165,7 +165,7 @@ def _encode_bytes(value: object) -> dict[str, str]:
 _NUMBERS = (0, 1, -1, 127, 128, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 2**128, 10**30, -(2**63))
 _TOKENS = (b"\0", b"\xff" * 9, b"\x80" * 10, b"[" * 40, b'{"', b"\xed\xa0\x80", b"1e999", b"NaN", b"-", LONG.encode())
 
-_odd: st.SearchStrategy[Any] = st.one_of(
+_odd_values: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
     st.sampled_from(_NUMBERS),
@@ -191,16 +191,16 @@ def near(samples: list[Any]) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def _draw_mutated(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401  bytes or text
+def _draw_mutated(draw: st.DrawFn, samples: list[Any], fragments: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401  bytes or text
     body = draw(st.sampled_from(samples))
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, len(body)))
         end = min(len(body), begin + draw(st.integers(0, 16)))
         match draw(st.sampled_from(("put in", "replace", "remove", "repeat", "cut"))):
             case "put in":
-                body = body[:begin] + draw(pieces) + body[begin:]
+                body = body[:begin] + draw(fragments) + body[begin:]
             case "replace":
-                body = body[:begin] + draw(pieces) + body[end:]
+                body = body[:begin] + draw(fragments) + body[end:]
             case "remove":
                 body = body[:begin] + body[end:]
             case "repeat":
@@ -222,7 +222,7 @@ def _change_one_place(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401  of a
     """Return the value with one change, mostly deep inside."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     if not keys or draw(st.integers(0, 9)) == 0:
-        return draw(_text_near(value) | _odd if isinstance(value, str) else _odd)
+        return draw(_text_near(value) | _odd_values if isinstance(value, str) else _odd_values)
     key = draw(st.sampled_from(keys))
     match draw(st.sampled_from(("go on", "go on", "go on", "remove", "repeat", "wrap"))):
         case "remove":

@@ -25,7 +25,7 @@ from typing import Any, Never
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from fuzzing import FuzzTarget, TooSlow, obeys_law
+from fuzzing import CpuTimeExceeded, FuzzTarget, is_accepted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -46,10 +46,10 @@ class FuzzTrial:
         @given(st.data())
         def try_values(data: st.DataObject) -> None:
             value = data.draw(values)
-            started = time.process_time()
+            start_time = time.process_time()
             self.last_values[:] = [value]
-            obeys_law(target, value)
-            self.count, self.slowest = self.count + 1, max(self.slowest, time.process_time() - started)
+            is_accepted(target, value)
+            self.count, self.slowest = self.count + 1, max(self.slowest, time.process_time() - start_time)
 
         self.try_values: Any = try_values
 
@@ -57,13 +57,13 @@ class FuzzTrial:
         """Try every sample of the corpus. A sample that breaks the law is not added to the corpus again."""
         self.last_values.clear()
         for sample in self.target.replay():
-            obeys_law(self.target, sample)
+            is_accepted(self.target, sample)
 
-    def report(self, rounds: Callable[[], object]) -> bool:
-        """Call `rounds`, and print and return whether the law was kept. Add a value that broke it to the corpus."""
+    def report(self, run_rounds: Callable[[], object]) -> bool:
+        """Call `run_rounds`, and print and return whether the law was kept. Add a value that broke it to the corpus."""
         try:
-            rounds()
-        except (Exception, TooSlow):  # noqa: BLE001  report any exception, and continue with the others
+            run_rounds()
+        except (Exception, CpuTimeExceeded):  # noqa: BLE001  report any exception, and continue with the others
             print(f"{self.target.name}: BROKEN after {self.count} values, by {str(self.last_values)[:500]}")
             traceback.print_exc(limit=-4)
             if self.last_values:
@@ -87,7 +87,7 @@ def fuzz(target: FuzzTarget, seconds: float) -> bool:
     return trial.report(run_rounds)
 
 
-def fuzz_guided(target: FuzzTarget, seconds: float) -> Never:
+def fuzz_with_atheris(target: FuzzTarget, seconds: float) -> Never:
     """Fuzz one target with atheris for this many seconds, then exit. The status is 1 if the law was broken."""
     atheris, trial = importlib.import_module("atheris"), FuzzTrial(target)
 
@@ -97,21 +97,21 @@ def fuzz_guided(target: FuzzTarget, seconds: float) -> Never:
         sys.stderr.flush()
         os._exit(0 if is_law_kept else 1)  # atheris does not return
 
-    def try_input(drawn: bytes) -> None:
+    def try_input(drawn_bytes: bytes) -> None:
         if time.monotonic() - trial.began >= seconds:
             exit_after(trial.replay)
         try:
-            trial.try_values.hypothesis.fuzz_one_input(drawn)
-        except (Exception, TooSlow) as fault:  # noqa: BLE001  whatever it is
-            exit_after(partial(_raise_fault, fault))
+            trial.try_values.hypothesis.fuzz_one_input(drawn_bytes)
+        except (Exception, CpuTimeExceeded) as exc:  # noqa: BLE001  any exception is a finding
+            exit_after(partial(_raise_fault, exc))
 
     atheris.Setup([sys.argv[0], "-verbosity=0", "-max_len=4096", "-rss_limit_mb=4096"], try_input)
     atheris.Fuzz()
     raise AssertionError("atheris came back")
 
 
-def _raise_fault(fault: BaseException) -> Never:
-    raise fault
+def _raise_fault(exc: BaseException) -> Never:
+    raise exc
 
 
 def list_targets(engine: str) -> tuple[FuzzTarget, ...]:
@@ -131,7 +131,7 @@ def _fuzz_in_child(target: FuzzTarget, seconds: float) -> bool:
     sys.stdout.flush()
     child = os.fork()
     if not child:
-        fuzz_guided(target, seconds)
+        fuzz_with_atheris(target, seconds)
     _, status = os.waitpid(child, 0)
     return status == 0
 

@@ -46,7 +46,7 @@ def choose_joining_names(add: Sequence[str], present: Sequence[str]) -> tuple[st
     """Return the names of the workers that join.
 
     Args:
-        add: The names of workers. A number means that many workers with generated names.
+        add: The names of workers, or numbers. A number N adds N workers with generated names.
         present: The names of the workers that are already in the fleet.
 
     Raises:
@@ -54,13 +54,13 @@ def choose_joining_names(add: Sequence[str], present: Sequence[str]) -> tuple[st
     """
     names: list[str] = []
     for name_or_count in add:
-        added_count = parse_decimal(name_or_count, ADDED_MAX)
-        if added_count is None and name_or_count.isascii() and name_or_count.isdigit():
+        joining_count = parse_decimal(name_or_count, ADDED_MAX)
+        if joining_count is None and name_or_count.isascii() and name_or_count.isdigit():
             raise ValueError(f"--add: at most {ADDED_MAX} workers can be simulated")
-        if added_count is not None:
+        if joining_count is not None:
             free_names = (f"added-{number}" for number in range(1, 1_000_000))
             new_names = (name for name in free_names if name not in names and name not in present)
-            names += [next(new_names) for _ in range(added_count)]
+            names += [next(new_names) for _ in range(joining_count)]
         elif not name_or_count or name_or_count in names or name_or_count in present:
             raise ValueError(
                 f"--add: there is a worker {name_or_count!r} already; give another name, or a number of workers"
@@ -94,14 +94,14 @@ def forecast_change(table: WatchedTable, config: Config, change: FleetChange, *,
     if not set(present_workers) | set(change.add):
         raise ValueError("--add: nobody holds a lease; say how many workers come")
     change_time = SETTLE_CYCLES * config.cycle_seconds
-    draw, ours = random.Random(change.seed), our_workers(table.leases)  # noqa: S311  a seed is the point
+    rng, leasehold_workers = random.Random(change.seed), our_workers(table.leases)  # noqa: S311  a seed is the point
     members = [
         Member(
             worker,
             config,
-            starts=draw.uniform(0.0, 1.0),
-            phase=draw.uniform(0.0, config.cycle_seconds),
-            foreign=worker not in ours or not config.rules.keeps_lookout,
+            starts=rng.uniform(0.0, 1.0),
+            phase=rng.uniform(0.0, config.cycle_seconds),
+            foreign=worker not in leasehold_workers or not config.rules.keeps_lookout,
         )
         for worker in present_workers
     ]
@@ -110,7 +110,7 @@ def forecast_change(table: WatchedTable, config: Config, change: FleetChange, *,
         for member in members
     ]
     is_foreign = not config.rules.keeps_lookout
-    members += [Member(name, config, change_time + draw.uniform(0.0, 1.0), foreign=is_foreign) for name in change.add]
+    members += [Member(name, config, change_time + rng.uniform(0.0, 1.0), foreign=is_foreign) for name in change.add]
     scenario = Scenario(
         change.seed,
         tuple(row.owner for row in rows),

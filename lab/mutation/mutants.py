@@ -29,7 +29,7 @@ from attrs import evolve, frozen
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MUTMUT = Path(sys.executable).with_name("mutmut")
-GOAL = 0.95
+KILLED_SHARE_GOAL = 0.95
 ALIVE = ("survived", "no tests")
 """The results of mutants that no test noticed. They include mutants in code that no test runs."""
 
@@ -55,7 +55,7 @@ use_git_change_detection = false
 process_isolation = "forkserver"
 """
 
-SHOW = """
+SHOW_DIFFS_PROGRAM = """
 import json, sys
 from mutmut.mutation.diff_apply import get_diff_for_mutant
 print(json.dumps({name: get_diff_for_mutant(name, path=sys.argv[1]) for name in sys.argv[2:]}))
@@ -68,7 +68,7 @@ class Group:
     """Modules, and the tests that must kill their mutants.
 
     Attributes:
-        parts: Digits. Only mutants whose numbers end with one of them are planted. If empty, all are.
+        parts: Digits. Only mutants whose numbers end with one of these digits are planted. If empty, all are planted.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Mutant:
 
 @frozen
 class Excuse:
-    """The reason why a function's mutants with these changed lines behave exactly like the original."""
+    """The reason why the mutants of a function that have these changed lines behave exactly like the original."""
 
     module: str
     function: str
@@ -108,7 +108,7 @@ class Excuse:
     now: str
     why: str
 
-    def is_about(self, mutant: Mutant) -> bool:
+    def matches_mutant(self, mutant: Mutant) -> bool:
         """Return whether this entry is about the mutant."""
         return (mutant.function, mutant.was, mutant.now) == (self.function, self.was.strip(), self.now.strip())
 
@@ -142,7 +142,7 @@ class Tally:
     @property
     def is_good(self) -> bool:
         """Whether enough mutants are killed, and each excuse is still needed."""
-        return self.killed_share >= GOAL and not self.idle
+        return self.killed_share >= KILLED_SHARE_GOAL and not self.idle
 
     @property
     def table_row(self) -> str:
@@ -160,12 +160,13 @@ def read_groups(only: str | None = None) -> tuple[Group, ...]:
     """Return all groups of modules.toml, or those with this name or module. Raises SystemExit if there is none."""
     entries = tomllib.loads((HERE / "modules.toml").read_text())
     all_groups = (
-        Group(name, tuple(x["modules"]), tuple(x["tests"]), x.get("parts", "")) for name, x in entries.items()
+        Group(name, tuple(entry["modules"]), tuple(entry["tests"]), entry.get("parts", ""))
+        for name, entry in entries.items()
     )
     if only is None:
         return tuple(all_groups)
     selected = tuple(
-        each if only == each.name else evolve(each, modules=(only,)) for each in all_groups if only in each.names
+        group if only == group.name else evolve(group, modules=(only,)) for group in all_groups if only in group.names
     )
     return selected or sys.exit(f"{only}: modules.toml does not list it")
 
@@ -173,7 +174,7 @@ def read_groups(only: str | None = None) -> tuple[Group, ...]:
 def read_excuses(module: str | None) -> tuple[Excuse, ...]:
     """Return the equivalent mutants that equivalent.toml lists, either of this module or of all modules."""
     entries = tomllib.loads((HERE / "equivalent.toml").read_text()).get("mutant", [])
-    return tuple(Excuse(**each) for each in entries if module in (None, each["module"]))
+    return tuple(Excuse(**entry) for entry in entries if module in (None, entry["module"]))
 
 
 def copy_tree(group: Group) -> Path:
@@ -252,11 +253,13 @@ def _count_module_results(folder: Path, group: Group, module: str, results: Mapp
     )
     module_excuses = read_excuses(module)
     survivors = tuple(
-        mutant for mutant in unnoticed_mutants if not any(each.is_about(mutant) for each in module_excuses)
+        mutant for mutant in unnoticed_mutants if not any(excuse.matches_mutant(mutant) for excuse in module_excuses)
     )
-    # If only a part of the mutants is planted, it may lack the excused ones.
+    # If only some of the mutants are planted, the excused ones may not be among them.
     unneeded_excuses = (
-        () if group.parts else tuple(each for each in module_excuses if not any(map(each.is_about, unnoticed_mutants)))
+        ()
+        if group.parts
+        else tuple(excuse for excuse in module_excuses if not any(map(excuse.matches_mutant, unnoticed_mutants)))
     )
     timeout_count = sum(result == "timeout" for result in module_results.values())
     return Tally(
@@ -271,7 +274,7 @@ def _count_module_results(folder: Path, group: Group, module: str, results: Mapp
 
 
 def _list_mutants(folder: Path, module: str, names: list[str]) -> list[Mutant]:
-    command = [sys.executable, "-c", SHOW, module, *names]
+    command = [sys.executable, "-c", SHOW_DIFFS_PROGRAM, module, *names]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     diffs = json.loads(process.stdout)
     return [
@@ -293,30 +296,34 @@ def _list_changed_lines(diff: str, sign: str) -> str:
 def print_tally(tally: Tally) -> None:
     """Print the survivors, and the excuses that are no longer needed."""
     print(tally.table_row, flush=True)
-    for each in tally.survivors:
-        print(f"\n  {each.function} ({each.name})\n    - {each.was}\n    + {each.now}".replace("\n    - \n", "\n"))
+    for mutant in tally.survivors:
+        print(
+            f"\n  {mutant.function} ({mutant.name})\n    - {mutant.was}\n    + {mutant.now}".replace("\n    - \n", "\n")
+        )
     for excuse in tally.idle:
         print(
             f"\n  equivalent.toml names what is no survivor: {excuse.function}\n    - {excuse.was}\n    + {excuse.now}"
         )
 
 
-def format_page(tallies_run: list[Tally], before: str = "") -> str:
+def format_page(new_tallies: list[Tally], former_page: str = "") -> str:
     """Return the page with the table, the equivalent mutants and their reasons, and the survivors.
 
-    Modules that were not run keep their entries of the page `before`.
+    Modules that were not run keep their entries from `former_page`.
     """
-    table, _, lower = before.partition("## Survived")
-    table_rows = {**_group_by_module(table, "| `"), **{each.module: [each.table_row] for each in tallies_run}}
-    survivor_lines = _group_by_module(lower, "- `") | {
-        each.module: [_survivor_line(each, mutant) for mutant in each.survivors] for each in tallies_run
+    table, _, survivor_section = former_page.partition("## Survived")
+    table_rows = {**_group_by_module(table, "| `"), **{tally.module: [tally.table_row] for tally in new_tallies}}
+    survivor_lines = _group_by_module(survivor_section, "- `") | {
+        tally.module: [_survivor_line(tally, mutant) for mutant in tally.survivors] for tally in new_tallies
     }
     # A module may be in two groups whose tests kill different mutants of it, so list each module once.
     modules = [
-        module for module in dict.fromkeys(x for each in read_groups() for x in each.modules) if module in table_rows
+        module
+        for module in dict.fromkeys(module_name for tally in read_groups() for module_name in tally.modules)
+        if module in table_rows
     ]
     equivalent_lines = [
-        f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in read_excuses(module)
+        f"- `{tally.module}`, `{tally.function}`: {tally.why}" for module in modules for tally in read_excuses(module)
     ]
     return PAGE.format(
         table="\n".join([HEAD, *(row for module in modules for row in table_rows[module])]),
@@ -370,13 +377,13 @@ def main() -> int:
     results: list[Tally] = []
     make_folder = last_run_folder if options.last else retest_survivors if options.again else plant_and_test
     for group in read_groups(options.only):
-        for each in count_results(group, make_folder(group)):
-            print_tally(each)
-            results.append(each)
+        for tally in count_results(group, make_folder(group)):
+            print_tally(tally)
+            results.append(tally)
     if options.write:
         former_page = options.write.read_text() if options.only and options.write.exists() else ""
         options.write.write_text(format_page(results, former_page))
-    return 0 if all(each.is_good for each in results) else 1
+    return 0 if all(tally.is_good for tally in results) else 1
 
 
 if __name__ == "__main__":

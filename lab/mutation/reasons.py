@@ -1,11 +1,11 @@
-"""Replays reasons.toml: plants the violation of each reason in a copy of the tree, and expects its tests to fail.
+"""Checks reasons.toml: plants the violation of each reason in a copy of the tree, and expects the tests to fail.
 
     python lab/mutation/reasons.py                  all rooms
     python lab/mutation/reasons.py --only multilang one room
-    python lab/mutation/reasons.py --check          only whether the place and the tests of each reason exist
+    python lab/mutation/reasons.py --check          only check that the code and the tests of each reason exist
 
-A reason is a sentence that states what would go wrong without the code next to it. reasons.toml has a list of reasons
-for each room (a part of the code):
+A reason is a sentence, next to some code, that states what would go wrong without this code. reasons.toml has a list of
+reasons for each room (a part of the code):
 
     why        a short form of the reason
     file       the path of the module
@@ -30,7 +30,7 @@ from attrs import frozen
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 COPY = ROOT / "build" / "reasons"
-COPIED = ("leasehold", "lab", "tests", "specs", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
+COPIED_NAMES = ("leasehold", "lab", "tests", "specs", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
 ARGUMENTS = ("-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=60")
 SECONDS = 300.0
 FAILED = 1
@@ -87,7 +87,7 @@ def copy_tree() -> None:
     """Copy the parts of the tree that tests need to COPY, and link the local services."""
     shutil.rmtree(COPY, ignore_errors=True)
     COPY.mkdir(parents=True)
-    for name in COPIED:
+    for name in COPIED_NAMES:
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, COPY / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
@@ -108,7 +108,7 @@ def run_tests(tests: Sequence[str]) -> int:
     return process.returncode
 
 
-def is_noticed(reason: Reason) -> bool:
+def violation_is_noticed(reason: Reason) -> bool:
     """Plant the violation of this reason, and return whether one of the reason's tests fails."""
     path = COPY / reason.file
     original = path.read_text(encoding="utf-8")
@@ -127,10 +127,10 @@ def main() -> int:
     chosen_reasons = read_reasons(options.only)
     if not chosen_reasons:
         parser.error(f"--only: reasons.toml has no room {options.only}")
-    faults = [fault for reason in chosen_reasons for fault in reason.list_mistakes()]
-    print("\n".join(faults), end="\n" if faults else "")
-    if options.check or faults:
-        return int(bool(faults))
+    mistakes = [mistake for reason in chosen_reasons for mistake in reason.list_mistakes()]
+    print("\n".join(mistakes), end="\n" if mistakes else "")
+    if options.check or mistakes:
+        return int(bool(mistakes))
     copy_tree()
     reasons_with_tests = [reason for reason in chosen_reasons if reason.tests]
     if run_tests([test for reason in reasons_with_tests for test in reason.tests]):
@@ -138,11 +138,11 @@ def main() -> int:
         return 1
     missed_count = 0
     for reason in reasons_with_tests:
-        if not is_noticed(reason):
+        if not violation_is_noticed(reason):
             missed_count += 1
             print(f"NOT SEEN  {reason}", flush=True)
-    count = len(reasons_with_tests)
-    print(f"{count - missed_count} of {count} seen, {len(chosen_reasons) - count} untested")
+    tested_count = len(reasons_with_tests)
+    print(f"{tested_count - missed_count} of {tested_count} seen, {len(chosen_reasons) - tested_count} untested")
     return int(missed_count > 0)
 
 

@@ -1,4 +1,4 @@
-"""Plants faults that mutmut has no operator for, one at a time, and reports by room those that no test notices.
+"""Plants faults of kinds that mutmut does not have, one at a time, and reports by room those that no test notices.
 
     python lab/mutation/statements.py                 all rooms of statements.toml
     python lab/mutation/statements.py worker          one room, or one module by the end of its path
@@ -6,11 +6,11 @@
     python lab/mutation/statements.py --seconds 150   time limit per module; the next run continues there
 
 Two statements are swapped, a guard continues instead of returning, a reset is left out, or a `finally` does nothing. A
-module and its tests are imported once. Each fault is planted into a fork of that process, in place of the function's
-code, so no file changes, and a child process of a test runs the code without it. The tests that run the line are
-executed up to the first that fails. Results are kept under build/statements. The next run tries only what is new in the
-function, or, for faults that no test noticed, in the tests. Faults that cannot be told from the original are in
-unseen.toml with the reason, and do not count.
+module and its tests are imported once. Each fault is planted into a fork of that process, where it replaces the code of
+the function. No file changes, so a child process of a test runs the code without the fault. The tests that run the line
+are executed until the first one fails. Results are kept under build/statements. The next run tries a fault again only
+if its function has changed or, if no test noticed it, if the tests have changed. Faults that cannot be distinguished
+from the original are listed in unseen.toml with the reason, and do not count.
 """
 
 # ruff: noqa: T201  a script prints its findings
@@ -47,20 +47,23 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "statements"
 AT_ONCE = 8
-"""The number of faults to test at the same time. Tests with a fault mostly wait for something that never happens."""
+"""The number of faults to test at the same time.
+
+It may exceed the number of cores, because tests with a fault mostly wait for something that never happens.
+"""
 TEST_SECONDS = 60.0
 """The time limit of one test in seconds, in place of the 300 s of `make test`.
 
 If a fault makes a test hang, the test fails only at this limit.
 """
 SECONDS = 240.0
-SLOWER = 5.0
-"""Tests are stopped after SECONDS, or after SLOWER times their time without a fault if that is longer.
+TIMEOUT_FACTOR = 5.0
+"""Tests are stopped after `SECONDS`, or after this factor times their time without a fault if that is longer.
 
 A stopped test does not count as having noticed the fault.
 """
 
-RESETS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "set", "close", "rest"})
+RESET_METHODS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "set", "close", "rest"})
 """Methods that reset or end something."""
 
 ARGUMENTS = (
@@ -74,10 +77,10 @@ ARGUMENTS = (
     ),  # everything is imported before that
 )
 FAST, SLOW = "not (more or services or spark or slow)", "not (more or services or spark)"
-THOROUGH = "slow:"
+SLOW_TEST_PREFIX = "slow:"
 """The prefix of tests that run only for faults that the other tests do not notice."""
 FINE = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
-"""The exit statuses of pytest that mean that no test failed. It is possible that no test is left to run."""
+"""The exit statuses of pytest that mean that no test failed. There may have been no test to run."""
 
 
 @frozen
@@ -99,24 +102,32 @@ def list_faults(source: str) -> Iterator[Fault]:
                 if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                     continue  # there is nothing to restore, and the order seldom matters
                 yield from _list_swaps(source, block)
-                yield from (_drop_statements(source, "reset", each, each) for each in block if _is_reset(each))
-        if isinstance(node, ast.If) and not node.orelse and isinstance(last := node.body[-1], _LEAVES):
-            yield _drop_statements(source, "guard", last, last)
+                yield from (
+                    _drop_statements(source, "reset", statement, statement)
+                    for statement in block
+                    if _is_reset(statement)
+                )
+        if (
+            isinstance(node, ast.If)
+            and not node.orelse
+            and isinstance(last_statement := node.body[-1], _EXIT_STATEMENTS)
+        ):
+            yield _drop_statements(source, "guard", last_statement, last_statement)
         if isinstance(node, ast.Try) and node.finalbody:
             yield _drop_statements(source, "finally", node.finalbody[0], node.finalbody[-1])
 
 
-_LEAVES = ast.Return | ast.Continue | ast.Break | ast.Raise
+_EXIT_STATEMENTS = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 def _list_swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
-    """Yield a swap of each two adjacent statements that both have an effect, at least one of them a mere call.
+    """Yield a swap for each pair of adjacent statements that both have an effect.
 
-    The second statement must not use names that the first one binds.
+    At least one of the two must be only a call, and the second must not use names that the first one binds.
     """
     for first, second in pairwise(block):
         has_call = isinstance(first, ast.Expr) or isinstance(second, ast.Expr)
-        are_independent = _only_records(first) and _only_records(second) and not _interfere(first, second)
+        are_independent = _only_records(first) and _only_records(second) and not _order_matters(first, second)
         if (
             _has_effect(first)
             and _has_effect(second)
@@ -124,11 +135,14 @@ def _list_swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
             and not are_independent
             and not (_find_names_bound(first) & _find_names_read(second))
         ):
-            lines = source.splitlines(keepends=True)
-            one, two = lines[first.lineno - 1 : first.end_lineno], lines[second.lineno - 1 : second.end_lineno]
-            source_between = lines[first.end_lineno or 0 : second.lineno - 1]
-            lines[first.lineno - 1 : second.end_lineno] = [*two, *source_between, *one]
-            yield Fault("swap", first.lineno, "".join(lines))
+            source_lines = source.splitlines(keepends=True)
+            first_lines, second_lines = (
+                source_lines[first.lineno - 1 : first.end_lineno],
+                source_lines[second.lineno - 1 : second.end_lineno],
+            )
+            source_between = source_lines[first.end_lineno or 0 : second.lineno - 1]
+            source_lines[first.lineno - 1 : second.end_lineno] = [*second_lines, *source_between, *first_lines]
+            yield Fault("swap", first.lineno, "".join(source_lines))
 
 
 def _has_effect(statement: ast.stmt) -> bool:
@@ -148,13 +162,13 @@ def _only_records(statement: ast.stmt) -> bool:
 
     Such a statement cannot fail, and nothing reacts to it immediately.
     """
-    calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
     if isinstance(statement, ast.Expr):
-        calls = [each for each in calls if not (isinstance(each.func, ast.Attribute) and each.func.attr in MARKS)]
-    return all(isinstance(each.func, ast.Name) and each.func.id in PURE for each in calls)
+        calls = [node for node in calls if not (isinstance(node.func, ast.Attribute) and node.func.attr in MARKS)]
+    return all(isinstance(node.func, ast.Name) and node.func.id in PURE for node in calls)
 
 
-def _interfere(first: ast.stmt, second: ast.stmt) -> bool:
+def _order_matters(first: ast.stmt, second: ast.stmt) -> bool:
     """Return whether one statement changes something that the other reads or changes, so that their order matters."""
     return bool(
         _find_targets_changed(first) & _find_names_used(second)
@@ -168,18 +182,18 @@ def _find_targets_changed(statement: ast.stmt) -> set[str]:
         return {ast.unparse(func.value)} if isinstance(func, ast.Attribute) else set()
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", statement)]
     return {
-        ast.unparse(each.value if isinstance(each, ast.Subscript) else each)
+        ast.unparse(element.value if isinstance(element, ast.Subscript) else element)
         for target in targets
-        for each in (target.elts if isinstance(target, ast.Tuple) else [target])
+        for element in (target.elts if isinstance(target, ast.Tuple) else [target])
     }
 
 
 def _find_names_used(statement: ast.stmt) -> set[str]:
-    return {ast.unparse(each) for each in ast.walk(statement) if isinstance(each, ast.Name | ast.Attribute)}
+    return {ast.unparse(node) for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute)}
 
 
 def _find_names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
-    return {each.id for each in ast.walk(statement) if isinstance(each, ast.Name) and isinstance(each.ctx, context)}
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
 
 
 def _find_names_bound(statement: ast.stmt) -> set[str]:
@@ -193,7 +207,7 @@ def _find_names_read(statement: ast.stmt) -> set[str]:
 def _is_reset(statement: ast.stmt) -> bool:
     """Return whether the statement resets something.
 
-    It may assign a constant or an empty value, delete something, or call one of the methods in `RESETS`.
+    It may assign a constant or an empty value, delete something, or call one of the methods in `RESET_METHODS`.
     """
     if isinstance(statement, ast.Assign):
         value = statement.value
@@ -201,7 +215,7 @@ def _is_reset(statement: ast.stmt) -> bool:
         return is_empty and isinstance(statement.targets[0], ast.Attribute | ast.Subscript)
     if not (isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call)):
         return isinstance(statement, ast.Delete)
-    return isinstance(call.func, ast.Attribute) and call.func.attr in RESETS
+    return isinstance(call.func, ast.Attribute) and call.func.attr in RESET_METHODS
 
 
 def _drop_statements(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
@@ -213,7 +227,7 @@ def _drop_statements(source: str, kind: str, first: ast.stmt, last: ast.stmt) ->
     return Fault(kind, first.lineno, "".join(lines))
 
 
-class RunLines:
+class LineTracer:
     """A pytest plugin that records which tests run which lines of a module, in any thread of its process."""
 
     def __init__(self, module: Path) -> None:
@@ -249,7 +263,7 @@ class RunLines:
         return json.dumps((tests_by_line, sum(self.seconds.values())))
 
 
-def find_lines_of_tests(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
+def find_tests_by_line(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
     """Return the fast tests that run each line of this module, the quickest first, and the time that all of them take.
 
     Exits if one of the tests fails.
@@ -257,7 +271,7 @@ def find_lines_of_tests(module: str, tests: list[str]) -> tuple[dict[int, list[s
     digest = sha256(
         "\n".join([(ROOT / module).read_text(encoding="utf-8"), *map(_read_test_text, tests)]).encode()
     ).hexdigest()
-    cache_file, plugin = BUILD / f"{digest}.json", RunLines(ROOT / module)
+    cache_file, plugin = BUILD / f"{digest}.json", LineTracer(ROOT / module)
 
     def run(arguments: list[str]) -> int:
         status = plugin.run(arguments)
@@ -265,17 +279,18 @@ def find_lines_of_tests(module: str, tests: list[str]) -> tuple[dict[int, list[s
             cache_file.write_text(plugin.as_json(), encoding="utf-8")
         return status
 
-    fast_tests = [each for each in tests if not each.startswith(THOROUGH)]
+    fast_tests = [test for test in tests if not test.startswith(SLOW_TEST_PREFIX)]
     if not cache_file.exists():
         forked_run = ForkedRun(
-            partial(run, [*ARGUMENTS, "-o", f"timeout={SLOWER * SECONDS}", "-m", FAST, *fast_tests]), SLOWER * SECONDS
+            partial(run, [*ARGUMENTS, "-o", f"timeout={TIMEOUT_FACTOR * SECONDS}", "-m", FAST, *fast_tests]),
+            TIMEOUT_FACTOR * SECONDS,
         )
         while forked_run.result() is None:
             time.sleep(0.05)
         if not cache_file.exists():
             sys.exit(f"{module}: its tests fail, or take too long, without any fault")
     tests_by_line, total_seconds = json.loads(cache_file.read_text(encoding="utf-8"))
-    return {int(line): names for line, names in tests_by_line.items()}, total_seconds
+    return {int(line): test_names for line, test_names in tests_by_line.items()}, total_seconds
 
 
 class ForkedRun:
@@ -299,8 +314,8 @@ class ForkedRun:
 
         Tests that had to be stopped count as not having noticed the fault.
         """
-        ended_pid, status = os.waitpid(self._child, os.WNOHANG)
-        if ended_pid:
+        finished_pid, status = os.waitpid(self._child, os.WNOHANG)
+        if finished_pid:
             return os.waitstatus_to_exitcode(status) == pytest.ExitCode.TESTS_FAILED  # any other status proves nothing
         if time.monotonic() < self._until:
             return None
@@ -312,7 +327,7 @@ class ForkedRun:
 def run_with_fault(module: str, fault: Fault, tests: list[str], fast_tests: list[str]) -> int:
     """Plant the fault, run the fast tests of its line and then the slow ones, and return the exit status of pytest."""
     plant_fault(module, fault)
-    slow_tests = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
+    slow_tests = [test.removeprefix(SLOW_TEST_PREFIX) for test in tests if test.startswith(SLOW_TEST_PREFIX)]
     status = int(pytest.main([*ARGUMENTS, "-m", FAST, *fast_tests])) if fast_tests else 0
     return int(pytest.main([*ARGUMENTS, "-m", SLOW, *slow_tests])) if status in FINE and slow_tests else status
 
@@ -324,21 +339,22 @@ def plant_fault(module: str, fault: Fault) -> None:
         _find_function_code(compile(source, path, "exec"), fault.line) for source in (source_before, fault.source)
     )
     functions = [
-        each
-        for each in gc.get_objects()
-        if isinstance(each, FunctionType)
-        and each.__code__.co_filename == path
-        and (each.__code__.co_qualname, each.__code__.co_firstlineno) == (old_code.co_qualname, old_code.co_firstlineno)
+        function
+        for function in gc.get_objects()
+        if isinstance(function, FunctionType)
+        and function.__code__.co_filename == path
+        and (function.__code__.co_qualname, function.__code__.co_firstlineno)
+        == (old_code.co_qualname, old_code.co_firstlineno)
     ]
     if not functions:
         raise LookupError(f"{module}:{fault.line}: nobody has imported {old_code.co_qualname}")
-    for each in functions:
-        each.__code__ = new_code
+    for function in functions:
+        function.__code__ = new_code
 
 
-def _find_function_code(within: CodeType, line: int) -> CodeType:
+def _find_function_code(code: CodeType, line: int) -> CodeType:
     """Return the outermost function around this line."""
-    code_candidates = [each for each in within.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
+    code_candidates = [each for each in code.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
     innermost_code = max(code_candidates, key=attrgetter("co_firstlineno"))
     return innermost_code if innermost_code.co_flags & CO_OPTIMIZED else _find_function_code(innermost_code, line)
 
@@ -346,12 +362,12 @@ def _find_function_code(within: CodeType, line: int) -> CodeType:
 class Verdicts:
     """The results of earlier runs. Each result is written to a file immediately, so a stopped run can be continued."""
 
-    def __init__(self, seconds: float, *, anew: bool) -> None:
+    def __init__(self, seconds: float, *, ignore_earlier: bool) -> None:
         self.seconds = seconds
         self._file = BUILD / "verdicts.txt"
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.touch()
-        lines = "" if anew else self._file.read_text(encoding="utf-8")
+        lines = "" if ignore_earlier else self._file.read_text(encoding="utf-8")
         self._results_by_key = dict(line.split() for line in lines.splitlines())
 
     def get(self, module: str, fault: Fault, tests: list[str]) -> bool | None:
@@ -388,35 +404,35 @@ def _find_function_source(fault: Fault) -> str:
 
 @cache
 def _read_test_text(test: str) -> str:
-    return (ROOT / test.removeprefix(THOROUGH)).read_text(encoding="utf-8")
+    return (ROOT / test.removeprefix(SLOW_TEST_PREFIX)).read_text(encoding="utf-8")
 
 
 def plant_in_room(name: str, modules: dict[str, list[str]], verdicts: Verdicts) -> float:
     """Plant each new fault into each of these modules, print the survivors, and return the fraction noticed."""
-    kinds, survivors, excused, untried = Counter[str](), Counter[str](), 0, 0
-    excuses = {(each["module"], each["kind"], each["line"]) for each in read_unseen_faults()}
+    kinds, survivors, excused_count, untried_count = Counter[str](), Counter[str](), 0, 0
+    excuses = {(entry["module"], entry["kind"], entry["line"]) for entry in read_unseen_faults()}
     for module, tests in modules.items():
         source = (ROOT / module).read_text(encoding="utf-8")
         lines_by_fault = {fault: source.splitlines()[fault.line - 1].strip() for fault in list_faults(source)}
         counted_faults = [fault for fault, text in lines_by_fault.items() if (module, fault.kind, text) not in excuses]
-        excused += len(lines_by_fault) - len(counted_faults)
+        excused_count += len(lines_by_fault) - len(counted_faults)
         untested_faults = [fault for fault in counted_faults if verdicts.get(module, fault, tests) is None]
-        untried += len(untested_faults)
+        untried_count += len(untested_faults)
         missed_faults = [fault for fault in counted_faults if verdicts.get(module, fault, tests) is False]
         kinds.update(fault.kind for fault in counted_faults)
         kinds.subtract(fault.kind for fault in untested_faults)
-        for fault, noticed in chain(
+        for fault, is_noticed_by_test in chain(
             ((fault, False) for fault in missed_faults), _test_faults(module, tests, untested_faults, verdicts)
         ):
-            untried -= fault in untested_faults
+            untried_count -= fault in untested_faults
             kinds[fault.kind] += fault in untested_faults
-            if not noticed:
+            if not is_noticed_by_test:
                 survivors[fault.kind] += 1
                 print(f"  {module}:{fault.line}: {fault.kind}: {lines_by_fault[fault]}", flush=True)
     counts_text = ", ".join(f"{kind} {kinds[kind] - survivors[kind]} of {kinds[kind]}" for kind in sorted(kinds))
     fraction_noticed = 1 - survivors.total() / kinds.total() if kinds.total() else math.nan
     fraction_text = f"{fraction_noticed:.0%} of {kinds.total()} seen ({counts_text})"
-    print(f"{name}: {fraction_text}; {excused} excused, {untried} not tried", flush=True)
+    print(f"{name}: {fraction_text}; {excused_count} excused, {untried_count} not tried", flush=True)
     return fraction_noticed
 
 
@@ -427,24 +443,24 @@ def _test_faults(
     if not untested_faults:
         return
     with redirect_stdout(StringIO()):  # this imports the tests
-        pytest.main([*ARGUMENTS, "--collect-only", *{each.removeprefix(THOROUGH) for each in tests}])
-    lines, total_seconds = find_lines_of_tests(module, tests)
-    waiting, running, until = (
+        pytest.main([*ARGUMENTS, "--collect-only", *{test.removeprefix(SLOW_TEST_PREFIX) for test in tests}])
+    lines, total_seconds = find_tests_by_line(module, tests)
+    waiting_faults, running_tests, deadline = (
         [*reversed(untested_faults)],
         dict[Fault, ForkedRun](),
         time.monotonic() + verdicts.seconds,
     )
-    while running or (waiting and time.monotonic() < until):
-        if waiting and len(running) < AT_ONCE and time.monotonic() < until:
-            fault = waiting.pop()
-            run = partial(run_with_fault, module, fault, tests, lines.get(fault.line, []))
-            running[fault] = ForkedRun(run, max(SECONDS, SLOWER * total_seconds))
+    while running_tests or (waiting_faults and time.monotonic() < deadline):
+        if waiting_faults and len(running_tests) < AT_ONCE and time.monotonic() < deadline:
+            fault = waiting_faults.pop()
+            run_fault = partial(run_with_fault, module, fault, tests, lines.get(fault.line, []))
+            running_tests[fault] = ForkedRun(run_fault, max(SECONDS, TIMEOUT_FACTOR * total_seconds))
             continue
-        for fault, forked_run in [*running.items()]:
-            if (noticed := forked_run.result()) is not None:
-                del running[fault]
-                verdicts.add(module, fault, tests, seen=noticed)
-                yield fault, noticed
+        for fault, forked_run in [*running_tests.items()]:
+            if (is_noticed_by_test := forked_run.result()) is not None:
+                del running_tests[fault]
+                verdicts.add(module, fault, tests, seen=is_noticed_by_test)
+                yield fault, is_noticed_by_test
         time.sleep(0.05)
 
 
@@ -483,7 +499,7 @@ def main() -> int:
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
     # One failing example is enough. A search for a smaller one could take up to the time limit.
     settings.register_profile("faults", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
-    verdicts = Verdicts(arguments.seconds, anew=arguments.anew)
+    verdicts = Verdicts(arguments.seconds, ignore_earlier=arguments.anew)
     fractions_noticed = [plant_in_room(name, modules, verdicts) for name, modules in chosen_rooms.items() if modules]
     return int(min(fractions_noticed) < 0.9)
 

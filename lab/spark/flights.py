@@ -56,12 +56,12 @@ class Row:
 
 def read_flights(count: int = ROWS) -> Iterator[Row]:
     """Return the first `count` flights of the year, each with its number among the rows of its key."""
-    numbers = Counter[str]()
+    rows_by_key = Counter[str]()
     for row in flight_rows(count):
         key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
-        numbers[key] += 1
-        data = json.dumps([numbers[key], *row.values()]).encode()
-        yield Row(SentRecord(key, numbers[key], sha1(data, usedforsecurity=False).hexdigest()), data)
+        rows_by_key[key] += 1
+        data = json.dumps([rows_by_key[key], *row.values()]).encode()
+        yield Row(SentRecord(key, rows_by_key[key], sha1(data, usedforsecurity=False).hexdigest()), data)
 
 
 class Feed:
@@ -69,8 +69,8 @@ class Feed:
 
     Attributes:
         sent: The number of rows sent so far.
-        limit: The number of rows that may be sent so far. It grows during the run, so that rows are being sent during
-            every fault.
+        limit: The number of rows that may have been sent by now. It grows during the run, so that rows are being sent
+            during every fault.
 
     `plain` is the approximate number of rows to send without aggregation. It should be small, because the stand-in gets
     slower with each record in a shard.
@@ -79,7 +79,7 @@ class Feed:
     def __init__(self, endpoint: str, stream: str, rows: Sequence[Row], rate: int, plain: int) -> None:
         self.sent = self.limit = 0
         self._endpoint, self._stream, self._rows, self._rate = endpoint, stream, rows, rate
-        self._lanes = max(1, len(rows) // max(1, plain)) if plain else 0
+        self._aggregation_ratio = max(1, len(rows) // max(1, plain)) if plain else 0
         self._ended = Event()
 
     def __call__(self) -> None:
@@ -99,8 +99,8 @@ class Feed:
                     put_records(kinesis_client, self._stream, plain_rows)
                 pending_writes += [producer.put(row.data, row.sent.key) for row in rows if not self._plain(row)]
                 self.sent += len(rows)
-            for writing in pending_writes:
-                writing.result(ARRIVE_SECONDS)
+            for pending_write in pending_writes:
+                pending_write.result(ARRIVE_SECONDS)
 
     def has_sent(self, count: int) -> bool:
         """Return whether this many rows have been sent."""
@@ -110,7 +110,7 @@ class Feed:
         self._ended.set()
 
     def _plain(self, row: Row) -> bool:
-        return bool(self._lanes) and zlib.crc32(row.sent.key.encode()) % self._lanes == 0
+        return bool(self._aggregation_ratio) and zlib.crc32(row.sent.key.encode()) % self._aggregation_ratio == 0
 
 
 def run(
@@ -131,7 +131,7 @@ def run(
         return stage.verdict([row.sent for row in rows])
 
 
-def _cause_faults(stage: Stage, feed: Feed, feeding: Future[None], count: int) -> None:
+def _cause_faults(stage: Stage, feed: Feed, feed_future: Future[None], row_count: int) -> None:
     """Cause each fault once its share of the rows has been sent."""
     actions: tuple[tuple[float, Callable[[], object]], ...] = (
         (0.0, lambda: stage.join("worker-1")),
@@ -143,15 +143,17 @@ def _cause_faults(stage: Stage, feed: Feed, feeding: Future[None], count: int) -
         (0.8, stage.merge),
         (1.0, stage.tick),
     )
-    for (share, action), (following, _) in pairwise(actions):
-        feed.limit = int(following * count)
+    for (share_of_rows, action), (next_share, _) in pairwise(actions):
+        feed.limit = int(next_share * row_count)
         # Wait for a little more than the share, so that rows are being sent when the fault happens.
-        assert stage.until(partial(feed.has_sent, int((share + 0.04) * count)), ARRIVE_SECONDS), "rows are not taken"
+        assert stage.until(partial(feed.has_sent, int((share_of_rows + 0.04) * row_count)), ARRIVE_SECONDS), (
+            "rows are not taken"
+        )
         action()
         assert stage.until(stage.is_balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"
-    assert stage.until(feeding.done, ARRIVE_SECONDS), "the stream did not take all rows"
-    feeding.result()
-    stage.until(lambda: len(stage.distinct) >= count, ARRIVE_SECONDS)
+    assert stage.until(feed_future.done, ARRIVE_SECONDS), "the stream did not take all rows"
+    feed_future.result()
+    stage.until(lambda: len(stage.distinct_records) >= row_count, ARRIVE_SECONDS)
     stage.end()
 
 
@@ -166,7 +168,7 @@ class Progress:
         elapsed_seconds = time.monotonic() - self._began
         if elapsed_seconds >= self._next_report:
             self._next_report = elapsed_seconds + 5
-            counts_text = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct):7,}"
+            counts_text = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct_records):7,}"
             self._report(f"{elapsed_seconds:5.0f} s  {counts_text}  {dict(stage.count_leases_of_workers())}")
 
 

@@ -10,12 +10,12 @@ from itertools import count
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # likewise
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types, either
 
 from leasehold import Delivery, run
 from leasehold.adapters.options import Options
 
-LANDED = pa.schema(
+ROW_SCHEMA = pa.schema(
     [
         *(("shardId", pa.string()), ("sequenceNumber", pa.string()), ("subSequenceNumber", pa.int64())),
         ("data", pa.binary()),
@@ -23,7 +23,7 @@ LANDED = pa.schema(
 )
 
 
-class Landing:
+class ParquetWriter:
     """Writes each batch to a separate file."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,16 +40,16 @@ class Landing:
             for record in delivery.records
         ]
         name = f"{os.getpid()}-{next(self._numbers)}.parquet"
-        hidden = self._folder / f".{name}"
-        pq.write_table(pa.Table.from_pylist(rows, LANDED), hidden)
-        hidden.rename(self._folder / name)  # so readers of the folder see only complete files
+        hidden_path = self._folder / f".{name}"
+        pq.write_table(pa.Table.from_pylist(rows, ROW_SCHEMA), hidden_path)
+        hidden_path.rename(self._folder / name)  # so readers of the folder see only complete files
 
 
 def main(source: str, store: str, folder: str, name: str, seconds: str) -> int:
     """Read until the process is asked to end."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = Options(worker=f"{name}-{os.getpid()}", lease_seconds=float(seconds), initial_position="TRIM_HORIZON")
-    run(source, Landing(Path(folder)), leases=store, **options)
+    run(source, ParquetWriter(Path(folder)), leases=store, **options)
     return 0
 
 

@@ -28,8 +28,8 @@ class Application(Child):
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, cores: int = 1) -> None:
         # Read by this process's child, which starts Java.
-        submit = f"--master local[{cores}] --driver-java-options '{SOON}' pyspark-shell"
-        with patch.dict(os.environ, {"PYSPARK_SUBMIT_ARGS": submit}):
+        submit_arguments = f"--master local[{cores}] --driver-java-options '{SOON}' pyspark-shell"
+        with patch.dict(os.environ, {"PYSPARK_SUBMIT_ARGS": submit_arguments}):
             super().__init__(name, ("-m", "leasehold.adapters.cli.main", "pipeline", *arguments), folder)
         self._progress_lines = Tail(self.out, json.loads)
 
@@ -38,33 +38,39 @@ class Application(Child):
         return self._progress_lines.read_new_items()
 
     def kill_java(self) -> dict[str, float]:
-        """Kill the Java process with SIGKILL, and return how many seconds its descendants lived on, by program.
+        """Kill the Java process with SIGKILL, and return for how many seconds its descendants kept running, by program.
 
-        The descendants are not notified of the kill, so each has to notice by itself.
+        The descendants are not notified of the kill, so each of them must detect it.
         """
         descendants_by_id = list_descendants(self._process.pid)
-        java = next(pid for pid, words in descendants_by_id.items() if "org.apache.spark.deploy.SparkSubmit" in words)
-        programs = {pid: _find_program_name(words) for pid, words in list_descendants(java).items()}
-        os.kill(java, signal.SIGKILL)
-        killed_at = time.monotonic()
+        java_pid = next(
+            pid
+            for pid, command_line in descendants_by_id.items()
+            if "org.apache.spark.deploy.SparkSubmit" in command_line
+        )
+        programs = {pid: _find_program_name(command_line) for pid, command_line in list_descendants(java_pid).items()}
+        os.kill(java_pid, signal.SIGKILL)
+        kill_time = time.monotonic()
         seconds_lived: dict[str, float] = {}
-        while remaining := [pid for pid in programs if _is_running(pid)]:
-            seconds = time.monotonic() - killed_at
-            seconds_lived |= {programs[pid]: round(seconds, 1) for pid in remaining}
-            assert seconds < END_SECONDS, f"still there after {seconds:.0f} s: {[programs[pid] for pid in remaining]}"
+        while remaining_pids := [pid for pid in programs if _is_running(pid)]:
+            elapsed_seconds = time.monotonic() - kill_time
+            seconds_lived |= {programs[pid]: round(elapsed_seconds, 1) for pid in remaining_pids}
+            assert elapsed_seconds < END_SECONDS, (
+                f"still there after {elapsed_seconds:.0f} s: {[programs[pid] for pid in remaining_pids]}"
+            )
             time.sleep(LOOK_SECONDS)
         self.kill()
         return seconds_lived
 
     @property
-    def is_starved(self) -> bool:
+    def failed_to_start_python(self) -> bool:
         """Whether the pipeline ended because the machine was too busy to start Python in time."""
         return not self.is_running and LATE in self._log.read_text(errors="replace")
 
     def stop(self) -> int:
         """Send SIGINT, as Ctrl-C does, so that the pipeline stops its query and ends. Return its exit status."""
-        for pid, words in list_descendants(self._process.pid).items():
-            if "leasehold.adapters.cli.main" in words and "pipeline" in words:
+        for pid, command_line in list_descendants(self._process.pid).items():
+            if "leasehold.adapters.cli.main" in command_line and "pipeline" in command_line:
                 os.kill(pid, signal.SIGINT)
         return self._process.wait(END_SECONDS)
 
@@ -78,7 +84,7 @@ def list_descendants(pid: int) -> Mapping[int, str]:
     while parents:
         children = [(int(row[0]), row[-1]) for row in rows if int(row[1]) in parents]
         commands |= dict(children)
-        parents = {each for each, _ in children}
+        parents = {child_pid for child_pid, _ in children}
     return commands
 
 
@@ -96,7 +102,7 @@ def _find_program_name(command: str) -> str:
 
 
 def _is_running(pid: int) -> bool:
-    """Return whether a process is running, which a zombie is not."""
+    """Return whether a process is running. A zombie does not count."""
     with suppress(ProcessLookupError, FileNotFoundError):
         return subprocess.run(
             ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False

@@ -1,8 +1,8 @@
-"""Blocks a query's sink for minutes, and counts the leases that the query loses meanwhile.
+"""Blocks a query's sink for minutes, and counts the leases that the query loses during that time.
 
     python lab/spark/spark_blocked.py --seconds 600
 
-A plain worker reads the same stream, and would take every lease that is not renewed. Many more rows are waiting than
+A plain worker reads the same stream, and takes every lease that is not renewed. The stream contains many more rows than
 the query may read ahead.
 """
 
@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_application import list_descendants, measure_resident_mib
 from spark_flights import read_rows
-from spark_ground import SHARDS, Ground, create_parser, open_ground
+from spark_ground import SHARDS, Ground, create_parser, open_environment
 from standins.spark import spark_session
 
 from leasehold.adapters.consumer.runner import Runner
@@ -48,7 +48,7 @@ class BlockedResult:
 
     Attributes:
         blocked_seconds: How long the sink was blocked.
-        held: The number of the query's leases when the sink was blocked.
+        held: The number of the query's leases at the moment when the sink was blocked.
         left: The number of the query's leases at the end. Some may have been moved by a hand-off.
         lost: The number of leases that the other worker took from the query without a hand-off, by a steal or after
             expiry.
@@ -70,12 +70,12 @@ class TakeCountingStore:
     def __init__(self, store: Store) -> None:
         self._store, self.taken = store, 0
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the store has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the store
         attribute = getattr(self._store, name)
         return partial(self._take, attribute) if name in {"claim", "steal"} else attribute
 
-    def _take(self, take: Callable[..., Outcome], lease: Lease, *more: Any) -> Outcome:  # noqa: ANN401  as the store's
-        outcome = take(lease, *more)
+    def _take(self, take_method: Callable[..., Outcome], lease: Lease, *arguments: Any) -> Outcome:  # noqa: ANN401  the arguments of the store's method
+        outcome = take_method(lease, *arguments)
         self.taken += isinstance(outcome, Done) and (lease.owner or "").startswith("spark")
         return outcome
 
@@ -89,94 +89,107 @@ class Observer:
     def observe(self, leases: tuple[Lease, ...], keys: frozenset[str]) -> None:
         for lease in leases:
             if lease.key in keys:
-                times = self.seen.setdefault(lease.key, [])
-                if not times or times[-1][1] != lease.version:
-                    times.append((time.monotonic(), str(lease.version)))
+                version_changes = self.seen.setdefault(lease.key, [])
+                if not version_changes or version_changes[-1][1] != lease.version:
+                    version_changes.append((time.monotonic(), str(lease.version)))
 
-    def longest_gap_seconds(self) -> float:
+    def find_longest_gap(self) -> float:
         """Return the longest time between two changes of a row."""
-        return max(later[0] - earlier[0] for times in self.seen.values() for earlier, later in pairwise(times))
+        return max(
+            later[0] - earlier[0]
+            for version_changes in self.seen.values()
+            for earlier, later in pairwise(version_changes)
+        )
 
 
-def block_sink(ground: Ground, folder: Path, seconds: float) -> BlockedResult:
+def block_sink(environment: Ground, folder: Path, seconds: float) -> BlockedResult:
     """Block the sink of a query for this many seconds, and return what happened to its leases."""
-    blocking, unblocking = Event(), Event()
+    block_requested, unblocked = Event(), Event()
 
-    def sink(frame: DataFrame, _number: int) -> None:
-        if frame.count() and blocking.is_set():
-            unblocking.wait()
+    def sink(batch: DataFrame, _number: int) -> None:
+        if batch.count() and block_requested.is_set():
+            unblocked.wait()
 
-    rival_store = TakeCountingStore(open_store(ground.store))
-    rival = Runner(
+    rival_store = TakeCountingStore(open_store(environment.store))
+    rival_runner = Runner(
         Worker(
             store=cast("Store", rival_store),
-            source=open_source(ground.url),
+            source=open_source(environment.url),
             me="rival-1",
             config=Config(lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON),
         ),
         lambda _delivery: None,
     )
-    thread = Thread(target=rival.run)
+    rival_thread = Thread(target=rival_runner.run)
     with spark_session(1) as spark:
-        query = start_query(lambda: _start_query(spark, ground, sink, folder))
-        thread.start()
+        query = start_query(lambda: _start_query(spark, environment, sink, folder))
+        rival_thread.start()
         try:
-            _wait_until(lambda: query.isActive and _count_leases(ground) == EVEN, "an even split")
-            blocking.set()
-            sent = list(read_rows(SENT))
+            _wait_until(lambda: query.isActive and _count_leases(environment) == EVEN, "an even split")
+            block_requested.set()
+            rows = list(read_rows(SENT))
             for first_row in range(0, SENT, 500):
-                ground.send(sent[first_row : first_row + 500])
-            return _measure_block(ground, spark, rival_store, seconds)
+                environment.send(rows[first_row : first_row + 500])
+            return _measure_block(environment, spark, rival_store, seconds)
         finally:
-            unblocking.set()
+            unblocked.set()
             query.stop()
-            rival.stop()
-            thread.join()
+            rival_runner.stop()
+            rival_thread.join()
 
 
-def _start_query(spark: SparkSession, ground: Ground, sink: Sink, folder: Path) -> StreamingQuery:
-    stream = spark.readStream.format(ground.format).options(**_build_options(ground)).load()
+def _start_query(spark: SparkSession, environment: Ground, sink: Sink, folder: Path) -> StreamingQuery:
+    stream = spark.readStream.format(environment.format).options(**_build_options(environment)).load()
     writer = stream.writeStream.option("checkpointLocation", str(folder / "progress"))
     return writer.foreachBatch(sink).start()
 
 
-def _build_options(ground: Ground) -> dict[str, str]:
-    lease_options = {"lease.store": ground.store, "lease.workerId": "spark", "lease.bufferRows": str(AHEAD)}
+def _build_options(environment: Ground) -> dict[str, str]:
+    lease_options = {"lease.store": environment.store, "lease.workerId": "spark", "lease.bufferRows": str(AHEAD)}
     lease_options["lease.durationMs"] = f"{LEASE_SECONDS * 1000:g}"
-    return lease_options | {name: value for name, _, value in (each.partition("=") for each in ground.options)}
+    return lease_options | {name: value for name, _, value in (option.partition("=") for option in environment.options)}
 
 
 def _measure_block(
-    ground: Ground, spark: SparkSession, rival_store: TakeCountingStore, seconds: float
+    environment: Ground, spark: SparkSession, rival_store: TakeCountingStore, seconds: float
 ) -> BlockedResult:
-    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
-    java = gateway.proc.pid
-    runner = next(pid for pid, words in list_descendants(java).items() if "python_streaming_source_runner" in words)
-    query_leases, taken_before = _list_query_leases(ground), rival_store.taken
-    observer, began, memory_before = Observer(), time.monotonic(), measure_resident_mib(runner)
-    while (elapsed := time.monotonic() - began) < seconds:
-        observer.observe(ground.table.list().leases, query_leases)
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  the only reference to the Java process
+    java_pid = gateway.proc.pid
+    runner_pid = next(
+        pid
+        for pid, command_line in list_descendants(java_pid).items()
+        if "python_streaming_source_runner" in command_line
+    )
+    query_leases, taken_before = _list_query_leases(environment), rival_store.taken
+    observer, start_time, memory_mib_before = Observer(), time.monotonic(), measure_resident_mib(runner_pid)
+    while (elapsed := time.monotonic() - start_time) < seconds:
+        observer.observe(environment.table.list().leases, query_leases)
         time.sleep(0.5)
-    memory = memory_before, measure_resident_mib(runner)
-    leases_left, lost = len(_list_query_leases(ground)), rival_store.taken - taken_before
+    memory_mib = memory_mib_before, measure_resident_mib(runner_pid)
+    remaining_leases, lost_leases = len(_list_query_leases(environment)), rival_store.taken - taken_before
     return BlockedResult(
-        round(elapsed, 1), len(query_leases), leases_left, lost, round(observer.longest_gap_seconds(), 2), memory
+        round(elapsed, 1),
+        len(query_leases),
+        remaining_leases,
+        lost_leases,
+        round(observer.find_longest_gap(), 2),
+        memory_mib,
     )
 
 
-def _list_query_leases(ground: Ground) -> frozenset[str]:
-    return frozenset(lease.key for lease in ground.table.list().leases if (lease.owner or "").startswith("spark"))
+def _list_query_leases(environment: Ground) -> frozenset[str]:
+    return frozenset(lease.key for lease in environment.table.list().leases if (lease.owner or "").startswith("spark"))
 
 
-def _count_leases(ground: Ground) -> Mapping[str, int]:
-    owners = [(lease.owner or "").partition("-")[0] for lease in ground.table.list().leases]
+def _count_leases(environment: Ground) -> Mapping[str, int]:
+    owners = [(lease.owner or "").partition("-")[0] for lease in environment.table.list().leases]
     return {owner: owners.count(owner) for owner in owners}
 
 
-def _wait_until(holds: Callable[[], bool], what: str) -> None:
+def _wait_until(condition: Callable[[], bool], description: str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:g} s: {what}"
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:g} s: {description}"
         time.sleep(0.2)
 
 
@@ -185,9 +198,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        ground = stack.enter_context(open_ground(arguments))
+        environment = stack.enter_context(open_environment(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-blocked-")))
-        result = block_sink(ground, folder, arguments.seconds)
+        result = block_sink(environment, folder, arguments.seconds)
     sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
     return 0 if result.lost == 0 else 1
 

@@ -4,9 +4,9 @@
 
 A query reads files, one per batch, and writes their lines to a stream. There are three cases:
 
-- options    The checkpointLocation is copied, and queries run on both at once, each naming its own in an option.
-- session    The same, but the locations are in the settings of the session, which a sink does not see.
-- restored   The query continues. Its checkpointLocation is replaced by the earlier copy, and the query continues again.
+- options    The checkpointLocation is copied, and queries run on both at once. Each names its location in an option.
+- session    The same, but the locations are in the settings of the session, where a sink cannot see them.
+- restored   The query continues. Then its checkpointLocation is replaced by the earlier copy, and it continues again.
 
 The query on the copy reads two files per batch, so its batches have the same numbers but other rows. No row may be
 lost. Rows that are delivered more than once are counted, and so are the rows that the reader reports as possible
@@ -35,16 +35,16 @@ from leasehold_lab.demo.stage import Stream, run_services
 CASES = ("options", "session", "restored")
 FIRST, MORE, LINES, SHARDS = 8, 16, 100, 2
 WAIT_SECONDS = 900.0
-IN_SESSION = "spark.sql.streaming.checkpointLocation"
+SESSION_LOCATION = "spark.sql.streaming.checkpointLocation"
 
 
-def run_query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None:
+def run_query(case: str, stream: str, endpoint: str, folder: str, *name_and_files: str) -> None:
     """Write the lines of all files to the stream, and end.
 
-    `how` consists of the query's name and the number of files per batch.
+    `name_and_files` consists of the query's name and the number of files per batch.
     """
-    name, files = how
-    settings = {IN_SESSION: f"{folder}/{name}"} if case == "session" else {}
+    name, files = name_and_files
+    settings = {SESSION_LOCATION: f"{folder}/{name}"} if case == "session" else {}
     with spark_session(1, SOON, settings=settings) as spark:
         lines = spark.readStream.option("maxFilesPerTrigger", files).text(f"{folder}/files")
         writer = lines.selectExpr("value AS data", "value AS partitionKey").writeStream.format("kinesis-leased")
@@ -67,16 +67,16 @@ def wait_for_queries(*queries: Child) -> None:
 
 def count_deliveries(url: str) -> tuple[Counter[str], int]:
     """Return how often each row is delivered, and how many rows the reader reports as possible duplicates."""
-    rows, undecided = Counter[str](), 0
+    deliveries, undecided_count = Counter[str](), 0
     with closing(open_source(url)) as source:
         for shard in source.shards():
             with closing(source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)) as reader:
                 batch = reader.read()
                 while batch.records or batch.behind_seconds != 0:
-                    rows.update(record.data.decode() for record in batch.records)
-                    undecided += batch.possible_duplicates
+                    deliveries.update(record.data.decode() for record in batch.records)
+                    undecided_count += batch.possible_duplicates
                     batch = reader.read()
-    return rows, undecided
+    return deliveries, undecided_count
 
 
 def run_case(case: str, kinesis: str) -> dict[str, int | str]:
@@ -87,9 +87,9 @@ def run_case(case: str, kinesis: str) -> dict[str, int | str]:
         (folder / "files").mkdir()
 
         def put_rows(first: int, count: int) -> None:
-            for number in range(first, first + count):
-                lines = "".join(f"row {number * LINES + line}\n" for line in range(LINES))
-                (folder / "files" / f"{number:03}.txt").write_text(lines)
+            for file_number in range(first, first + count):
+                lines = "".join(f"row {file_number * LINES + line}\n" for line in range(LINES))
+                (folder / "files" / f"{file_number:03}.txt").write_text(lines)
 
         def start_query(name: str, files: int) -> Child:
             arguments = (__file__, "--query", case, stream.name, kinesis, str(folder), name, str(files))
@@ -108,30 +108,30 @@ def run_case(case: str, kinesis: str) -> dict[str, int | str]:
             wait_for_queries(start_query("one", 2))
         else:
             wait_for_queries(start_query("one", 1), start_query("two", 2))
-        rows, undecided = count_deliveries(stream.url)
-    sent = {f"row {number}" for number in range((FIRST + MORE) * LINES)}
+        deliveries, undecided_count = count_deliveries(stream.url)
+    sent_rows = {f"row {number}" for number in range((FIRST + MORE) * LINES)}
     return {
         "case": case,
-        "rows": len(sent),
-        "lost": len(sent - rows.keys()),
-        "twice": sum(count == 2 for count in rows.values()),
-        "more often": sum(count > 2 for count in rows.values()),
-        "undecided": undecided,
+        "rows": len(sent_rows),
+        "lost": len(sent_rows - deliveries.keys()),
+        "twice": sum(count == 2 for count in deliveries.values()),
+        "more often": sum(count > 2 for count in deliveries.values()),
+        "undecided": undecided_count,
     }
 
 
 def main() -> int:
     """Run the cases, print their results, and return 1 if one of them failed."""
     replace_aws_environment()
-    failed = False
+    any_failed = False
     with ExitStack() as stack:
         kinesis, _ = stack.enter_context(run_services())
         for case in sys.argv[1:] or CASES:
             result = run_case(case, kinesis)
             sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()
-            failed |= bool(result["lost"] or result["more often"])
-    return int(failed)
+            any_failed |= bool(result["lost"] or result["more often"])
+    return int(any_failed)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no type
 from attrs import asdict, define, evolve, field, frozen
 from flights import Row, print_to_stderr, read_flights
 from spark_application import Application
-from spark_ground import MARK, SHARDS, Feed, Ground, create_parser, open_ground
+from spark_ground import MARK, SHARDS, Feed, Ground, create_parser, open_environment
 from standins.flight_rows import ROWS
 
 from leasehold_lab.demo.child import Child
@@ -31,7 +31,7 @@ from leasehold_lab.demo.child import Child
 IDENTITY = ["shardId", "sequenceNumber", "subSequenceNumber"]
 LEASE_SECONDS = 6.0
 SETTLE_SECONDS, ARRIVE_SECONDS, LOOK_SECONDS = 600.0, 900.0, 0.25
-LANDING = str(Path(__file__).with_name("landing.py"))
+LANDING_SCRIPT = str(Path(__file__).with_name("landing.py"))
 
 
 def read_rows(count: int) -> Iterator[Row]:
@@ -55,10 +55,10 @@ class FlightsResult:
         explained: The number of duplicates in shards that the killed or the stopped application held.
         by: The number of rows that each member wrote.
         shares: The number of leases of each member after each event.
-        outlived: How many seconds the descendants of the killed Java process lived on, by program.
+        outlived: For how many seconds descendants of the killed Java process kept running, by program.
         released: The seconds from the kill until the application owned no leases any more.
-        at_tip: The number of unfinished leases at the last record of their shard, and the number of all unfinished
-            leases.
+        at_tip: The number of unfinished leases that have reached the last record of their shard, and the number of all
+            unfinished leases.
     """
 
     sent: int
@@ -91,48 +91,48 @@ class Run:
     def start_application(self, name: str) -> None:
         """Start an application. If an application with this name ran before, it continues where that one stopped."""
         lease_options = (*self.ground.options, f"lease.store={self.ground.store}", f"lease.workerId={name}")
-        set_options = [f"--set={each}" for each in (*lease_options, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
+        set_options = [f"--set={option}" for option in (*lease_options, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
         arguments = (self.ground.format, *set_options, "--folder", str(self.folder), "--name", name)
-        log = self.folder / f"{name}.log"
-        if log.exists():
-            log.rename(log.with_suffix(f".{time.monotonic():.0f}.log"))
+        log_file = self.folder / f"{name}.log"
+        if log_file.exists():
+            log_file.rename(log_file.with_suffix(f".{time.monotonic():.0f}.log"))
         self.members[name] = Application(name, arguments, self.folder)
 
-    def _restart(self, name: str, starved: Application) -> None:
+    def _restart(self, name: str, application: Application) -> None:
         """Start the application again, as its operator would."""
         self.report(f"{name} could not start Python in time, starting it again")
-        starved.kill()
+        application.kill()
         self.start_application(name)
 
     def start_plain_worker(self, name: str) -> None:
-        arguments = (LANDING, self.ground.url, self.ground.store, str(self.folder / "rows" / name), name)
+        arguments = (LANDING_SCRIPT, self.ground.url, self.ground.store, str(self.folder / "rows" / name), name)
         self.members[name] = Child(name, (*arguments, str(LEASE_SECONDS)), self.folder)
 
     def kill_application(self, name: str) -> None:
         """Kill an application's Java with SIGKILL."""
         application = self.members.pop(name)
         assert isinstance(application, Application)
-        self._record_held(name)
-        began = time.monotonic()
+        self._record_held_shards(name)
+        start_time = time.monotonic()
         self.outlived = application.kill_java()
         self.wait_until(
             lambda: name not in self.count_leases(), "the killed application's leases are free", LEASE_SECONDS * 3
         )
-        self.released = round(time.monotonic() - began, 1)
+        self.released = round(time.monotonic() - start_time, 1)
 
     def stop_application(self, name: str) -> None:
         application = self.members.pop(name)
         assert isinstance(application, Application)
-        self._record_held(name)
+        self._record_held_shards(name)
         assert application.stop() == 0, application.last_output
         application.kill()
 
-    def _record_held(self, name: str) -> None:
+    def _record_held_shards(self, name: str) -> None:
         """Record the shards that the application holds.
 
         If the last batch is in the sink but not committed, other members repeat the rows of these shards.
         """
-        self.held |= {lease.shard for lease in self.read_leases() if _find_group(lease.owner) == name}
+        self.held |= {lease.shard for lease in self.read_leases() if _get_member_name(lease.owner) == name}
 
     # Observations
 
@@ -141,13 +141,12 @@ class Run:
 
     def count_leases(self) -> Counter[str]:
         """Return how many leases each member holds."""
-        return Counter(_find_group(lease.owner) for lease in self.read_leases())
+        return Counter(_get_member_name(lease.owner) for lease in self.read_leases())
 
     def is_balanced(self) -> bool:
         """Return whether the members hold all leases, each under a single owner name, with balanced loads.
 
-        A load is the sum of the weights of the member's leases, because the rules balance measured throughputs. Loads
-            may
+        A load is the sum of the weights of the member's leases, because the rules balance measured throughputs. Loads may
         differ by the weight of one lease.
         """
         leases = self.read_leases()
@@ -155,29 +154,33 @@ class Run:
         mean_weight = sum(known_weights) / len(known_weights) if known_weights else 1.0
         loads = dict.fromkeys(self.members, 0.0)
         for lease in leases:
-            loads[_find_group(lease.owner)] = loads.get(_find_group(lease.owner), 0.0) + (lease.weight or mean_weight)
-        complete = len(leases) >= SHARDS and len({lease.owner for lease in leases}) == len(self.members) == len(loads)
-        return complete and max(loads.values()) - min(loads.values()) <= max(known_weights, default=1.0)
+            loads[_get_member_name(lease.owner)] = loads.get(_get_member_name(lease.owner), 0.0) + (
+                lease.weight or mean_weight
+            )
+        all_leases_held = len(leases) >= SHARDS and len({lease.owner for lease in leases}) == len(self.members) == len(
+            loads
+        )
+        return all_leases_held and max(loads.values()) - min(loads.values()) <= max(known_weights, default=1.0)
 
-    def wait_until_balanced(self, after: str) -> None:
+    def wait_until_balanced(self, event: str) -> None:
         """Wait until the members are balanced, and record their lease counts."""
-        self.wait_until(self.is_balanced, f"balance after {after}", SETTLE_SECONDS)
-        self.shares[after] = dict(self.count_leases())
+        self.wait_until(self.is_balanced, f"balance after {event}", SETTLE_SECONDS)
+        self.shares[event] = dict(self.count_leases())
 
-    def wait_until(self, holds: Callable[[], object], what: str, seconds: float) -> None:
+    def wait_until(self, condition: Callable[[], object], description: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         next_report = 0.0
-        while not holds():
+        while not condition():
             now = time.monotonic()
             for name, member in list(self.members.items()):
-                if isinstance(member, Application) and member.is_starved:
+                if isinstance(member, Application) and member.failed_to_start_python:
                     self._restart(name, member)
                     continue
                 assert member.is_running, f"{name} ended by itself; its last words:\n{member.last_output}"
-            assert now < deadline, f"not within {seconds:g} s: {what}; {dict(self.count_leases())}"
+            assert now < deadline, f"not within {seconds:g} s: {description}; {dict(self.count_leases())}"
             if now > next_report:
                 next_report = now + 10
-                self.report(f"sent {self.feed.sent:7,}  {dict(self.count_leases())}  waiting: {what}")
+                self.report(f"sent {self.feed.sent:7,}  {dict(self.count_leases())}  waiting: {description}")
             time.sleep(LOOK_SECONDS)
 
     def end_members(self) -> None:
@@ -185,12 +188,12 @@ class Run:
             member.kill()
 
 
-def _find_group(owner: str | None) -> str:
+def _get_member_name(owner: str | None) -> str:
     return "" if owner is None else owner.rpartition("-")[0]
 
 
-def play_scenario(run: Run, count: int, feeding: Future[None]) -> tuple[int, int]:
-    """Run the scenario. Return the number of leases at the last record of their shard, and the number of all leases."""
+def play_scenario(run: Run, row_count: int, feed_future: Future[None]) -> tuple[int, int]:
+    """Run the scenario. Return how many leases have reached the last record of their shard, and how many there are."""
     actions: tuple[tuple[float, str, Callable[[], object]], ...] = (
         (0.0, "one joined", partial(run.start_application, "one")),
         (0.05, "two joined", partial(run.start_application, "two")),
@@ -200,16 +203,18 @@ def play_scenario(run: Run, count: int, feeding: Future[None]) -> tuple[int, int
         (0.6, "split", run.ground.split),
         (0.8, "two stopped", partial(run.stop_application, "two")),
     )
-    for index, (share, what, action) in enumerate(actions):
-        following = actions[index + 1][0] if index + 1 < len(actions) else 1.0
-        run.feed.limit = int(following * count)
+    for index, (share_of_rows, event, action) in enumerate(actions):
+        next_share = actions[index + 1][0] if index + 1 < len(actions) else 1.0
+        run.feed.limit = int(next_share * row_count)
         # Wait for a little more than the share, so that rows are being sent when the fault happens.
-        run.wait_until(lambda: run.feed.sent >= int((share + 0.02) * count), "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
-        run.report(what)
+        run.wait_until(
+            lambda: run.feed.sent >= int((share_of_rows + 0.02) * row_count), "rows to be sent", ARRIVE_SECONDS
+        )
+        run.report(event)
         action()
-        run.wait_until_balanced(what)
-    run.wait_until(feeding.done, "the stream to have all rows", ARRIVE_SECONDS)
-    feeding.result()
+        run.wait_until_balanced(event)
+    run.wait_until(feed_future.done, "the stream to have all rows", ARRIVE_SECONDS)
+    feed_future.result()
     return _wait_until_read(run)
 
 
@@ -272,18 +277,18 @@ def _read_landed(folder: Path, member: str) -> pd.DataFrame:
 
 
 def run_flights(
-    ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, report: Callable[[str], None]
+    environment: Ground, sent: Sequence[Row], folder: Path, *, rate: int, report: Callable[[str], None]
 ) -> FlightsResult:
     """Run the scenario with this stream and lease table, keeping files in this folder, and return the result."""
     with ExitStack() as stack:
         for name in ("one", "two", "plain"):
             (folder / "rows" / name).mkdir(parents=True)
-        run = Run(ground, folder, ground.feed(sent, rate), report)
+        run = Run(environment, folder, environment.feed(sent, rate), report)
         pool = stack.enter_context(ThreadPoolExecutor(1))
         stack.callback(run.feed.end)
         stack.callback(run.end_members)
-        feeding = pool.submit(run.feed)
-        return judge_run(run, sent, play_scenario(run, len(sent), feeding))
+        feed_future = pool.submit(run.feed)
+        return judge_run(run, sent, play_scenario(run, len(sent), feed_future))
 
 
 def format_result(result: FlightsResult) -> str:
@@ -297,10 +302,10 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where to write, and to leave it (a folder that goes again)")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        ground = stack.enter_context(open_ground(arguments))
+        environment = stack.enter_context(open_environment(arguments))
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-spark-")))
         result = run_flights(
-            ground, list(read_rows(arguments.rows)), folder, rate=arguments.rate, report=print_to_stderr
+            environment, list(read_rows(arguments.rows)), folder, rate=arguments.rate, report=print_to_stderr
         )
     sys.stdout.write(format_result(result))
     return 0 if (result.lost, result.strangers) == (0, 0) else 1

@@ -1,4 +1,4 @@
-"""Creates the stream of flights that the acceptance runs of Spark read, and the lease table that its readers share."""
+"""Creates the stream of flights for the acceptance runs of Spark, and the lease table that the readers share."""
 
 import argparse
 import os
@@ -65,8 +65,8 @@ class Kinesis:
         return KinesisFeed(self.endpoint, self.stream.name, rows, rate, plain=min(len(rows), 4000) // 4)
 
     def send(self, rows: Sequence[Row]) -> None:
-        with closing(create_kinesis_client(self.endpoint)) as to:
-            put_records(to, self.stream.name, [(row.sent.key, row.data) for row in rows])
+        with closing(create_kinesis_client(self.endpoint)) as kinesis_client:
+            put_records(kinesis_client, self.stream.name, [(row.sent.key, row.data) for row in rows])
 
     def split(self) -> bool:
         self.stream.split()
@@ -96,7 +96,7 @@ def open_kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
 
 
 @define
-class HubFeed:
+class HubRowSender:
     """Sends rows to a hub."""
 
     ground: "Hub"
@@ -132,16 +132,18 @@ class Hub:
     def url(self) -> str:
         return f"eventhubs://{self.hubs.namespace}/{self.hub}?group=$Default"
 
-    def feed(self, rows: Sequence[Row], rate: int) -> HubFeed:
+    def feed(self, rows: Sequence[Row], rate: int) -> HubRowSender:
         """Return a feed that sends a few rows at a time."""
-        return HubFeed(self, rows, rate)
+        return HubRowSender(self, rows, rate)
 
     def send(self, rows: Sequence[Row]) -> None:
         """Send all rows now, each to the partition of its key."""
         for partition in range(SHARDS):
-            bodies = [row.data.decode() for row in rows if zlib.crc32(row.sent.key.encode()) % SHARDS == partition]
-            if bodies:
-                self.hubs.put(self.hub, str(partition), bodies)
+            partition_bodies = [
+                row.data.decode() for row in rows if zlib.crc32(row.sent.key.encode()) % SHARDS == partition
+            ]
+            if partition_bodies:
+                self.hubs.put(self.hub, str(partition), partition_bodies)
 
     def split(self) -> bool:
         """Do nothing, because partitions cannot be split."""
@@ -158,14 +160,14 @@ class Hub:
 
 
 @contextmanager
-def open_hub_ground(blobs: str) -> Iterator[Hub]:
+def open_hub_ground(blob_connection_string: str) -> Iterator[Hub]:
     """Create a hub and a blob container. Their connection strings are put into the environment, for child processes.
 
     Args:
-        blobs: The connection string of the running blob service.
+        blob_connection_string: The connection string of the running blob service.
     """
     name = f"flights-{uuid4().hex[:8]}"
-    with event_hubs({name: SHARDS}) as hubs, patch.dict(os.environ, {BLOB_CONNECTION: blobs}):
+    with event_hubs({name: SHARDS}) as hubs, patch.dict(os.environ, {BLOB_CONNECTION: blob_connection_string}):
         os.environ[HUB_CONNECTION] = hubs.connection_string(name)
         store = f"azblob://{AZURITE_ACCOUNT}/{name}?eventhub={hubs.namespace}/{name}&group=$Default"
         with closing(open_store(store)) as table:
@@ -173,11 +175,11 @@ def open_hub_ground(blobs: str) -> Iterator[Hub]:
 
 
 Ground = Kinesis | Hub
-Feed = KinesisFeed | HubFeed
+Feed = KinesisFeed | HubRowSender
 
 
 @contextmanager
-def open_ground(arguments: argparse.Namespace) -> Iterator[Ground]:
+def open_environment(arguments: argparse.Namespace) -> Iterator[Ground]:
     """Start the services that the options of a command select, and create the stream and the lease table."""
     with ExitStack() as stack:
         if arguments.source == "event-hubs":

@@ -19,18 +19,18 @@ from standins.spark import SOON, spark_cluster
 from leasehold.adapters.toolchain import find_java_home
 from leasehold_lab.demo.child import ENVIRONMENT
 
-PLANS, EXECUTES = "python_streaming_source_runner", "CoarseGrainedExecutorBackend"
+PLANNER_COMMAND, EXECUTOR_COMMAND = "python_streaming_source_runner", "CoarseGrainedExecutorBackend"
 HERE = ("planner", "application")
 ON_CLUSTER = ("executor", "executor", "planner", "application")
 """The kinds of processes to choose from on a cluster. A worker of the cluster restarts a killed executor."""
-LIFETIME = 3
+BATCHES_BEFORE_APPLICATION_KILL = 3
 """With random kills, the batch in which the application is killed if it is still running."""
 MARK = "LEASEHOLD_KILLS"
 """The environment variable with the run's folder, set in each process of an application."""
-LEFT_SECONDS, QUIET_SECONDS = 90.0, 1.0
-"""How long an application may take to end, and how long none of its processes may be seen before it counts as ended.
+END_TIMEOUT_SECONDS, QUIET_SECONDS = 90.0, 1.0
+"""How long an application may take to end, and for how long none of its processes must be visible before it has ended.
 
-A process that has just been started may not have the mark in its environment yet.
+A process that was just started may not have the mark in its environment yet.
 """
 
 
@@ -42,7 +42,7 @@ class Killer:
         java: The id of the application's Java process.
         drawn: The seed that decides which process is killed, and when. If "", the application is killed after every
             batch.
-        among: The kinds of processes to choose from.
+        among: The kinds of processes from which one is chosen.
     """
 
     folder: Path
@@ -58,26 +58,32 @@ class Killer:
             self.lifetime += 1
             if self.drawn:
                 self.next = self._choose_process()
-        target, when = self.next
-        if when != moment or not (pids := self._list_processes_of(target)):
+        target, kill_moment = self.next
+        if kill_moment != moment or not (pids := self._list_processes_of(target)):
             return
-        with (self.folder / "kills.jsonl").open("a") as kills:
-            kills.write(json.dumps([target, when, number]) + "\n")
+        with (self.folder / "kills.jsonl").open("a") as kills_file:
+            kills_file.write(json.dumps([target, kill_moment, number]) + "\n")
         self.planner_died = self.planner_died or target == "planner"
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
     def _choose_process(self) -> tuple[str, str]:
-        random = Random(f"{self.drawn} {len(read_kills(self.folder))}")  # noqa: S311  a seed is the point
-        target = random.choice(self.among)
-        return target if self.lifetime < LIFETIME else "application", random.choice(("before", "behind"))
+        rng = Random(f"{self.drawn} {len(read_kills(self.folder))}")  # noqa: S311  a seed is the point
+        target = rng.choice(self.among)
+        return target if self.lifetime < BATCHES_BEFORE_APPLICATION_KILL else "application", rng.choice(
+            ("before", "behind")
+        )
 
     def _list_processes_of(self, target: str) -> list[int]:
         if target == "application":
             return [self.java, os.getpid()]
         on_executor = target == "executor"
         processes = executors.marked(f"{MARK}={self.folder}") if on_executor else list_descendants(self.java)
-        return [pid for pid, words in processes.items() if (EXECUTES if on_executor else PLANS) in words][:1]
+        return [
+            pid
+            for pid, command_line in processes.items()
+            if (EXECUTOR_COMMAND if on_executor else PLANNER_COMMAND) in command_line
+        ][:1]
 
 
 def read_kills(folder: Path) -> list[list[Any]]:
@@ -87,7 +93,7 @@ def read_kills(folder: Path) -> list[list[Any]]:
 
 def read_leftovers(folder: Path) -> list[str]:
     """Return the command lines of the processes that `record_leftovers` found."""
-    return [words for _, words in read_json_lines(folder / "left.jsonl")]
+    return [command_line for _, command_line in read_json_lines(folder / "left.jsonl")]
 
 
 def read_json_lines(path: Path) -> list[Any]:
@@ -98,14 +104,14 @@ def read_json_lines(path: Path) -> list[Any]:
 def record_leftovers(folder: Path) -> None:
     """Wait until no process of an ended application is running. Record and kill the processes that remain."""
     now = last_seen = time.monotonic()
-    deadline, remaining = now + LEFT_SECONDS, dict[int, str]()
+    deadline, remaining_processes = now + END_TIMEOUT_SECONDS, dict[int, str]()
     while now < deadline and now - last_seen < QUIET_SECONDS:
-        remaining, now = executors.marked(f"{MARK}={folder}"), time.monotonic()
-        last_seen = now if remaining else last_seen
+        remaining_processes, now = executors.marked(f"{MARK}={folder}"), time.monotonic()
+        last_seen = now if remaining_processes else last_seen
         time.sleep(0.1)
     with (folder / "left.jsonl").open("a") as leftovers_file:
-        leftovers_file.writelines(json.dumps(each) + "\n" for each in remaining.items())
-    for pid in remaining:
+        leftovers_file.writelines(json.dumps(process) + "\n" for process in remaining_processes.items())
+    for pid in remaining_processes:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -113,7 +119,7 @@ def record_leftovers(folder: Path) -> None:
 @contextmanager
 def run_cluster() -> Iterator[str]:
     """Start a master and two workers with the environment that an application's tasks need, and yield the address."""
-    java = {"JAVA_HOME": str(find_java_home()), "JAVA_TOOL_OPTIONS": SOON}
-    python = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    with spark_cluster({**ENVIRONMENT, **java, **python}, cores=2) as master:
-        yield master
+    java_variables = {"JAVA_HOME": str(find_java_home()), "JAVA_TOOL_OPTIONS": SOON}
+    python_variables = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with spark_cluster({**ENVIRONMENT, **java_variables, **python_variables}, cores=2) as master_url:
+        yield master_url

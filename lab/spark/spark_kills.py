@@ -2,9 +2,9 @@
 
     python lab/spark/spark_kills.py --help
 
-The sink computes each batch, and then skips a batch whose number it already has. Such a sink loses rows if a repeated
-batch contains additional rows. Each run repeats the batch in which the previous run was killed, processes one more, and
-is killed in that one. The last run continues until it has read everything.
+The sink computes each batch, but skips it if it already has a batch of this number. Such a sink loses rows if a repeated
+batch contains additional rows. Each run repeats the batch in which the previous run was killed, processes one more
+batch, and is killed in that batch. The last run continues until it has read everything.
 
 With `--drawn`, each batch with rows leads to a random kill, of the process that plans or of the application. The kill
 happens before or after the sink has the batch.
@@ -33,7 +33,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_flights import read_rows
-from spark_ground import Ground, create_parser, open_ground
+from spark_ground import Ground, create_parser, open_environment
 from spark_killer import (
     HERE,
     MARK,
@@ -55,7 +55,7 @@ LEASE_SECONDS = 6.0
 DRAWN_ROWS = 60
 """The maximum number of rows per batch in a run with random kills."""
 ROUND_SECONDS, LEAVE_SECONDS = 600.0, 20.0
-KILLED, PLANNERLESS = 256 - signal.SIGKILL, 3
+KILLED, PLANNER_DIED = 256 - signal.SIGKILL, 3
 COLUMNS = {
     "kinesis-leased": ("shardId", "sequenceNumber", "subSequenceNumber", "data"),
     "eventhubs-leased": ("partition", "sequenceNumber", "offset", "body"),
@@ -67,42 +67,46 @@ class Sink:
     """Writes each batch to a file named after its number. If the file exists, only compares the batch with it.
 
     Attributes:
-        kill: Called for each new batch with the number of the batch and a moment. The moment is "before", before the
-            sink
-            reads the batch, or "behind", after the sink has written a batch with rows and before Spark knows of it.
+        kill: Called for each new batch with the number of the batch and a moment. The moment is "before" if the sink has
+            not read the batch yet, and "behind" if the sink has written a batch with rows and Spark does not know it yet.
     """
 
     folder: Path
     columns: Sequence[str]
     kill: Callable[[int, str], None]
 
-    def __call__(self, frame: DataFrame, number: int) -> None:
-        path = self.folder / f"{number}.json"
+    def __call__(self, batch_frame: DataFrame, batch_number: int) -> None:
+        path = self.folder / f"{batch_number}.json"
         if not path.exists():
-            self.kill(number, "before")
-        batch_rows = [list(row) for row in frame.select(*self.columns).collect()]
-        batch = sorted([*map(str, row[:-1]), bytes(row[-1]).decode()] for row in batch_rows)
+            self.kill(batch_number, "before")
+        batch_rows = [list(row) for row in batch_frame.select(*self.columns).collect()]
+        sorted_rows = sorted([*map(str, row[:-1]), bytes(row[-1]).decode()] for row in batch_rows)
         if path.exists():
-            line = json.dumps({"batch": number, "rows": len(batch), "same": batch == json.loads(path.read_text())})
-            with (self.folder / "repeated.jsonl").open("a") as repeated:
-                repeated.write(f"{line}\n")
+            report_line = json.dumps(
+                {"batch": batch_number, "rows": len(sorted_rows), "same": sorted_rows == json.loads(path.read_text())}
+            )
+            with (self.folder / "repeated.jsonl").open("a") as report_file:
+                report_file.write(f"{report_line}\n")
             return
-        hidden = path.with_suffix(".part")
-        hidden.write_text(json.dumps(batch))
-        hidden.rename(path)
-        if batch:
-            self.kill(number, "behind")
+        partial_path = path.with_suffix(".part")
+        partial_path.write_text(json.dumps(sorted_rows))
+        partial_path.rename(path)
+        if sorted_rows:
+            self.kill(batch_number, "behind")
 
 
-def run_as_victim(folder: Path, source: str, option_words: Sequence[str], how: str, master: str) -> int:
+def run_until_killed(folder: Path, source: str, options: Sequence[str], mode: str, master: str) -> int:
     """Run an application until it is killed in a new batch, or until it has read everything."""
-    on_cluster = CLUSTER_SETTINGS | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
-    with spark_session(1, SOON if master else "", master=master, settings=on_cluster if master else {}) as spark:
-        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
-        killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"), ON_CLUSTER if master else HERE)
-        may_die = how.startswith("dies")
+    cluster_settings = CLUSTER_SETTINGS | {
+        f"spark.executorEnv.{MARK}": str(folder),
+        "spark.executor.extraJavaOptions": SOON,
+    }
+    with spark_session(1, SOON if master else "", master=master, settings=cluster_settings if master else {}) as spark:
+        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  the only reference to the Java process
+        killer = Killer(folder, gateway.proc.pid, mode.removeprefix("dies"), ON_CLUSTER if master else HERE)
+        may_die = mode.startswith("dies")
         sink = Sink(folder, COLUMNS[source], killer if may_die else lambda _number, _moment: None)
-        source_options = dict(each.split("=", 1) for each in option_words)
+        source_options = dict(option.split("=", 1) for option in options)
 
         def start() -> StreamingQuery:
             writer = spark.readStream.format(source).options(**source_options).load().writeStream.foreachBatch(sink)
@@ -115,7 +119,7 @@ def run_as_victim(folder: Path, source: str, option_words: Sequence[str], how: s
         except StreamingQueryException:
             if not killer.planner_died:
                 raise
-            return PLANNERLESS
+            return PLANNER_DIED
     return 0
 
 
@@ -146,7 +150,7 @@ class KillsResult:
     left: int
 
 
-class Victim(Child):
+class KilledApplication(Child):
     """An application whose reader process outlives it for a moment."""
 
     def wait_for_remaining(self) -> None:
@@ -161,7 +165,7 @@ class Victim(Child):
 
 
 def run_kills(
-    ground: Ground,
+    environment: Ground,
     folder: Path,
     *,
     kills: int,
@@ -172,46 +176,46 @@ def run_kills(
     """Kill processes this often, or once more, and return the result.
 
     Args:
-        ground: The stream and the lease table.
+        environment: The stream and the lease table.
         folder: The folder for the files of the run.
         kills: The number of kills.
         report: Called with lines about the progress.
         seed: Determines the random kills. If None, each application is killed as soon as its sink has a batch.
         master: The address of the cluster's master, or "" if there is no cluster.
     """
-    sent = list[Row]()
-    flights = read_rows(200 * (kills + 1))
-    arguments = (*ground.options, f"lease.store={ground.store}", f"lease.durationMs={LEASE_SECONDS * 1000:g}")
+    sent_rows = list[Row]()
+    flight_rows = read_rows(200 * (kills + 1))
+    arguments = (*environment.options, f"lease.store={environment.store}", f"lease.durationMs={LEASE_SECONDS * 1000:g}")
     if seed is not None:
         arguments += (f"maxRowsPerTrigger={DRAWN_ROWS}",)
     while True:
-        dies = len(read_kills(folder)) < kills
-        how = f"dies{'' if seed is None else seed}" if dies else "lives"
-        new_rows = list(islice(flights, 200))
-        ground.send(new_rows)
-        sent += new_rows
-        began = time.monotonic()
-        while not _run_victim(folder, ground.format, arguments, how=how, master=master):
+        should_die = len(read_kills(folder)) < kills
+        mode = f"dies{'' if seed is None else seed}" if should_die else "lives"
+        new_rows = list(islice(flight_rows, 200))
+        environment.send(new_rows)
+        sent_rows += new_rows
+        start_time = time.monotonic()
+        while not _run_victim(folder, environment.format, arguments, mode=mode, master=master):
             report("the machine is too busy to start Python in time, trying again")
-        report(f"{len(read_kills(folder))} kills: over after {time.monotonic() - began:.0f} s")
-        if not dies:
-            return _build_result(ground, folder, sent)
+        report(f"{len(read_kills(folder))} kills: over after {time.monotonic() - start_time:.0f} s")
+        if not should_die:
+            return _build_result(environment, folder, sent_rows)
 
 
-def _run_victim(folder: Path, source: str, query_options: Sequence[str], *, how: str, master: str) -> bool:
+def _run_victim(folder: Path, source: str, query_options: Sequence[str], *, mode: str, master: str) -> bool:
     """Return whether an application ended as planned, either by a kill or after it had read everything."""
-    arguments = (__file__, "--victim", how, str(folder), source, master, *query_options)
+    arguments = (__file__, "--victim", mode, str(folder), source, master, *query_options)
     with patch.dict(os.environ, {MARK: str(folder)}):
-        child = Victim("victim", arguments, folder)
+        child = KilledApplication("victim", arguments, folder)
     deadline = time.monotonic() + ROUND_SECONDS
     try:
         while child.is_running:
             assert time.monotonic() < deadline, child.last_output
             time.sleep(0.2)
-        status = child.wait()
-        as_planned = status in ((KILLED, PLANNERLESS) if how != "lives" else (0,))
-        assert as_planned or LATE in (folder / "victim.log").read_text(), child.last_output
-        return as_planned
+        exit_status = child.wait()
+        ended_as_planned = exit_status in ((KILLED, PLANNER_DIED) if mode != "lives" else (0,))
+        assert ended_as_planned or LATE in (folder / "victim.log").read_text(), child.last_output
+        return ended_as_planned
     finally:
         if master:
             record_leftovers(folder)
@@ -219,21 +223,21 @@ def _run_victim(folder: Path, source: str, query_options: Sequence[str], *, how:
         child.kill()
 
 
-def _build_result(ground: Ground, folder: Path, sent: Sequence[Row]) -> KillsResult:
+def _build_result(environment: Ground, folder: Path, sent_rows: Sequence[Row]) -> KillsResult:
     batches = [json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")]
-    places = Counter(tuple(row[:-1]) for batch in batches for row in batch)
-    data = {row[-1] for batch in batches for row in batch}
-    repeated = read_json_lines(folder / "repeated.jsonl")
+    deliveries_by_position = Counter(tuple(row[:-1]) for batch in batches for row in batch)
+    delivered_data = {row[-1] for batch in batches for row in batch}
+    repetitions = read_json_lines(folder / "repeated.jsonl")
     kills = read_kills(folder)
     return KillsResult(
         kills=len(kills),
-        died=dict(Counter(who for who, _, _ in kills)),
-        repeated=len(repeated),
-        same=sum(each["same"] for each in repeated),
-        sent=len(sent),
-        lost=len({row.data.decode() for row in sent} - data),
-        doubled=sum(count - 1 for count in places.values()),
-        owned=sum(lease.owner is not None for lease in ground.table.list().leases),
+        died=dict(Counter(process_kind for process_kind, _, _ in kills)),
+        repeated=len(repetitions),
+        same=sum(repetition["same"] for repetition in repetitions),
+        sent=len(sent_rows),
+        lost=len({row.data.decode() for row in sent_rows} - delivered_data),
+        doubled=sum(count - 1 for count in deliveries_by_position.values()),
+        owned=sum(lease.owner is not None for lease in environment.table.list().leases),
         left=len(read_leftovers(folder)),
     )
 
@@ -241,29 +245,29 @@ def _build_result(ground: Ground, folder: Path, sent: Sequence[Row]) -> KillsRes
 def main() -> int:
     """Run the program by hand, or as one of the killed applications."""
     if sys.argv[1:2] == ["--victim"]:
-        how, place, source, master, *words = sys.argv[2:]
-        return run_as_victim(Path(place), source, words, how, master)
+        mode, folder_path, source, master, *query_options = sys.argv[2:]
+        return run_until_killed(Path(folder_path), source, query_options, mode, master)
     parser = create_parser("Kill a query between its sink and Spark's commit, again and again.")
     parser.add_argument("--kills", type=int, default=20, help="how often (%(default)s)")
     parser.add_argument("--drawn", action="store_true", help="draw what is killed, and when; see above")
     parser.add_argument("--seed", type=int, default=0, help="what is killed when, where that is drawn (%(default)s)")
     parser.add_argument("--cluster", action="store_true", help="draw kills on a cluster of this machine")
     arguments = parser.parse_args()
-    drawn = arguments.drawn or arguments.cluster
+    is_random = arguments.drawn or arguments.cluster
     with ExitStack() as stack:
-        ground = stack.enter_context(open_ground(arguments))
+        environment = stack.enter_context(open_environment(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-kills-")))
         master = stack.enter_context(run_cluster()) if arguments.cluster else ""
         result = run_kills(
-            ground,
+            environment,
             folder,
             kills=arguments.kills,
             report=print_to_stderr,
-            seed=arguments.seed if drawn else None,
+            seed=arguments.seed if is_random else None,
             master=master,
         )
     sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
-    unexpected_repeats = result.doubled if drawn else 0  # otherwise, the last batch from Event Hubs may be repeated
+    unexpected_repeats = result.doubled if is_random else 0  # otherwise, the last batch from Event Hubs may be repeated
     faults = (result.lost, result.repeated - result.same, result.owned, result.left, unexpected_repeats)
     return 0 if not any(faults) else 1
 

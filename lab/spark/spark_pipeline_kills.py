@@ -3,11 +3,11 @@
     python lab/spark/spark_pipeline_kills.py --help
 
 An application reads a stream and writes to another one with leasehold's sink. `leasehold.adapters.spark.run` keeps it
-running. The connection to the output stream throttles, breaks after a request was carried out, and responds late. Both
-streams are resharded. Meanwhile, random processes of the application are killed:
+running. The connection to the output stream throttles requests, breaks after a request was carried out, and delays
+responses. Both streams are resharded. Meanwhile, random processes of the application are killed:
 
 task         a Python process that writes rows, during a write
-committer    the process that commits a batch for the sink, when all of the batch is in the stream but not committed
+committer    the process that commits a batch for the sink, when the whole batch is in the stream but not committed
 source       the process that plans and reads. The query ends, and `run` starts it again in the same application.
 executor     an executor of a cluster, with its tasks
 application  the driver and all processes that it started. The application is then started again.
@@ -43,7 +43,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_application import list_descendants
 from spark_killer import record_leftovers, run_cluster
-from spark_kills import Victim
+from spark_kills import KilledApplication
 from standins import executors
 from standins.spark import ON_CLUSTER, SOON, pyspark_path, spark_session
 
@@ -66,8 +66,8 @@ LEASE_SECONDS = 6.0
 WAIT_SECONDS = 420.0
 THROTTLED = Refused("ProvisionedThroughputExceededException")
 FAULTS = (THROTTLED, THROTTLED, Reset(late=True), Reset(), Refused("InternalFailure", 500))
-AMONG = ("task", "task", "task", "committer", "source", "application")
-ON_EXECUTORS = (*AMONG, "executor", "executor")
+LOCAL_TARGETS_OF_PIPELINE = ("task", "task", "task", "committer", "source", "application")
+CLUSTER_TARGETS = (*LOCAL_TARGETS_OF_PIPELINE, "executor", "executor")
 """The kinds of processes to choose from, if the application has executors."""
 PROCESSES = {
     "committer": "pyspark.sql.worker.python_streaming_sink_runner",
@@ -88,16 +88,16 @@ def run_application(folder: Path, source: dict[str, str], sink: dict[str, str], 
 
     Print a line when a query starts, and when a batch has ended.
     """
-    full_traces = {
+    trace_settings = {
         "spark.sql.pyspark.jvmStacktrace.enabled": "true"
     }  # so that the log explains a fault that ends the query
-    on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
+    cluster_settings = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     if master == EXECUTORS:
-        on_cluster |= {"spark.cores.max": "2"}
+        cluster_settings |= {"spark.cores.max": "2"}
     last_status: object = None
     # Allow four attempts per task, as on a cluster. A `local` master allows only one by default.
     with spark_session(
-        2, SOON, master=master or "local[2,4]", settings=full_traces | (on_cluster if master else {})
+        2, SOON, master=master or "local[2,4]", settings=trace_settings | (cluster_settings if master else {})
     ) as spark:
 
         def start_query() -> StreamingQuery:
@@ -109,11 +109,11 @@ def run_application(folder: Path, source: dict[str, str], sink: dict[str, str], 
         def is_ending() -> bool:
             nonlocal last_status
             for query in spark.streams.active:
-                progress = query.lastProgress
-                now = {"run": query.runId, "batch": progress and progress["batchId"]}
-                if now != last_status:
-                    last_status = now
-                    sys.stdout.write(json.dumps(now) + "\n")
+                last_progress = query.lastProgress
+                status = {"run": query.runId, "batch": last_progress and last_progress["batchId"]}
+                if status != last_status:
+                    last_status = status
+                    sys.stdout.write(json.dumps(status) + "\n")
                     sys.stdout.flush()
             return False
 
@@ -140,15 +140,15 @@ class Received:
 
 def compare_rows(sent: Sequence[Row], received: Sequence[Row]) -> Received:
     """Compare the rows that a reader received, in this order, with the rows that were sent."""
-    deliveries = Counter(data for _, data in received)
-    numbers = defaultdict[str, list[int]](list)
+    delivery_counts = Counter(data for _, data in received)
+    numbers_by_key = defaultdict[str, list[int]](list)
     for key, data in received:
-        numbers[key].append(int(data))
+        numbers_by_key[key].append(int(data))
     return Received(
         len(received),
-        sum(not deliveries[data] for _, data in sent),
-        sum(count - 1 for count in deliveries.values()),
-        sum(key_numbers != sorted(key_numbers) for key_numbers in numbers.values()),
+        sum(not delivery_counts[data] for _, data in sent),
+        sum(count - 1 for count in delivery_counts.values()),
+        sum(key_numbers != sorted(key_numbers) for key_numbers in numbers_by_key.values()),
     )
 
 
@@ -187,44 +187,46 @@ class Pipeline:
 
     def run(self, count: int, report: Callable[[str], None]) -> tuple[list[Row], Stream]:
         """Kill processes this often, let the last application end by itself, and return its input and output."""
-        random, sent = Random(self.seed), list[Row]()  # noqa: S311  a seed is the point
+        rng, sent_rows = Random(self.seed), list[Row]()  # noqa: S311  a seed is the point
         input_stream, output_stream = (
             Stream(self.kinesis, f"{self.name}-in", 3),
             Stream(self.kinesis, f"{self.name}-out", 2),
         )
-        with line(self.kinesis) as faulty, closing(create_kinesis_client(self.kinesis)) as kinesis_client:
+        with line(self.kinesis) as faulty_line, closing(create_kinesis_client(self.kinesis)) as kinesis_client:
             while self._may_kill(count):
-                app = self.start_application(faulty.url)
+                application = self.start_application(faulty_line.url)
                 try:
-                    while app.is_running and self._may_kill(count):
-                        new_rows = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
+                    while application.is_running and self._may_kill(count):
+                        new_rows = [
+                            (f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent_rows), len(sent_rows) + ROUND)
+                        ]
                         put_records(kinesis_client, input_stream.name, new_rows)
-                        sent += new_rows
+                        sent_rows += new_rows
                         self._reshard(count, input_stream, output_stream)
-                        faulty.fail("PutRecords", *random.choices(FAULTS, k=random.randrange(4)))
-                        self._kill_random_process(app, faulty, random)
+                        faulty_line.fail("PutRecords", *rng.choices(FAULTS, k=rng.randrange(4)))
+                        self._kill_random_process(application, faulty_line, rng)
                         report(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
-                    assert app.is_running or self.kills[-1:] == ["application"], app.last_output
+                    assert application.is_running or self.kills[-1:] == ["application"], application.last_output
                 finally:
-                    self.kill_application(app)
+                    self.kill_application(application)
             (self.folder / "last").touch()
             self.versions = ()
-            app = self.start_application(faulty.url)
+            application = self.start_application(faulty_line.url)
             try:
-                _wait_until(lambda: not app.is_running, app, 2 * self.wait_seconds)
-                assert app.wait() == 0, app.last_output
+                _wait_until(lambda: not application.is_running, application, 2 * self.wait_seconds)
+                assert application.wait() == 0, application.last_output
             finally:
-                self.kill_application(app)
-            return sent, output_stream
+                self.kill_application(application)
+            return sent_rows, output_stream
 
     def _may_kill(self, count: int) -> bool:
         return len(self.kills) < count and time.monotonic() < self.until
 
-    def start_application(self, writes_to: str) -> Victim:
+    def start_application(self, output_endpoint: str) -> KilledApplication:
         """Start an application, which writes to the service at this URL."""
         self.lives += 1
-        region = {"kinesis.region": "eu-west-1"}
-        source = region | {
+        region_options = {"kinesis.region": "eu-west-1"}
+        source_options = region_options | {
             "kinesis.streamName": f"{self.name}-in",
             "kinesis.endpointUrl": self.kinesis,
             "kinesis.startingPosition": "TRIM_HORIZON",
@@ -232,19 +234,29 @@ class Pipeline:
             "lease.durationMs": f"{LEASE_SECONDS * 1000:g}",
             "maxRowsPerTrigger": str(TRIGGER_ROWS),
         }
-        sink = region | {"kinesis.streamName": f"{self.name}-out", "kinesis.endpointUrl": writes_to}
-        arguments = (__file__, "--application", str(self.folder), json.dumps(source), json.dumps(sink), self.master)
+        sink_options = region_options | {
+            "kinesis.streamName": f"{self.name}-out",
+            "kinesis.endpointUrl": output_endpoint,
+        }
+        arguments = (
+            __file__,
+            "--application",
+            str(self.folder),
+            json.dumps(source_options),
+            json.dumps(sink_options),
+            self.master,
+        )
         version = self.versions[(self.lives - 1) % len(self.versions)] if self.versions else ""
         paths = [*([str(pyspark_path(version))] if version else []), *filter(None, [os.environ.get("PYTHONPATH")])]
         with patch.dict(os.environ, {MARK: str(self.folder), "PYTHONPATH": os.pathsep.join(paths)}):
-            return Victim(f"life-{self.lives}", arguments, self.folder)
+            return KilledApplication(f"life-{self.lives}", arguments, self.folder)
 
-    def kill_application(self, app: Victim) -> None:
+    def kill_application(self, application: KilledApplication) -> None:
         """Kill the application and all processes that it started."""
-        app.kill()
+        application.kill()
         if self.master:
             record_leftovers(self.folder)
-        app.wait_for_remaining()
+        application.wait_for_remaining()
         self.again.update(AGAIN.findall((self.folder / f"life-{self.lives}.log").read_text(errors="replace")))
 
     def _reshard(self, count: int, input_stream: Stream, output_stream: Stream) -> None:
@@ -256,79 +268,90 @@ class Pipeline:
         if kills_done == count // 2:
             output_stream.merge()
 
-    def _kill_random_process(self, app: Victim, faulty: Line, random: Random) -> None:
+    def _kill_random_process(self, application: KilledApplication, faulty_line: Line, rng: Random) -> None:
         """Kill a random process.
 
         A task is killed while it writes, a committer when it begins, and any other process after a batch has ended.
         """
-        target = random.choice(ON_EXECUTORS if self.master else AMONG)
+        target = rng.choice(CLUSTER_TARGETS if self.master else LOCAL_TARGETS_OF_PIPELINE)
         if len(self.versions) > 1 and len(self.kills) % 2:
             target = "application"
-        port = int(faulty.url.rpartition(":")[2])
+        port = int(faulty_line.url.rpartition(":")[2])
         if target == "committer":  # kill an idle one first, so that the next one has a batch to commit
-            _kill_all(self._processes_of(app, target, port))
-        written, done = faulty.requests["PutRecords"], _count_batches(app)
-        moments: dict[str, Callable[[], object]] = {
-            "task": lambda: faulty.requests["PutRecords"] > written,
-            "committer": lambda: self._processes_of(app, target, port),
+            _kill_all(self._list_processes_of_kind(application, target, port))
+        requests_before, batches_before = faulty_line.requests["PutRecords"], _count_batches(application)
+        conditions: dict[str, Callable[[], object]] = {
+            "task": lambda: faulty_line.requests["PutRecords"] > requests_before,
+            "committer": lambda: self._list_processes_of_kind(application, target, port),
         }
-        has_come = moments.get(target, lambda: _count_batches(app) > done)
-        _wait_until(lambda: not app.is_running or has_come(), app, self.wait_seconds)
-        time.sleep(random.random() * {"task": 0.3, "committer": 0.0}.get(target, 1.0))
-        pids = self._processes_of(app, target, port)
+        condition = conditions.get(target, lambda: _count_batches(application) > batches_before)
+        _wait_until(lambda: not application.is_running or condition(), application, self.wait_seconds)
+        time.sleep(rng.random() * {"task": 0.3, "committer": 0.0}.get(target, 1.0))
+        pids = self._list_processes_of_kind(application, target, port)
         if not pids:  # no such process has started yet
             return
-        self.kills += [target] * bool(_kill_all(pids if target == "application" else [random.choice(pids)]))
+        self.kills += [target] * bool(_kill_all(pids if target == "application" else [rng.choice(pids)]))
         if target == "application":
-            _wait_until(lambda: not app.is_running, app, self.wait_seconds)
+            _wait_until(lambda: not application.is_running, application, self.wait_seconds)
 
-    def _processes_of(self, app: Victim, target: str, port: int) -> list[int]:
-        processes = executors.marked(f"{MARK}={self.folder}") if target == "executor" else list_descendants(app.pid)
+    def _list_processes_of_kind(self, application: KilledApplication, target: str, port: int) -> list[int]:
+        processes = (
+            executors.marked(f"{MARK}={self.folder}") if target == "executor" else list_descendants(application.pid)
+        )
         if target == "application":
             return [*processes]
         if target == "task":
             return sorted(executors.connected_to(port))
-        return [pid for pid, words in processes.items() if PROCESSES[target] in words]
+        return [pid for pid, command_line in processes.items() if PROCESSES[target] in command_line]
 
 
 def _kill_all(pids: Sequence[int]) -> int:
     """Kill these processes, and return how many of them were still running."""
-    killed = 0
+    killed_count = 0
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-            killed += 1
-    return killed
+            killed_count += 1
+    return killed_count
 
 
-def _count_batches(app: Child) -> int:
+def _count_batches(application: Child) -> int:
     """Return the number of batches that the application has reported as finished."""
-    return sum(b"null" not in line for line in app.out.read_bytes().splitlines())
+    return sum(b"null" not in line for line in application.out.read_bytes().splitlines())
 
 
-def _count_lines(app: Child) -> int:
-    return len(app.out.read_bytes().splitlines())
+def _count_lines(application: Child) -> int:
+    return len(application.out.read_bytes().splitlines())
 
 
-def _wait_until(seen: Callable[[], object], app: Victim, seconds: float) -> None:
+def _wait_until(condition: Callable[[], object], application: KilledApplication, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while not seen():
-        assert time.monotonic() < deadline, app.last_output
+    while not condition():
+        assert time.monotonic() < deadline, application.last_output
         time.sleep(0.1)
 
 
 def read_with_worker(folder: Path, stream: Stream, count: int, seconds: float) -> list[Row]:
     """Return the rows that a plain worker receives, until no more arrive."""
-    handler = folder / "given.py"
-    handler.write_text(
+    handler_file = folder / "given.py"
+    handler_file.write_text(
         "import json, sys\n"
         "def handle(batch):\n"
         "    for record in batch.records:\n"
         "        sys.stdout.write(json.dumps([record.partition_key, record.data.decode()]) + '\\n')\n"
         "    sys.stdout.flush()\n"
     )
-    store, start = f"sqlite:///{folder}/plain.db", "TRIM_HORIZON"
-    arguments = ("consume", stream.url, "--store", store, "--handler", "given:handle", "--initial-position", start)
+    store_url, initial_position = f"sqlite:///{folder}/plain.db", "TRIM_HORIZON"
+    arguments = (
+        "consume",
+        stream.url,
+        "--store",
+        store_url,
+        "--handler",
+        "given:handle",
+        "--initial-position",
+        initial_position,
+    )
     with patch.dict(os.environ, {"PYTHONPATH": str(folder)}):
         worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *arguments), folder)
     try:
@@ -339,7 +362,7 @@ def read_with_worker(folder: Path, stream: Stream, count: int, seconds: float) -
 
 
 def read_with_kcl(kinesis: str, stream: Stream) -> set[bytes]:
-    """Return the data of the user records that the Java KCL's own code extracts from the records of each shard."""
+    """Return the data of the user records that the code of the Java KCL extracts from the records of each shard."""
     records_with_ranges = list[tuple[bytes, int, int]]()
     with closing(create_kinesis_client(kinesis)) as kinesis_client:
         for shard in stream.shards():
@@ -353,20 +376,20 @@ def read_with_kcl(kinesis: str, stream: Stream) -> set[bytes]:
             )
             while response["Records"] or response["MillisBehindLatest"]:
                 records_with_ranges += [(row["Data"], *(shard.hash_range or HASH_KEYS)) for row in response["Records"]]
-                if not (following := response.get("NextShardIterator")):
+                if not (next_iterator := response.get("NextShardIterator")):
                     break
-                response = kinesis_client.get_records(ShardIterator=following)
+                response = kinesis_client.get_records(ShardIterator=next_iterator)
     return {data for shard_records in kcl_jar.kcl_records(records_with_ranges) for _, _, data, _, _ in shard_records}
 
 
 def _wait_for_output(worker: Child, count: int, seconds: float) -> list[bytes]:
     """Wait until the worker has printed this many lines and then no more for a while, and return its output."""
-    deadline, seen, since = time.monotonic() + seconds, -1, 0.0
+    deadline, last_line_count, last_change_time = time.monotonic() + seconds, -1, 0.0
     while time.monotonic() < deadline and worker.is_running:
-        now = _count_lines(worker)
-        if now != seen:
-            seen, since = now, time.monotonic()
-        elif now >= count and time.monotonic() - since > 15:
+        line_count = _count_lines(worker)
+        if line_count != last_line_count:
+            last_line_count, last_change_time = line_count, time.monotonic()
+        elif line_count >= count and time.monotonic() - last_change_time > 15:
             break
         time.sleep(0.5)
     return worker.out.read_bytes().splitlines()
@@ -416,32 +439,41 @@ class Outcome:
     @property
     def faults(self) -> int:
         """The number of lost rows, repeated rows, and keys whose rows were out of order."""
-        return sum(each.lost + each.doubled + each.order for each in self.received.values()) + (self.kcl or 0)
+        return sum(
+            rows_received.lost + rows_received.doubled + rows_received.order for rows_received in self.received.values()
+        ) + (self.kcl or 0)
 
 
 def run_pipeline(
     pipeline: Pipeline, kills: int, *, java: bool = False, report: Callable[[str], None] = print_to_stderr
 ) -> Outcome:
     """Kill processes of the pipeline this often, let all readers read its output, and return the result."""
-    sent, stream = pipeline.run(kills, report)
-    readers = {
-        "plain": compare_rows(sent, read_with_worker(pipeline.folder, stream, len(sent), pipeline.wait_seconds)),
-        "spark": compare_rows(sent, read_with_spark(pipeline.folder, pipeline.kinesis, stream)),
+    sent_rows, output_stream = pipeline.run(kills, report)
+    received_by_reader = {
+        "plain": compare_rows(
+            sent_rows, read_with_worker(pipeline.folder, output_stream, len(sent_rows), pipeline.wait_seconds)
+        ),
+        "spark": compare_rows(sent_rows, read_with_spark(pipeline.folder, pipeline.kinesis, output_stream)),
     }
     missing_rows = None
     if java:
-        kcl_rows = read_with_kcl(pipeline.kinesis, stream)
-        missing_rows = sum(data not in kcl_rows for _, data in sent)
+        kcl_rows = read_with_kcl(pipeline.kinesis, output_stream)
+        missing_rows = sum(data not in kcl_rows for _, data in sent_rows)
     return Outcome(
-        dict(Counter(pipeline.kills)), pipeline.lives, dict(pipeline.again), len(sent), readers, missing_rows
+        dict(Counter(pipeline.kills)),
+        pipeline.lives,
+        dict(pipeline.again),
+        len(sent_rows),
+        received_by_reader,
+        missing_rows,
     )
 
 
 def main() -> int:
     """Run the program by hand, or as the application."""
     if sys.argv[1:2] == ["--application"]:
-        place, source, sink, master = sys.argv[2:]
-        return run_application(Path(place), json.loads(source), json.loads(sink), master)
+        folder_path, source, sink, master = sys.argv[2:]
+        return run_application(Path(folder_path), json.loads(source), json.loads(sink), master)
     options = ArgumentParser(
         description="Kill a pipeline from Kinesis into Kinesis, and judge what readers were given."
     )
@@ -454,8 +486,8 @@ def main() -> int:
     options.add_argument("--java", action="store_true", help="have the Java KCL read what came, too")
     options.add_argument("--executors", action="store_true", help="each application has an executor, which dies, too")
     options.add_argument("--patience", type=float, default=1.0, help="multiplies all time limits (%(default)s)")
-    what = "a version of PySpark, as 4.0, or '' for the present one; several take turns, see above"
-    options.add_argument("--pyspark", action="append", default=[], metavar="VERSION", help=what)
+    pyspark_help = "a version of PySpark, as 4.0, or '' for the present one; several take turns, see above"
+    options.add_argument("--pyspark", action="append", default=[], metavar="VERSION", help=pyspark_help)
     arguments = options.parse_args()
     if arguments.cluster and any(arguments.pyspark):
         options.error("--cluster: its processes have the present version; use --executors with --pyspark")
@@ -464,14 +496,14 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-pipeline-")))
         kinesis, dynamodb = stack.enter_context(run_services())
         master = stack.enter_context(run_cluster()) if arguments.cluster else EXECUTORS if arguments.executors else ""
-        until = time.monotonic() + 60 * arguments.minutes
+        end_time = time.monotonic() + 60 * arguments.minutes
         pipeline = Pipeline(
             folder,
             kinesis,
             dynamodb,
             arguments.seed,
             master,
-            until,
+            end_time,
             versions=arguments.pyspark,
             patience=arguments.patience,
         )

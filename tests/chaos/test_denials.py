@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from attrs import evolve
 from disk import Disk
-from libc import STEP_SECONDS, UnkindLibc, has_compiler
+from libc import STEP_SECONDS, FaultyLibc, has_compiler
 from processes import ResourceLimit, ThreadLimit, can_limit_threads
 from services import open_table
 from written import RecordingStore, parse_answer
@@ -145,11 +145,11 @@ for _ in iter(input, ""):
     assert answers == ["done done", "SQLITE_IOERR_WRITE SQLITE_READONLY", "done done"]
 
 
-def a_libc(folder: Path) -> UnkindLibc:
+def a_libc(folder: Path) -> FaultyLibc:
     """Return a libc that gives wrong results to the process of worker a on request."""
     if not has_compiler():
         pytest.skip("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
-    return UnkindLibc.compile(folder, ("a",), folder / "disk")
+    return FaultyLibc.compile(folder, ("a",), folder / "disk")
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import pytest
 from attrs import fields_dict
 from faulty_line import Refused
-from fleet import NO_THREADS, OF_HANDLERS, OF_WORKERS
-from grounds import HubGround, KinesisGround
+from fleet import HANDLER_FAULTS, NO_THREADS, WORKER_FAULTS
+from grounds import ChaosHubStream, ChaosKinesisStream
 from processes import find_client_at_port
-from raising_log import ORDER, RAISED, RaisingLog
+from raising_log import ORDER, RAISED, RaisingLogHandler
 from schedule import Fault, FaultKind, draw_schedule
 from unsteady_line import HTTP_FAULTS, ONE_WAY, SLOW_SERVICE, Lines
 from waiters import until
@@ -32,7 +32,13 @@ pytestmark = pytest.mark.slow
 BUSY = Refused("ServerBusy", 503)
 
 WORKERS = ("worker-1", "worker-2", "worker-3", "worker-4", "worker-5")
-KINDS = (*OF_WORKERS, *OF_HANDLERS, NO_THREADS, FaultKind("pause", "store", common=True), FaultKind("parted", "store"))
+KINDS = (
+    *WORKER_FAULTS,
+    *HANDLER_FAULTS,
+    NO_THREADS,
+    FaultKind("pause", "store", common=True),
+    FaultKind("parted", "store"),
+)
 
 
 def test_a_schedule_depends_only_on_its_seed() -> None:
@@ -59,7 +65,7 @@ def test_every_kind_of_fault_occurs_and_most_workers_are_spared(seed: int) -> No
 
 
 def test_kinds_of_faults_have_distinct_names() -> None:
-    for ground in (KinesisGround, HubGround):
+    for ground in (ChaosKinesisStream, ChaosHubStream):
         kinds: tuple[FaultKind, ...] = fields_dict(ground)["kinds"].default  # type: ignore[assignment]
         assert len({(kind.what, kind.line) for kind in kinds}) == len(kinds)
     assert str(Fault(1.0, FaultKind("parted", "store"), "worker-1", 4.0)) == "parted to the store of worker-1 for 4.0 s"
@@ -164,7 +170,7 @@ def test_logging_raises_while_the_fault_is_active(tmp_path: Path) -> None:
     orders = tmp_path / "orders"
     orders.write_text(ORDER)
     log = logging.getLogger("leasehold.test_faults")
-    raising = RaisingLog(orders)
+    raising = RaisingLogHandler(orders)
     raising.install()
     try:
         raised_in = set()

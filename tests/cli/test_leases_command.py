@@ -39,7 +39,7 @@ from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.swap import CONTROL, MARK, MOVED_TO, swap_notices
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
-from leasehold_lab.contract.actors import create_placed_lease, expect_applied
+from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LAGS = {
@@ -93,8 +93,8 @@ def test_the_table_has_one_row_per_lease() -> None:
 def test_a_piped_lease_is_one_uncut_line(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     key, owner = "orders:shardId-000000000000", "ip-10-0-12-7.eu-central-1.compute.internal-29097"
-    expect_applied(store.write(ClaimLease(create_placed_lease(store, Lease(key, checkpoint=FAR)), owner)))
-    create_placed_lease(store, Lease("two words"))
+    expect_applied(store.write(ClaimLease(create_lease_with_owner(store, Lease(key, checkpoint=FAR)), owner)))
+    create_lease_with_owner(store, Lease("two words"))
     store.close()
     for width in ("20", "80"):
         shown = CliRunner(env={"COLUMNS": width}).invoke(app, [f"sqlite://{tmp_path}/l.db"])
@@ -205,12 +205,14 @@ def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
     """Rows that remain in the old table are not leases, and it does not show the state of the group."""
     store = MemoryStore()
     stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
-    create_placed_lease(store, Lease("s-0", owner=f"{MARK}east-1", annotations=((NOTE, stale.note),)))
-    create_placed_lease(store, Lease("s-1", owner=f"{MARK}east-1"))
+    create_lease_with_owner(store, Lease("s-0", owner=f"{MARK}east-1", annotations=((NOTE, stale.note),)))
+    create_lease_with_owner(store, Lease("s-1", owner=f"{MARK}east-1"))
     alone = TableWatch(store, 10.0, 10.0).look()
     assert ({status.word for status in alone.statuses.values()}, alone.lags) == ({"UNKNOWN"}, {})
     assert alone.status.says.endswith("--to TO shows both")
-    create_placed_lease(store, Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, "postgres://db/orders"),)))
+    create_lease_with_owner(
+        store, Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, "postgres://db/orders"),))
+    )
     table = TableWatch(store, 10.0, 10.0).look()
     says = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"
     says += "; 2 rows that it left here are not shown"
@@ -264,7 +266,7 @@ class Faulty(MemoryStore):
 
 def test_a_watch_continues_after_a_failed_read() -> None:
     store, waits = Faulty(), list[float]()
-    create_placed_lease(store, Lease("s-0", owner="ann"))
+    create_lease_with_owner(store, Lease("s-0", owner="ann"))
     looks = read_states_repeatedly(store, 2.0, waits.append)
     first, second, third = (next(looks) for _ in range(3))
     assert second == evolve(first, trouble="the line is down")
@@ -275,7 +277,7 @@ def test_a_watch_continues_after_a_failed_read() -> None:
 
 def test_a_watch_lists_moves_as_they_happen() -> None:
     store = MemoryStore()
-    row = create_placed_lease(store, Lease("s-0", owner="ann"))
+    row = create_lease_with_owner(store, Lease("s-0", owner="ann"))
     looks = read_states_repeatedly(store, 2.0, lambda _seconds: None)
     assert next(looks).moves == ()
     expect_applied(store.write(StealLease(row, "bob")))
@@ -301,7 +303,7 @@ def test_a_python_without_keyboard_support_is_reported(
 
 def test_the_command_shows_the_table_in_a_file(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
-    create_placed_lease(store, Lease("s-0", owner="ann-1"))
+    create_lease_with_owner(store, Lease("s-0", owner="ann-1"))
     store.close()
     url = f"sqlite://{tmp_path}/l.db"
     shown = CliRunner().invoke(app, [url, "--by", "group"])
@@ -378,7 +380,7 @@ def test_check_exits_with_the_number_of_the_status(
     tmp_path: Path, seconds_ago: float | None, more: dict[str, Any], status: int, says: str
 ) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
-    create_placed_lease(
+    create_lease_with_owner(
         store,
         Lease("s-0", owner="ann", annotations=() if seconds_ago is None else progress_annotations(seconds_ago, **more)),
     )
@@ -395,7 +397,7 @@ def test_check_exits_with_the_number_of_the_status(
 def test_a_single_read_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str, seconds: float) -> None:
     """After a kill, the command does not report OK because of what the owner wrote while it was alive."""
     store, passed = MemoryStore(), [0.0]
-    row = [create_placed_lease(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0)))]
+    row = [create_lease_with_owner(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0)))]
 
     def wait(for_seconds: float) -> None:
         passed[0] += for_seconds
@@ -408,7 +410,7 @@ def test_a_single_read_waits_for_the_renewal_that_is_due(*, renewed: bool, word:
 
 def test_the_command_reports_a_lease_that_was_not_renewed(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
-    create_placed_lease(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0, lease=1.0)))
+    create_lease_with_owner(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0, lease=1.0)))
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
     assert (ran.exit_code, "UNKNOWN s-0: ann owns it and has not renewed it for " in ran.stderr) == (3, True)
@@ -417,7 +419,7 @@ def test_the_command_reports_a_lease_that_was_not_renewed(tmp_path: Path) -> Non
 def test_check_watches_until_the_status_is_known_within_a_limit() -> None:
     """The status of a live Java fleet becomes known, and a quiet fleet is not watched forever."""
     store, passed = MemoryStore(), [0.0]
-    row = [create_placed_lease(store, Lease("s-0", owner="java"))]
+    row = [create_lease_with_owner(store, Lease("s-0", owner="java"))]
 
     def first_known(wait: Callable[[float], None], *, watch: bool = True) -> str:
         looks = read_states_repeatedly(store, 2.0, wait, clock=lambda: passed[0])

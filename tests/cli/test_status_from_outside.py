@@ -292,7 +292,7 @@ class Trial:
         bucket = f"s3://{case.name}/fleet?region=eu-west-1&endpoint"
         match case.source:
             case "dynamodb-streams":
-                self.table_streams = TableStreams(name=case.name, lanes=1)
+                self.table_streams = TableStreams(name=case.name, open_shard_count=1)
                 to = self.stack.enter_context(run_table_server(self.table_streams))
                 to = self.faulty(to) if case.where == "stream" else to
                 self.source = f"dynamodb-streams://{case.name}?region=eu-west-1&endpoint={to}"

@@ -41,7 +41,7 @@ class Puts:
 
     def all_seen(self, stage: Stage) -> bool:
         """Return whether everything was sent and dispatched."""
-        return self.rows == len(self.sent) == len(stage.distinct)
+        return self.rows == len(self.sent) == len(stage.distinct_records)
 
 
 @define

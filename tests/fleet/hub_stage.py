@@ -109,7 +109,7 @@ class Group:
     ) -> None:
         program, *first = MAKES[make].start()
         words = (worker, self.feed.stream.hub, MAKES[make].group, self.container, str(interval), str(expiry))
-        self.stage.add_process(Child(worker, (*first, *words), self.stage.folder, program=program))
+        self.stage.watch_process(Child(worker, (*first, *words), self.stage.folder, program=program))
         self.makes[worker] = make
 
     def make(self, worker: str) -> str:
@@ -155,7 +155,7 @@ class Group:
         while self.feed.put(2000):
             self.stage.tick()
         everything = len(self.feed.sent)
-        self.stage.until(lambda: len(self.stage.distinct) >= everything, ARRIVE_SECONDS)
+        self.stage.until(lambda: len(self.stage.distinct_records) >= everything, ARRIVE_SECONDS)
         self.stage.end()
         return self.verdict()
 

@@ -84,7 +84,7 @@ class Mixed:
             mode=self.mode,
             failover_ms=1000 * self.lease_seconds,
         )
-        self.stage.add_process(started)
+        self.stage.watch_process(started)
 
     def balanced(self) -> None:
         """Wait until every open shard is read, and no live worker has two more than another."""
@@ -105,7 +105,7 @@ class Mixed:
         self.producer.ask_to_end()
         assert self.producer.wait() == 0, self.producer.last_output
         self.stage.tick()
-        self.stage.until(lambda: len(self.stage.distinct) >= len(self.sent), WAIT_SECONDS)
+        self.stage.until(lambda: len(self.stage.distinct_records) >= len(self.sent), WAIT_SECONDS)
         self.stage.end()
         verdict = self.stage.verdict(self.sent)
         figures = (self.version, self.mode, verdict.produced, verdict.lost, verdict.duplicates)

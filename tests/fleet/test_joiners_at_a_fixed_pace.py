@@ -20,7 +20,7 @@ from leasehold.balancer.rules.shares import least_moves
 from leasehold.stores.protocol import Done, Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, GiveLease, TakeBackLease, Write
-from leasehold_lab.simulator.world.process import OncePerCycleWorker
+from leasehold_lab.simulator.world.process import ScanPerCycleWorker
 from leasehold_lab.simulator.world.world import ListSource, create_even_shards
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.xdist_group("fleets")]
@@ -68,7 +68,7 @@ def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
     """Run one worker on its own connection until told to stop."""
     with closing(open_store(url)) as connection:
         store, stop_requested = Noted(connection, ledger), Event()
-        worker = OncePerCycleWorker(
+        worker = ScanPerCycleWorker(
             store=store,
             source=ListSource(create_even_shards(LEASES)),
             me=name,

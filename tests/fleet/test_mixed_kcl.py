@@ -138,7 +138,7 @@ def test_our_worker_releases_a_lease_that_java_2_would_not_take(kinesis_url: str
             )
         stage.join("ours-1")
         assert stage.until(lambda: stage.count_leases_of_workers() == {"ours-1": 4}, WAIT_SECONDS)
-        stage.add_process(
+        stage.watch_process(
             java_kcl.java_worker(stage, "java-1", "2.7.2", kinesis=kinesis_url, dynamodb=dynamodb_local_url)
         )
         assert stage.until(lambda: stage.count_leases_of_workers() == {"ours-1": 3, "java-1": 1}, WAIT_SECONDS)
@@ -166,7 +166,7 @@ def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, d
         stage.store.write(CreateLease(Lease(shard.id, checkpoint=Position(number, 2), hash_range=shard.hash_range)))
         # It handles four records, checkpoints the fourth, and hangs in the middle of its batch.
         hold = ("-Dhold.after=4",)
-        stage.add_process(
+        stage.watch_process(
             java_kcl.java_worker(
                 stage, "java-1", "2.7.2", kinesis=kinesis_url, dynamodb=dynamodb_local_url, properties=hold
             )

@@ -265,7 +265,7 @@ def test_a_table_function_loses_no_change_in_rolling_shards_and_a_kill(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     texts = [text_of(number) for number in range(RECORDS)]
-    table = TableStreams(lanes=3, stale_seconds=0.5)
+    table = TableStreams(open_shard_count=3, stale_seconds=0.5)
     all_read = Event()
 
     def written() -> None:

@@ -92,7 +92,13 @@ def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     put = set[int]()
     table = TableStreams(
-        lanes=LANES, roll_seconds=ROLL_SECONDS, retention=30.0, stale_seconds=0.5, empty_every=5, limit=10, kept=put
+        open_shard_count=LANES,
+        roll_seconds=ROLL_SECONDS,
+        retention=30.0,
+        stale_seconds=0.5,
+        empty_every=5,
+        limit=10,
+        kept=put,
     )
     store = f"sqlite:///{tmp_path}/leases.db"
     with run_table_server(table) as endpoint:
@@ -137,7 +143,7 @@ def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     put, over, name = set[int](), Event(), f"beside-java-{uuid4().hex[:8]}"
-    table = TableStreams(lanes=4, roll_seconds=10.0, stale_seconds=0.5, empty_every=5, kept=put)
+    table = TableStreams(open_shard_count=4, roll_seconds=10.0, stale_seconds=0.5, empty_every=5, kept=put)
     store = f"dynamodb://{name}?region=eu-west-1&endpoint={dynamodb_local_url}"
     with run_table_server(table) as endpoint:
         source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
@@ -153,7 +159,7 @@ def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
                 join_java(fleet, "java-1", *place)
                 until(lambda: all(fleet.reading(worker) for worker in ("a-1", "java-1")), "both read")
                 fleet.processes["a-1"].kill()
-                until(lambda: len(fleet.reading("java-1")) >= table.lanes, "Java has everything")
+                until(lambda: len(fleet.reading("java-1")) >= table.open_shard_count, "Java has everything")
                 fleet.start("c-1")
                 until(lambda: fleet.reading("c-1"), "ours reads again")
                 fleet.processes["java-1"].kill()
@@ -163,4 +169,4 @@ def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
             drained(fleet, ["c-1"], table, lambda: put)
             assert out_of_order(fleet.records()) == []
             leases = open_store(store).list().leases
-            assert [lease.owner for lease in leases if not lease.ended] == [None] * table.lanes
+            assert [lease.owner for lease in leases if not lease.ended] == [None] * table.open_shard_count

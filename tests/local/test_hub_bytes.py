@@ -15,7 +15,7 @@ from leasehold_lab.standins.hubs.partitions import (
     read_partition_key,
     split_batch,
 )
-from leasehold_lab.standins.hubs.server import Padding, pad_frame
+from leasehold_lab.standins.hubs.server import FramePadder, pad_frame
 
 DETACH = bytes.fromhex("00000010 02000001 005316 c0 03 01 5200".replace(" ", ""))
 TRANSFER = bytes.fromhex("00000017 02000000 005314 c0 06 03 43 52 05 a0 00".replace(" ", "")) + b"body"
@@ -42,7 +42,7 @@ def test_the_payload_of_a_completed_transfer_is_unchanged() -> None:
 def test_frames_can_arrive_in_any_pieces(piece: int) -> None:
     """The engine's buffer may end within a frame, so half a frame waits for the rest."""
     stream = b"AMQP\x00\x01\x00\x00" + HEARTBEAT + DETACH + TRANSFER
-    padding = Padding()
+    padding = FramePadder()
     sent = b"".join(
         padding.add_missing_fields(stream[offset : offset + piece]) for offset in range(0, len(stream), piece)
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from mutants import ROOT, Excuse, Group, Mutant, Tally, format_page, read_excuses, read_groups, retest_survivors
-from statements import THOROUGH, Fault, Verdicts, list_faults, plant_fault, read_rooms, read_unseen_faults
+from statements import SLOW_TEST_PREFIX, Fault, Verdicts, list_faults, plant_fault, read_rooms, read_unseen_faults
 
 
 def test_every_listed_module_and_test_exists() -> None:
@@ -28,9 +28,9 @@ def test_every_excuse_has_a_listed_module_and_a_reason() -> None:
 def test_an_excuse_covers_only_its_own_change() -> None:
     """An equivalent mutant does not hide another one of the same function that no test notices."""
     excuse = Excuse("m.py", "f", was="a = 1\n", now="a = 2\n", why="a is never read")
-    assert excuse.is_about(Mutant("m.x_f__mutmut_1", "f", was="a = 1", now="a = 2"))
-    assert not excuse.is_about(Mutant("m.x_f__mutmut_2", "f", was="a = 1", now="a = None"))
-    assert not excuse.is_about(Mutant("m.x_g__mutmut_1", "g", was="a = 1", now="a = 2"))
+    assert excuse.matches_mutant(Mutant("m.x_f__mutmut_1", "f", was="a = 1", now="a = 2"))
+    assert not excuse.matches_mutant(Mutant("m.x_f__mutmut_2", "f", was="a = 1", now="a = None"))
+    assert not excuse.matches_mutant(Mutant("m.x_g__mutmut_1", "g", was="a = 1", now="a = 2"))
 
 
 def test_equivalent_mutants_are_not_counted_and_unused_excuses_fail() -> None:
@@ -109,7 +109,7 @@ def test_faults_do_not_break_assignments_or_constructors() -> None:
 
 def test_every_module_and_test_of_a_group_of_faults_exists() -> None:
     named = [path for room in read_rooms().values() for module, tests in room.items() for path in (module, *tests)]
-    paths = [path.removeprefix(THOROUGH) for path in named] + [each["module"] for each in read_unseen_faults()]
+    paths = [path.removeprefix(SLOW_TEST_PREFIX) for path in named] + [each["module"] for each in read_unseen_faults()]
     assert paths
     assert [path for path in paths if not (ROOT / path.removeprefix("slow:")).exists()] == []
 
@@ -165,13 +165,13 @@ def test_a_mutant_is_retried_only_after_its_function_or_tests_change(
     (other,) = list_faults("def f(self):\n    if self.over:\n        return\n    h()\n")
 
     def verdicts_of(*tried_faults: Fault) -> list[bool | None]:
-        return [Verdicts(0.0, anew=False).get("m", fault, ["a"]) for fault in tried_faults]
+        return [Verdicts(0.0, ignore_earlier=False).get("m", fault, ["a"]) for fault in tried_faults]
 
-    Verdicts(0.0, anew=False).add("m", guard, ["a"], seen=False)
+    Verdicts(0.0, ignore_earlier=False).add("m", guard, ["a"], seen=False)
     assert verdicts_of(guard, moved, other) == [False, False, None]
     texts["a"] = "with another test"
     assert verdicts_of(guard) == [None]
-    Verdicts(0.0, anew=False).add("m", guard, ["a"], seen=True)
+    Verdicts(0.0, ignore_earlier=False).add("m", guard, ["a"], seen=True)
     texts["a"] = "with one more"
     assert verdicts_of(guard, moved, other) == [True, True, None]
-    assert Verdicts(0.0, anew=True).get("m", guard, ["a"]) is None
+    assert Verdicts(0.0, ignore_earlier=True).get("m", guard, ["a"]) is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import reasons
-from reasons import ROOT, Reason, is_noticed, run_tests
+from reasons import ROOT, Reason, run_tests, violation_is_noticed
 
 GOOD = Reason("room", "a room has a name", "lab/mutation/reasons.py", "SECONDS = 300.0", "SECONDS = 0.0", untested="x")
 
@@ -41,9 +41,9 @@ def test_a_change_is_detected_only_if_a_test_fails(tmp_path: Path, monkeypatch: 
     (tmp_path / "code.py").rename(tmp_path / "code_.py")
     tests = (str(tmp_path / "test_code.py"),)
     assert run_tests(tests) == 0
-    assert is_noticed(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 2", tests))
-    assert not is_noticed(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 0 + 1", tests))
-    assert not is_noticed(Reason("room", "why", "code_.py", "ONE = 1", "ONE = (", tests))
+    assert violation_is_noticed(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 2", tests))
+    assert not violation_is_noticed(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 0 + 1", tests))
+    assert not violation_is_noticed(Reason("room", "why", "code_.py", "ONE = 1", "ONE = (", tests))
     assert (tmp_path / "code_.py").read_text() == "ONE = 1\n"
 
 

@@ -23,7 +23,7 @@ from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.urls import open_store
-from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.contract.actors import create_lease_with_owner
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
 from leasehold_lab.standins.node import Service
 from leasehold_lab.standins.postgres import build_conninfo, build_store_url
@@ -75,7 +75,7 @@ def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
     url = f"dynamodb://{table}?endpoint={dynalite_url}"
     store = open_store(url)
     for number in range(2):
-        create_placed_lease(store, Lease(f"shardId-{number:012}", owner=f"w-{number}"))
+        create_lease_with_owner(store, Lease(f"shardId-{number:012}", owner=f"w-{number}"))
     store.close()
     before = dynalite_client.scan(TableName=table)["Items"]
     status, findings = run_doctor(source, "--store", url)
@@ -311,7 +311,7 @@ def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalit
     status, findings = run_doctor(source, "--store", url)
     assert (status, findings["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
     with closing(open_store(url)) as store:
-        create_placed_lease(store, Lease("shardId-000000000000", owner="w-0"))
+        create_lease_with_owner(store, Lease("shardId-000000000000", owner="w-0"))
     status, findings = run_doctor(source, "--store", url)
     assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
     rights = {"DescribeTable", "Query", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
@@ -326,7 +326,7 @@ def test_a_postgresql_table_is_examined_and_unchanged(source: str, postgres_serv
     status, findings = run_doctor(source, "--store", url)
     assert (status, findings["SELECT"]["state"]) == (0, "unknown")
     with closing(open_store(url)) as store:
-        create_placed_lease(store, Lease("shardId-000000000000", owner="w-0"))
+        create_lease_with_owner(store, Lease("shardId-000000000000", owner="w-0"))
         before = store.list()
         status, findings = run_doctor(source, "--store", url)
         assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})

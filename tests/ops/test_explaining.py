@@ -21,7 +21,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import RenewLease
-from leasehold_lab.contract.actors import create_placed_lease, expect_applied
+from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
 CONFIG = Config()
 OVER = "nothing: it holds more than its share, and takes no leases from others (M3)"
@@ -121,7 +121,9 @@ def test_shares_and_groups_are_even() -> None:
 def test_watching_distinguishes_living_from_dead_workers() -> None:
     """One read of a table without times cannot show which workers are dead, but a second one can."""
     store, now = MemoryStore(), [0.0]
-    quick, dead = (create_placed_lease(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b")))
+    quick, dead = (
+        create_lease_with_owner(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b"))
+    )
     rows = [quick]
 
     def wait(seconds: float) -> None:
@@ -136,7 +138,7 @@ def test_watching_distinguishes_living_from_dead_workers() -> None:
 def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     for row in FLEET[:6]:
-        create_placed_lease(store, row)
+        create_lease_with_owner(store, row)
     store.close()
     url = f"sqlite://{tmp_path}/l.db"
     shown = CliRunner().invoke(app, [url, "--for", "0", "--worker", "b"])

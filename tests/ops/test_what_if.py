@@ -12,7 +12,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import History, Lease
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold_lab.commands.what_if import app
-from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.contract.actors import create_lease_with_owner
 from leasehold_lab.simulator.question import FleetForecast
 from leasehold_lab.what_if import FleetChange, choose_joining_names, forecast_change
 
@@ -66,7 +66,7 @@ def test_newcomers_get_unused_names() -> None:
 def test_the_command_prints_moves_seconds_and_balance(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     for row in ROWS:
-        create_placed_lease(store, row)
+        create_lease_with_owner(store, row)
     store.close()
     arguments = [f"sqlite://{tmp_path}/l.db", "--for", "0", "--add", "1", "--cycles", "6"]
     result = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
@@ -99,7 +99,7 @@ def test_a_fleet_without_shards_or_workers_is_not_simulated(rows: tuple[Lease, .
 )
 def test_an_impossible_change_exits_2(tmp_path: Path, arguments: list[str], says: str) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
-    create_placed_lease(store, ROWS[1])
+    create_lease_with_owner(store, ROWS[1])
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--for", "0", *arguments])
     assert (ran.exit_code, ran.stdout) == (2, "")

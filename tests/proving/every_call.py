@@ -25,9 +25,9 @@ from leasehold_lab.judge.explanations import judge_history
 from leasehold_lab.judge.rights import measure_unowned_seconds
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator.call_faults import DEATHS, DENIED, READ_CALLS, CallableFault, CallEvent, CallFault
-from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.question import suppress_logs
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Emptying, Member, Network, Reshape, Scenario
+from leasehold_lab.simulator.scenario import Member, Network, Reshape, RowDeletion, Scenario
 from leasehold_lab.simulator.world.world import FIRST_MS, FIRST_NUMBER, SimulatedHistory
 
 app = typer.Typer(add_completion=False)
@@ -135,7 +135,7 @@ def _members(config: Config = CONFIG, *, hero: float = 0.0, peer: float = 0.0) -
 
 STORIES = (
     CallStory("claiming", 0.0, 3.0, evolve(PLAIN, owners=(None, None), members=_members(peer=5.0))),
-    CallStory("a new group", 0.0, 3.0, evolve(PLAIN, emptyings=(Emptying(0.0),), members=_members(peer=5.0))),
+    CallStory("a new group", 0.0, 3.0, evolve(PLAIN, emptyings=(RowDeletion(0.0),), members=_members(peer=5.0))),
     CallStory("taking over", 8.0, 14.0, evolve(PLAIN, owners=("dead", "dead"), members=_members(peer=5.0))),
     CallStory("reading", 9.0, 13.0),
     CallStory("giving", JOINS, JOINS + 5.0, evolve(PLAIN, owners=(HERO, HERO), members=_members(peer=JOINS))),
@@ -329,7 +329,7 @@ def planned(*, whole: bool) -> Iterable[tuple[int, CallFault]]:
 @app.command()
 def main(*, jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1) -> None:
     """Run every call with every fault; exit 1 if the judge finds a breach."""
-    with unlogged():
+    with suppress_logs():
         asked = tuple(planned(whole=True))
         with processes(jobs) as pool:
             answers = pool.map(tried, asked, chunksize=25)

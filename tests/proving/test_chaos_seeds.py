@@ -6,7 +6,7 @@ import pytest
 from soak import breaches_of_seed
 
 from leasehold_lab.simulator.chaos import trial
-from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.question import suppress_logs
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ CHUNKS = [0, *(pytest.param(chunk, marks=pytest.mark.more) for chunk in range(1,
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Silence the log, since faults are expected."""
-    with unlogged():
+    with suppress_logs():
         yield
 
 

@@ -17,7 +17,7 @@ from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.question import suppress_logs
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Nap, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
@@ -48,7 +48,7 @@ LAYOUTS: dict[str, Scenario] = {
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Silence the log, since faults are expected."""
-    with unlogged():
+    with suppress_logs():
         yield
 
 

@@ -18,7 +18,7 @@ from leasehold_lab.simulator.digests import (
     format_trace,
     read_digests,
 )
-from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.question import suppress_logs
 from leasehold_lab.simulator.run import run
 
 STORED = Path(__file__).with_name("digests.txt")
@@ -51,7 +51,7 @@ def test_seeds_cover_all_layouts_and_consumers() -> None:
 @pytest.mark.slow
 def test_missing_event_changes_the_digest_and_is_named() -> None:
     """A difference is reported with the event at which it begins."""
-    with unlogged():
+    with suppress_logs():
         history = run(create_scenario(0))
     before, whole = compute_digest(history), list(format_trace(history))
     gone = history.writes.pop(3)
@@ -64,7 +64,7 @@ def test_missing_event_changes_the_digest_and_is_named() -> None:
 @pytest.mark.slow
 def test_every_field_changes_the_digest() -> None:
     """Digests contain every field of every event."""
-    with unlogged():
+    with suppress_logs():
         history = run(create_scenario(0))
     before = compute_digest(history)
     history.events[0] = evolve(history.events[0], token=(history.events[0].token or 0) + 1)

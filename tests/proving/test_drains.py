@@ -11,7 +11,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.judge.explanations import judge_history
-from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.question import suppress_logs
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
@@ -28,7 +28,7 @@ SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 2 else MORE) for seed in r
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
-    with unlogged():
+    with suppress_logs():
         yield
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from every_call import CALM, CONFIG, STORIES, CallStory, call_faults, told, tried, undisturbed, unread
 
-from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.question import suppress_logs
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ EACH = 20
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
-    with unlogged():
+    with suppress_logs():
         yield
 
 

@@ -10,9 +10,9 @@ from attrs import evolve
 from every_call import CONFIG, HERO, PEER, PLAIN
 
 from leasehold.balancer.model import SHARD_END
-from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.question import suppress_logs
 from leasehold_lab.simulator.run import run
-from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Reshape, Scenario
+from leasehold_lab.simulator.scenario import Member, Nap, Reshape, RowDeletion, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 CALM, SECONDS = 190.0, 260.0
@@ -42,7 +42,7 @@ LAYOUTS: dict[str, Scenario] = {
     "no hash ranges": evolve(SLEEPY, ranged=False),
     "swapped": evolve(SLEEPY, swaps=(30.0,)),
     "swapped to sessions": evolve(SLEEPY, swaps=(30.0,), sessions=True),
-    "emptied": evolve(SLEEPY, emptyings=(Emptying(30.0),)),
+    "emptied": evolve(SLEEPY, emptyings=(RowDeletion(30.0),)),
 }
 MOMENTS = [10.0 + 0.75 * step for step in range(8)]
 
@@ -50,7 +50,7 @@ MOMENTS = [10.0 + 0.75 * step for step in range(8)]
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Silence the log, since faults are expected."""
-    with unlogged():
+    with suppress_logs():
         yield
 
 

@@ -8,7 +8,7 @@ from attrs import evolve
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold_lab.judge.events import ReadingEvent
 from leasehold_lab.simulator.chaos import FAULTS_END, SETTLE_SECONDS, trial
-from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.question import suppress_logs
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Reshape, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
@@ -52,7 +52,7 @@ def _handed(history: SimulatedHistory) -> list[ReadingEvent]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_record_of_the_second_stream_is_handed_over_in_order(seed: int) -> None:
     """All records of the recreated stream are dispatched in order, despite crashes, pauses and lost responses."""
-    with unlogged():
+    with suppress_logs():
         history = run(evolve(_scenario(seed), if_recreated="TRIM_HORIZON"))
     handed: dict[str, list[int]] = {each.key: [] for each in history.sent}
     for event in _handed(history):

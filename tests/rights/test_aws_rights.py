@@ -26,7 +26,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import SourceError, StoreError
 from leasehold.stores.urls import open_store
-from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.contract.actors import create_lease_with_owner
 
 pytestmark = pytest.mark.services
 
@@ -103,7 +103,7 @@ def _made(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
     assert admin is not None
     place.sign_in(admin.access_key, admin.secret_key)
     store = open_store(place.table)
-    create_placed_lease(store, Lease(SHARD, parents=("shardId-gone",), checkpoint=TRIM_HORIZON))
+    create_lease_with_owner(store, Lease(SHARD, parents=("shardId-gone",), checkpoint=TRIM_HORIZON))
     store.close()
     return evolve(place, earlier=len(aws.asked()))
 

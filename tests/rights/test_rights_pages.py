@@ -52,7 +52,7 @@ def test_the_error_for_a_missing_right_lists_the_rights_of_the_files() -> None:
 def test_a_table_stream_reader_uses_exactly_the_rights_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
-    table = TableStreams(lanes=1)
+    table = TableStreams(open_shard_count=1)
     with run_table_server(table) as endpoint:
         source = open_source(f"dynamodb-streams://orders?region={REGION}&endpoint={endpoint}")
         (shard,) = source.shards()

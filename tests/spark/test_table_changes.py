@@ -20,7 +20,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TableStreams, str]]
     """Return a table of two lanes of shards, and its address."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "demo")
-    streams = TableStreams(lanes=2)
+    streams = TableStreams(open_shard_count=2)
     with run_table_server(streams) as endpoint:
         yield streams, endpoint
 

@@ -17,7 +17,7 @@ from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, RenewLease, StealLease
-from leasehold_lab.contract.actors import create_placed_lease, expect_applied
+from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
 pytestmark = pytest.mark.services
 
@@ -146,7 +146,7 @@ DOWN: tuple[Callable[[Store, Lease], object], ...] = (
 
 def test_a_missing_container_raises_a_fault(objects: BlobObjects, blobs: ContainerClient) -> None:
     store = EtagStore(objects, HUB)
-    lease = create_placed_lease(store, Lease("0", owner="ann"))
+    lease = create_lease_with_owner(store, Lease("0", owner="ann"))
     blobs.delete_container()
     for ask in DOWN:
         with pytest.raises(StoreError, match="it does not exist"):

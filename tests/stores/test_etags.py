@@ -30,7 +30,7 @@ from leasehold.stores.writes import (
     ResetLease,
     StealLease,
 )
-from leasehold_lab.contract.actors import clear_layout_fields, create_placed_lease, expect_applied, expect_rejected
+from leasehold_lab.contract.actors import clear_layout_fields, create_lease_with_owner, expect_applied, expect_rejected
 
 OURS = ObjectLayout()
 HUB = EventHubLayout("ns", "hub", "group")
@@ -46,7 +46,7 @@ def opened(layout: Layout) -> tuple[ObjectMemory, EtagStore]:
 
 def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
     """Return a lease owned by ann. Her claim is not in the log."""
-    lease = create_placed_lease(store, Lease("0", owner="ann"))
+    lease = create_lease_with_owner(store, Lease("0", owner="ann"))
     objects.log.clear()
     return lease
 
@@ -66,7 +66,7 @@ def once(line: str, act: Callable[[], object]) -> Callable[[str], None]:
 def test_the_start_is_stored_before_the_ownership(layout: Layout) -> None:
     """The worker that takes the lease from a creator that died starts at the same place."""
     objects, store = opened(layout)
-    create_placed_lease(store, Lease("0", owner="ann"))
+    create_lease_with_owner(store, Lease("0", owner="ann"))
     assert [line for line in objects.log if line.startswith("new")] == ["new checkpoint/0", "new ownership/0"]
 
 
@@ -75,7 +75,7 @@ def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> N
     objects, store = opened(layout)
     objects.mute = frozenset({"new"})
     with pytest.raises(OutcomeUnknown):
-        create_placed_lease(store, Lease("0", owner="ann", checkpoint=AT_9))
+        create_lease_with_owner(store, Lease("0", owner="ann", checkpoint=AT_9))
     objects.mute = frozenset()
     (lease,) = EtagStore(objects, layout).list().leases
     assert lease == Lease("0", lease.stream, checkpoint=AT_9)
@@ -163,7 +163,7 @@ def test_a_next_owner_reads_nothing_more_after_a_renewal(layout: Layout) -> None
 @LAYOUTS
 def test_a_next_owner_of_many_leases_lists_them(layout: Layout) -> None:
     objects, store = opened(layout)
-    leases = tuple(create_placed_lease(store, Lease(str(number), owner="ann")) for number in range(5))
+    leases = tuple(create_lease_with_owner(store, Lease(str(number), owner="ann")) for number in range(5))
     objects.log.clear()
     assert store.get([lease.key for lease in leases], stale_ok=True) == leases
     assert objects.log == ["list group/ownership" if layout is HUB else "list ownership"]
@@ -446,7 +446,7 @@ def test_the_annotations_of_a_new_lease_cost_the_fewest_writes(layout: Layout) -
 def test_reads_of_few_leases_use_the_cheaper_of_gets_and_a_listing(lease_count: int, listed: bool) -> None:
     """An object in a listing costs an eighth of a single request, and a listing of thousands contains many of them."""
     objects, store = opened(OURS)
-    leases = tuple(create_placed_lease(store, Lease(str(number), owner="ann")) for number in range(lease_count))
+    leases = tuple(create_lease_with_owner(store, Lease(str(number), owner="ann")) for number in range(lease_count))
     objects.log.clear()
     assert store.get(["0", "1"], stale_ok=True) == leases[:2]
     assert objects.log == (["list ownership"] if listed else ["get ownership/0", "get ownership/1"])
@@ -456,7 +456,7 @@ def test_one_object_is_read_by_the_caller_and_two_by_named_threads() -> None:
     """A next owner that polls eight times a second does not wait for a thread, and the threads can be identified."""
     objects, store = opened(OURS)
     for key in "ab":
-        create_placed_lease(store, Lease(key, owner="ann"))
+        create_lease_with_owner(store, Lease(key, owner="ann"))
     names: list[str] = []
     objects.before = lambda _line: names.append(current_thread().name)
     store.get(["a"], stale_ok=True)

@@ -22,7 +22,7 @@ from leasehold.stores.writes import (
     RequestLease,
     StealLease,
 )
-from leasehold_lab.contract.actors import create_placed_lease, expect_applied, expect_rejected
+from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied, expect_rejected
 
 pytestmark = pytest.mark.services
 
@@ -66,7 +66,7 @@ def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | 
 
 
 def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    lease = create_placed_lease(ours, Lease("0", owner="ann"))
+    lease = create_lease_with_owner(ours, Lease("0", owner="ann"))
     expect_applied(ours.write(CreateLease(Lease("1"))))
     assert checkpoints(theirs) == {"0": ("-1", -1), "1": ("-1", -1)}
     lease = expect_applied(ours.write(CheckpointLease(lease, AT_9)))
@@ -104,7 +104,7 @@ def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpoi
 
 def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """Metadata that the SDK leaves out is void."""
-    lease = expect_applied(ours.write(RequestLease(create_placed_lease(ours, Lease("0", owner="ann")), "bob")))
+    lease = expect_applied(ours.write(RequestLease(create_lease_with_owner(ours, Lease("0", owner="ann")), "bob")))
     assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
     now = expect_rejected(ours.write(RenewLease(lease)))
     assert now is not None
@@ -130,7 +130,7 @@ def test_an_official_reader_overwrites_a_late_checkpoint(ours: EtagStore, theirs
     condition. What we write in between is overwritten by its next checkpoint, which repeats and skips nothing. We
     never move its checkpoints back.
     """
-    lease = expect_applied(ours.write(CheckpointLease(create_placed_lease(ours, Lease("0", owner="ann")), AT_9)))
+    lease = expect_applied(ours.write(CheckpointLease(create_lease_with_owner(ours, Lease("0", owner="ann")), AT_9)))
     claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])
     assert checkpoints(theirs)["0"] == ("4520", 9)  # the position at which their reader begins
     expect_applied(ours.write(CheckpointLate(lease, AT_20)))

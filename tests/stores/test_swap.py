@@ -41,8 +41,8 @@ from leasehold_lab.contract.actors import (
     FULL,
     KEY,
     clear_layout_fields,
+    create_lease_with_owner,
     create_owned_lease,
-    create_placed_lease,
     expect_applied,
     expect_rejected,
     read_stored_lease,
@@ -179,7 +179,7 @@ def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:
     """Finished leases have no owner who would move them, and without them the swap would never end."""
     store = swap_of(tables, "to")
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
-        create_placed_lease(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
+        create_lease_with_owner(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
     for seen in store.list().leases:
         now = expect_applied(store.move_unowned(seen, TO))
         assert clear_layout_fields(now) == clear_layout_fields(seen)

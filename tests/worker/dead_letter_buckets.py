@@ -7,7 +7,7 @@ from leasehold.errors import StoreError
 
 @define
 class Bucket:
-    """Replaces S3's objects."""
+    """Replaces `S3Objects`, by keeping the objects in memory."""
 
     opened: list[tuple[str, str | None, str | None]] = field(factory=list)
     there: dict[str, bytes] = field(factory=dict)
@@ -23,7 +23,7 @@ class Bucket:
         return self.absent
 
     def put_body(self, name: str, body: bytes) -> None:
-        """Store the object, unless one of this name exists."""
+        """Store the object, unless an object with this name exists."""
         self.there.setdefault(name, body)
 
     def names(self, prefix: str) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ class Bucket:
         return tuple(name for name in self.there if name.startswith(prefix))
 
     def body(self, name: str) -> bytes | None:
-        """Return the object of this name."""
+        """Return the body of the object with this name, or None."""
         return self.there.get(name)
 
     def remove(self, name: str) -> None:

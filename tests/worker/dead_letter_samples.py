@@ -1,4 +1,4 @@
-"""A batch and a record that failed, and their dead letter with every field."""
+"""A failed record, a batch with it, and its dead letter, which has a value in every field."""
 
 from attrs import evolve
 
@@ -16,6 +16,6 @@ FULL = DeadLetterEntry("t", "orders", "s-0", "l-0", RECORD, "ValueError", "poiso
 
 
 def batch(stream: str = "orders") -> Delivery:
-    """Return a batch of one record, at its third attempt."""
+    """Return a batch with one record, which is at its third attempt."""
     holding = DeadLetterHolding.of(evolve(FULL, stream=stream))
     return Delivery((RECORD,), RECORD.position, None, holding, None, 3)

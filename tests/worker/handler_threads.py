@@ -13,13 +13,13 @@ from leasehold_lab.simulator.world.world import ListSource
 
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
-    """Return a worker that starts at the beginning."""
+    """Return a worker that starts at the beginning of each shard."""
     return Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
 
 
 @define
 class ProcessedRecords:
-    """What was processed, and an event that is set when it is everything."""
+    """The records that were processed. The event `all` is set once `expected` records were processed."""
 
     expected: int
     by_shard: dict[str, list[bytes]] = field(factory=dict)

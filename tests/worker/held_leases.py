@@ -45,5 +45,5 @@ class HeldLease:
 
     @property
     def end(self) -> tuple[bool, str]:
-        """Whether it is lost, and why."""
+        """Whether the lease is lost, and the reason."""
         return self.holding.lost.is_set(), self.holding.why

@@ -1,4 +1,4 @@
-"""A held shard whose every step, call and clock a test controls."""
+"""A held shard for tests that control every step, every call and the clock."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ MINIMAL = Config(lease_seconds=10.0)
 
 @define
 class ReaderHarness:
-    """One worker that holds s-0, and a handler that does what the test says."""
+    """One worker that holds lease s-0, with a handler whose behavior the test defines."""
 
     shard_log: ShardRecords = field(factory=lambda: ShardRecords(create_records(5)))
     lease: Lease = field(factory=lambda: Lease("s-0", hash_range=(0, 9)))
@@ -63,7 +63,7 @@ class ReaderHarness:
         return self.consumer.begun[0]
 
     def handle(self, delivery: Delivery) -> None:
-        """Note the batch, then do what the test says."""
+        """Record the batch, and then call `on_batch`."""
         self.dispatched.append([record.data for record in delivery.records])
         self.on_batch(delivery)
 
@@ -81,25 +81,25 @@ class ReaderHarness:
         handling = evolve(Handling(self.handle, observer=observe, checkpoint_seconds=0.0), **policy)
         return handler_reader(self.worker, self.holding, handling, budget, dispatcher)
 
-    def steps(self, reading: LeaseReader, count: int) -> float:
-        """Take this many steps, each when the reader wants to be called."""
+    def steps(self, reader: LeaseReader, count: int) -> float:
+        """Take this many steps, each at the time at which the reader is due, and return the next due time."""
         for _ in range(count):
-            due = self.due_times.get(reading, self.clock.now)
-            self.clock.now = max(self.clock.now, due if due < math.inf else self.clock.now)
-            self.due_times[reading] = reading.step(self.clock.now)
-        return self.due_times[reading]
+            due_time = self.due_times.get(reader, self.clock.now)
+            self.clock.now = max(self.clock.now, due_time if due_time < math.inf else self.clock.now)
+            self.due_times[reader] = reader.step(self.clock.now)
+        return self.due_times[reader]
 
     def steal(self) -> None:
         """Let another worker steal the lease."""
         self.store.write(StealLease(self.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
 
-    def until_over(self, reading: LeaseReader) -> None:
+    def run_until_done(self, reader: LeaseReader) -> None:
         """Take steps until there is nothing left to do."""
-        due = self.clock.now
+        due_time = self.clock.now
         for _ in range(100):
-            self.clock.now = max(self.clock.now, due)
-            due = reading.step(self.clock.now)
-            if due == float("inf"):
+            self.clock.now = max(self.clock.now, due_time)
+            due_time = reader.step(self.clock.now)
+            if due_time == float("inf"):
                 return
         raise AssertionError(f"still going after {self.happenings}")
 

@@ -1,4 +1,4 @@
-"""Make the system refuse a kind of request for a while, from the n-th one on.
+"""Makes the system refuse requests of one kind for a while, starting with the n-th request.
 
 Descriptors are refused through Python's own audit events, which precede each system call that they name, so that every
 library is affected.
@@ -31,16 +31,16 @@ class Refusal:
     requests: int = 0
     refused: int = 0
 
-    def meet(self, event: str) -> None:
-        """Count a request, and raise what the system would raise."""
-        kind = DESCRIPTOR if event in DESCRIPTORS else event
-        if kind != self.kind:
+    def count_request(self, event: str) -> None:
+        """Count a request, and if it is to be refused, raise the error that the system would raise."""
+        request_kind = DESCRIPTOR if event in DESCRIPTORS else event
+        if request_kind != self.kind:
             return
-        number = self.requests
+        request_number = self.requests
         self.requests += 1
-        if self.first <= number < self.first + self.count:
+        if self.first <= request_number < self.first + self.count:
             self.refused += 1
-            _refuse(kind)
+            _refuse(request_kind)
 
 
 _now: Refusal | None = None
@@ -52,23 +52,23 @@ def _refuse(kind: str) -> NoReturn:
     raise OSError(errno.EMFILE, "Too many open files")
 
 
-def _heard(event: str, _about: tuple[object, ...]) -> None:
+def _on_audit_event(event: str, _about: tuple[object, ...]) -> None:
     if _now is not None:
-        _now.meet(event)
+        _now.count_request(event)
 
 
-sys.addaudithook(_heard)  # a hook cannot be removed, so it does nothing between tests
+sys.addaudithook(_on_audit_event)  # a hook cannot be removed, so it does nothing between tests
 
 
 @contextmanager
 def refusing(refusal: Refusal) -> Iterator[None]:
     """Count the requests while the context lasts, and refuse some of them."""
     global _now  # noqa: PLW0603  a hook has no other place
-    start = Thread.start
+    original_start = Thread.start
 
     def begin(thread: Thread) -> None:
-        refusal.meet(THREAD)  # Python has no audit event for it before 3.12
-        start(thread)
+        refusal.count_request(THREAD)  # Python has no audit event for it before 3.12
+        original_start(thread)
 
     _now = refusal
     try:

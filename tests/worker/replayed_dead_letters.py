@@ -1,4 +1,4 @@
-"""Dead letters as files, for tests that replay them."""
+"""Makes dead letters for tests that replay them."""
 
 from attrs import evolve
 from dead_letter_samples import FULL, RECORD
@@ -7,5 +7,5 @@ from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 
 
 def dead_letter(number: int) -> DeadLetterEntry:
-    """Return a dead letter of this record."""
+    """Return a dead letter for a record with this sequence number."""
     return evolve(FULL, record=RECORD._replace(sequence_number=str(number)))

@@ -1,4 +1,4 @@
-"""A user's consumer that acknowledges later: its offered batches, its checkpoints, and when its lease is released."""
+"""A consumer of the user that acknowledges later: which batches it is offered, its checkpoints, and its release."""
 
 import doctest
 import math
@@ -20,7 +20,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 
 @define
 class ManualConsumer:
-    """A consumer that does what a test says, and keeps what it was offered."""
+    """A consumer that the test controls. It records the batches that it was offered."""
 
     assignment: Assignment
     room: bool = True
@@ -91,12 +91,12 @@ class Scene:
         return self.harness.store.row("s-0").checkpoint.sequence
 
     def steps(self, count: int = 12) -> float:
-        """Take steps until there are none left to take."""
-        due = 0.0
+        """Take up to `count` steps, as long as the reader is due, and return the next due time."""
+        due_time = 0.0
         for _ in range(count):
-            if due < math.inf:
-                due = self.harness.steps(self.reader, 1)
-        return due
+            if due_time < math.inf:
+                due_time = self.harness.steps(self.reader, 1)
+        return due_time
 
     @property
     def taken(self) -> list[int]:
@@ -110,44 +110,47 @@ def numbers(scene: Scene) -> list[int]:
 
 
 def test_only_acknowledged_records_are_checkpointed() -> None:
-    """Reading continues meanwhile, and each acknowledgement is checkpointed, even within a batch."""
+    """Reading continues before an acknowledgement. Each acknowledgement is checkpointed, even within a batch."""
     scene = Scene()
     scene.steps()
-    first, second, third, *_ = numbers(scene)
-    before = scene.checkpoint
-    assert (before, scene.taken) == ("TRIM_HORIZON", numbers(scene))
+    first_number, second_number, third_number, *_ = numbers(scene)
+    checkpoint_before = scene.checkpoint
+    assert (checkpoint_before, scene.taken) == ("TRIM_HORIZON", numbers(scene))
     checkpoints = []
-    for number in (first, third, second):
+    for number in (first_number, third_number, second_number):
         scene.consumer.acknowledge(number)
         scene.steps(2)
         checkpoints.append(scene.checkpoint)
-    assert checkpoints == [str(first), str(third), str(third)]
+    assert checkpoints == [str(first_number), str(third_number), str(third_number)]
 
 
 def test_acknowledgement_counts_as_progress_once() -> None:
-    """A consumer that acknowledges a part of its records makes progress. Repeating the same position is none."""
+    """A consumer that acknowledges some of its records makes progress. Repeating the same position is no progress."""
     scene = Scene()
     scene.steps()
     clock, progress = scene.harness.clock, scene.harness.holding.progress
     progress.tell("host", lambda: clock.now, clock.now)
     scene.consumer.acknowledge(numbers(scene)[0])
-    moved = []
+    made_progress = []
     for _ in range(2):
         clock.now += 2
-        before = clock.now
+        time_before = clock.now
         scene.steps(2)
-        moved.append((progress.progress(clock.now, clock.now).done or 0.0) > before - 1.0)
-    assert moved == [True, False]
+        made_progress.append((progress.progress(clock.now, clock.now).done or 0.0) > time_before - 1.0)
+    assert made_progress == [True, False]
 
 
 def test_batch_without_room_is_offered_again_before_the_next_read() -> None:
     scene = Scene()
     scene.steps(2)
     scene.consumer.room = False
-    due = scene.steps(6)
-    offered = scene.consumer.offered
-    assert (scene.consumer.taken, offered[1:]) == ([numbers(scene)[:2]], [numbers(scene)[2:4]] * len(offered[1:]))
-    assert due - scene.harness.clock.now == pytest.approx(LOOK_SECONDS)
+    due_time = scene.steps(6)
+    offered_batches = scene.consumer.offered
+    assert (scene.consumer.taken, offered_batches[1:]) == (
+        [numbers(scene)[:2]],
+        [numbers(scene)[2:4]] * len(offered_batches[1:]),
+    )
+    assert due_time - scene.harness.clock.now == pytest.approx(LOOK_SECONDS)
     scene.consumer.room = True
     scene.steps()
     assert scene.taken == numbers(scene)
@@ -167,23 +170,27 @@ def test_batch_dropped_for_memory_is_read_again() -> None:
 
 
 def test_lease_is_released_once_its_consumer_has_withdrawn() -> None:
-    """The release stores the acknowledged position, and nothing is offered meanwhile."""
+    """The release stores the acknowledged position. Until the release, no more batches are offered."""
     scene = Scene()
     scene.steps(2)
     scene.harness.holding.ask_release()
     scene.steps(3)
-    waiting = (scene.harness.store.row("s-0").owner, len(scene.consumer.offered), scene.consumer.withdrawals)
+    state_while_waiting = (
+        scene.harness.store.row("s-0").owner,
+        len(scene.consumer.offered),
+        scene.consumer.withdrawals,
+    )
     scene.consumer.acknowledge(numbers(scene)[1])
     scene.consumer.finished = True
-    due = scene.steps(1)
+    due_time = scene.steps(1)
     row = scene.harness.store.row("s-0")
-    assert waiting == ("a-1", 1, 3)
-    assert (row.owner, row.checkpoint.sequence, due) == (None, str(numbers(scene)[1]), math.inf)
+    assert state_while_waiting == ("a-1", 1, 3)
+    assert (row.owner, row.checkpoint.sequence, due_time) == (None, str(numbers(scene)[1]), math.inf)
     assert scene.consumer.closed == ["stopped"]
 
 
 def test_kept_lease_has_its_records_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a release is called off, the records that the consumer dropped are offered again."""
+    """If a release is cancelled, the records that the consumer dropped are offered again."""
     scene = Scene()
     scene.steps()
     holding = scene.harness.holding
@@ -219,10 +226,14 @@ def test_consumer_that_raises_releases_its_shard(step: str, monkeypatch: pytest.
 def test_shard_end_is_written_after_the_last_acknowledgement() -> None:
     scene = Scene(ShardRecords(create_records(3), size=2, ended=True))
     scene.steps()
-    before = scene.checkpoint
+    checkpoint_before = scene.checkpoint
     scene.consumer.acknowledge(numbers(scene)[-1])
     scene.steps(2)
-    assert (before, scene.checkpoint, scene.consumer.closed) == ("TRIM_HORIZON", "SHARD_END", ["shard-ended"])
+    assert (checkpoint_before, scene.checkpoint, scene.consumer.closed) == (
+        "TRIM_HORIZON",
+        "SHARD_END",
+        ["shard-ended"],
+    )
 
 
 def test_consumer_of_a_stolen_lease_is_closed() -> None:
@@ -238,9 +249,9 @@ def test_consumer_of_a_stolen_lease_is_closed() -> None:
 def test_quiet_shard_takes_no_steps_between_reads() -> None:
     scene = Scene(ShardRecords([], wait_seconds=5.0))
     scene.steps(2)
-    now = scene.harness.clock.now
+    start_time = scene.harness.clock.now
     assert scene.steps(1) - scene.harness.clock.now == pytest.approx(5.0)
-    assert scene.harness.clock.now - now <= 5.0
+    assert scene.harness.clock.now - start_time <= 5.0
 
 
 @pytest.mark.parametrize(

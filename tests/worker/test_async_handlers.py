@@ -9,7 +9,7 @@ import pytest
 from handler_threads import ProcessedRecords, joined
 from reader_harness import ReaderHarness, data
 from running import WAIT, run_to_its_end, running
-from virtual_fleet import FaultyStore, four_shards, stream_of_five
+from virtual_fleet import FaultyStore, four_shards, stream_with_five_records
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.runner import Runner
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 Handle = Callable[[Delivery], Awaitable[None]]
 
 
-class AwaitedLater:
+class CustomAwaitable:
     """An awaitable that is not a coroutine."""
 
     def __init__(self, inner: Awaitable[None]) -> None:
@@ -32,7 +32,7 @@ class AwaitedLater:
         return self.inner.__await__()
 
 
-class Called:
+class CallableObject:
     """A callable object."""
 
     def __init__(self, handle: Handle) -> None:
@@ -52,18 +52,18 @@ def decorated(handle: Handle) -> Handle:
     return wrapper
 
 
-async def with_more(_more: str, handle: Handle, delivery: Delivery) -> None:
-    """A handler with arguments of its own."""
+async def handle_with_argument(_more: str, handle: Handle, delivery: Delivery) -> None:
+    """A handler with an additional argument."""
     await handle(delivery)
 
 
 KINDS: dict[str, Callable[[Handle], Handle]] = {
     "async def": lambda handle: handle,
-    "partial": lambda handle: partial(with_more, "more", handle),
-    "object": Called,
+    "partial": lambda handle: partial(handle_with_argument, "more", handle),
+    "object": CallableObject,
     "decorator": decorated,
     "lambda": lambda handle: lambda delivery: handle(delivery),  # noqa: PLW0108  a lambda is what is tested
-    "awaitable": lambda handle: lambda delivery: AwaitedLater(handle(delivery)),
+    "awaitable": lambda handle: lambda delivery: CustomAwaitable(handle(delivery)),
 }
 
 
@@ -84,41 +84,41 @@ def test_every_awaitable_is_awaited(kind: str) -> None:
 
 def test_checkpoint_waits_for_the_async_handler() -> None:
     """A batch is checkpointed only after its awaitable has completed."""
-    store, began, processed = FaultyStore(), Event(), ProcessedRecords(5)
+    store, handler_began, processed = FaultyStore(), Event(), ProcessedRecords(5)
     loops: list[asyncio.AbstractEventLoop] = []
-    gate = asyncio.Event()
+    may_finish = asyncio.Event()
 
     async def handle(delivery: Delivery) -> None:
         loops.append(asyncio.get_running_loop())
-        began.set()
-        await gate.wait()
+        handler_began.set()
+        await may_finish.wait()
         processed.add(delivery)
 
     with running(
         Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})), handle)
     ):
-        assert began.wait(WAIT)
-        before = store.row("s-0").checkpoint
-        loops[0].call_soon_threadsafe(gate.set)
+        assert handler_began.wait(WAIT)
+        checkpoint_before = store.row("s-0").checkpoint
+        loops[0].call_soon_threadsafe(may_finish.set)
         assert processed.all.wait(WAIT)
-    assert (before, store.row("s-0").checkpoint) == (TRIM_HORIZON, Position("104"))
+    assert (checkpoint_before, store.row("s-0").checkpoint) == (TRIM_HORIZON, Position("104"))
 
 
 def test_awaiting_shards_hold_no_threads() -> None:
-    store, names = FaultyStore(), tuple(f"s-{n:02}" for n in range(40))
-    waiting, processed, all_wait = set[str](), ProcessedRecords(40), asyncio.Event()
+    store, shard_ids = FaultyStore(), tuple(f"s-{n:02}" for n in range(40))
+    waiting_shards, processed, all_wait = set[str](), ProcessedRecords(40), asyncio.Event()
 
     async def handle(delivery: Delivery) -> None:
-        waiting.add(delivery.shard)
-        if len(waiting) == 40:
+        waiting_shards.add(delivery.shard)
+        if len(waiting_shards) == 40:
             all_wait.set()
         await all_wait.wait()
         processed.add(delivery)
 
-    source = ListSource(create_even_shards(names), {name: ShardRecords(create_records(1)) for name in names})
+    source = ListSource(create_even_shards(shard_ids), {name: ShardRecords(create_records(1)) for name in shard_ids})
     with running(Runner(joined(store, source), handle, readers=2)):
         assert processed.all.wait(WAIT)
-    assert sorted(processed.by_shard) == list(names)
+    assert sorted(processed.by_shard) == list(shard_ids)
 
 
 def test_async_dead_letter_is_awaited_before_the_shard_continues() -> None:
@@ -161,9 +161,9 @@ ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_handler_that_returns_a_value_fails_the_batch(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     """A batch is checkpointed only if its handler returned None."""
-    returns, message = ANSWERS[answer]
+    get_return_value, message = ANSWERS[answer]
     harness = ReaderHarness()
-    harness.until_over(harness.reading(attempts=1, handler=lambda _delivery: returns()))
+    harness.run_until_done(harness.reading(attempts=1, handler=lambda _delivery: get_return_value()))
     assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
     assert f"its handler failed on records 100 to 104, attempt 1 of 1: {message}" in caplog.text
 
@@ -171,24 +171,24 @@ def test_handler_that_returns_a_value_fails_the_batch(answer: str, caplog: pytes
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_dead_letter_that_returns_a_value_fails(answer: str) -> None:
     """A batch counts as dead-lettered only if the dead letter returned None."""
-    returns, _ = ANSWERS[answer]
+    get_return_value, _ = ANSWERS[answer]
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
     harness = ReaderHarness(on_batch=fails)
-    harness.until_over(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: returns()))
+    harness.run_until_done(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: get_return_value()))
     assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
 def test_awaited_handler_must_return_none() -> None:
-    store, tries, stopped = FaultyStore(), list[int](), Event()
+    store, attempts_made, stopped = FaultyStore(), list[int](), Event()
 
     async def inner(_delivery: Delivery) -> None:
         raise AssertionError("nobody awaits it")
 
     async def handle(delivery: Delivery) -> object:
-        tries.append(1)
+        attempts_made.append(1)
         return inner(delivery)
 
     handling = Handling(
@@ -202,7 +202,7 @@ def test_awaited_handler_must_return_none() -> None:
         Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})), handling)
     ):
         assert stopped.wait(WAIT)
-    assert (len(tries), store.row("s-0").checkpoint) == (2, TRIM_HORIZON)
+    assert (len(attempts_made), store.row("s-0").checkpoint) == (2, TRIM_HORIZON)
 
 
 def plain(_batch: Delivery) -> None:
@@ -237,8 +237,8 @@ def test_task_that_raises_system_exit_stops_the_worker_cleanly() -> None:
             tasks.append(asyncio.get_running_loop().create_task(ends()))
         await asyncio.sleep(0)
 
-    source = stream_of_five()
-    with pytest.raises(SystemExit) as ended:
+    source = stream_with_five_records()
+    with pytest.raises(SystemExit) as exc_info:
         run_to_its_end(Runner(joined(store, source), handle))
-    assert (ended.value.code, [lease.owner for lease in store.list().leases]) == (3, [None] * 4)
+    assert (exc_info.value.code, [lease.owner for lease in store.list().leases]) == (3, [None] * 4)
     assert isinstance(tasks[0].exception(), SystemExit)

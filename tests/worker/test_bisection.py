@@ -28,20 +28,20 @@ def _quiet() -> Iterator[None]:
 
 
 @define
-class Poisoned:
-    """A handler that raises if its batch contains a poisoned record, and records what became of each record."""
+class PoisonedHandler:
+    """A handler that raises an exception if its batch contains a poisoned record, and records the outcome of each record."""
 
     poison: frozenset[bytes]
     one_by_one: bool = False
     attempts: list[tuple[list[bytes], int]] = field(factory=list)
     handled: list[bytes] = field(factory=list)
     dead_lettered: list[bytes] = field(factory=list)
-    dug: list[int] = field(factory=list)
+    dead_letter_attempts: list[int] = field(factory=list)
 
     def __call__(self, delivery: Delivery) -> None:
-        """Handle the whole batch or nothing; or handle and checkpoint record by record, up to a poisoned one."""
-        given_now = [record.data for record in delivery.records]
-        self.attempts.append((given_now, delivery.attempts))
+        """Handle the whole batch or nothing. If `one_by_one`, handle and checkpoint each record up to a poisoned one."""
+        batch_data = [record.data for record in delivery.records]
+        self.attempts.append((batch_data, delivery.attempts))
         for record in delivery.records if self.one_by_one else ():
             if record.data in self.poison:
                 raise ValueError("poison")
@@ -49,18 +49,18 @@ class Poisoned:
             assert delivery.checkpoint(record)
         if self.one_by_one:
             return
-        if self.poison & set(given_now):
+        if self.poison & set(batch_data):
             raise ValueError("poison")
-        self.handled += given_now
+        self.handled += batch_data
 
     def dead_letter(self, delivery: Delivery, _error: Exception) -> None:
         self.dead_lettered += [record.data for record in delivery.records]
-        self.dug.append(delivery.attempts)
+        self.dead_letter_attempts.append(delivery.attempts)
 
 
-def poisoned(*numbers: int) -> Poisoned:
-    """Return a handler that cannot handle these records."""
-    return Poisoned(frozenset(b"%d" % number for number in numbers))
+def poisoned(*numbers: int) -> PoisonedHandler:
+    """Return a handler that fails on these records."""
+    return PoisonedHandler(frozenset(b"%d" % number for number in numbers))
 
 
 def test_failing_batch_is_dispatched_in_halves_in_order() -> None:
@@ -68,7 +68,7 @@ def test_failing_batch_is_dispatched_in_halves_in_order() -> None:
     handler = poisoned(5)
     harness = ReaderHarness(ShardRecords(create_records(8)), on_batch=handler)
     harness.steps(harness.reading(attempts=2, dead_letter=handler.dead_letter), 12)
-    assert [given_now for given_now, _ in handler.attempts] == [
+    assert [batch_data for batch_data, _ in handler.attempts] == [
         data(8),
         data(8),
         data(4),
@@ -79,7 +79,11 @@ def test_failing_batch_is_dispatched_in_halves_in_order() -> None:
         data(2, 6),
     ]
     assert [attempt for _, attempt in handler.attempts] == [1, 2, 3, 3, 4, 5, 5, 4]
-    assert (handler.dead_lettered, handler.dug, handler.handled) == (data(1, 5), [5], data(5) + data(2, 6))
+    assert (handler.dead_lettered, handler.dead_letter_attempts, handler.handled) == (
+        data(1, 5),
+        [5],
+        data(5) + data(2, 6),
+    )
     assert harness.store.row("s-0").checkpoint == Position("107")
 
 
@@ -88,26 +92,26 @@ def test_larger_half_of_an_odd_batch_comes_first() -> None:
     handler = poisoned(2)
     harness = ReaderHarness(ShardRecords(create_records(3)), on_batch=handler)
     harness.steps(harness.reading(attempts=1, dead_letter=handler.dead_letter), 6)
-    assert [given_now for given_now, _ in handler.attempts] == [data(3), data(2), data(1, 2)]
+    assert [batch_data for batch_data, _ in handler.attempts] == [data(3), data(2), data(1, 2)]
 
 
 def test_search_for_a_poisoned_record_has_no_waits() -> None:
     handler = poisoned(*range(8))
     harness = ReaderHarness(ShardRecords(create_records(8)), on_batch=handler)
-    reading = harness.reading(attempts=1, dead_letter=handler.dead_letter)
+    reader = harness.reading(attempts=1, dead_letter=handler.dead_letter)
     for _ in range(40):
-        reading.step(harness.clock.now)
+        reader.step(harness.clock.now)
     assert (handler.dead_lettered, handler.handled) == (data(8), [])
 
 
 def test_search_stops_between_pieces_when_the_lease_is_released() -> None:
     handler = poisoned(3)
     harness = ReaderHarness(ShardRecords(create_records(4)), on_batch=handler)
-    reading = harness.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
-    harness.steps(reading, 3)
+    reader = harness.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
+    harness.steps(reader, 3)
     assert handler.handled == data(2)
     harness.holding.ask_release()
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, handler.dead_lettered) == (None, Position("101"), [])
 
@@ -120,7 +124,7 @@ def test_record_that_cannot_be_dead_lettered_stops_the_shard() -> None:
         raise OSError("disk full")
 
     harness = ReaderHarness(ShardRecords(create_records(4)), on_batch=handler)
-    harness.until_over(harness.reading(attempts=1, dead_letter=fails))
+    harness.run_until_done(harness.reading(attempts=1, dead_letter=fails))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happenings) == (None, Position("101"), ["initialize", "stopped"])
 
@@ -128,8 +132,8 @@ def test_record_that_cannot_be_dead_lettered_stops_the_shard() -> None:
 def test_batch_without_a_dead_letter_sink_is_not_halved() -> None:
     handler = poisoned(3)
     harness = ReaderHarness(ShardRecords(create_records(4)), on_batch=handler)
-    harness.until_over(harness.reading(attempts=2))
-    assert [given_now for given_now, _ in handler.attempts] == [data(4), data(4)]
+    harness.run_until_done(harness.reading(attempts=2))
+    assert [batch_data for batch_data, _ in handler.attempts] == [data(4), data(4)]
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
@@ -159,42 +163,44 @@ CASES = st.tuples(
 def test_all_records_but_the_poisoned_are_handled_in_order(
     case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float, int | None],
 ) -> None:
-    """No record is passed over, even if a dropped batch comes again with a different end."""
-    count, size, numbers, support, attempts, one_by_one, seconds, limit = case
+    """No record is skipped, even if a dropped batch is read again with a different end."""
+    count, batch_size, numbers, step_choices, attempts, one_by_one, seconds, max_records = case
     handler = poisoned(*numbers)
     handler.one_by_one = one_by_one
-    harness = ReaderHarness(ShardRecords(create_records(count), size=size), on_batch=handler)
+    harness = ReaderHarness(ShardRecords(create_records(count), size=batch_size), on_batch=handler)
     budget = MemoryBudget()
-    reading = harness.reading(
+    reader = harness.reading(
         budget,
         attempts=attempts,
         dead_letter=handler.dead_letter,
         checkpoint_seconds=seconds,
-        max_records=limit,
+        max_records=max_records,
     )
-    due = harness.clock.now
+    due_time = harness.clock.now
     step = 0
     while len(handler.handled) + len(handler.dead_lettered) < count:
-        forgotten, harness.shard_log.size = support[step] if step < len(support) else (False, size)
-        for share in budget.taken if forgotten else ():
+        batch_is_dropped, harness.shard_log.size = (
+            step_choices[step] if step < len(step_choices) else (False, batch_size)
+        )
+        for share in budget.taken if batch_is_dropped else ():
             share.drop()
-        harness.clock.now = max(harness.clock.now, due)
+        harness.clock.now = max(harness.clock.now, due_time)
         harness.worker.renew(harness.clock.now)
-        due = reading.step(harness.clock.now)
+        due_time = reader.step(harness.clock.now)
         step += 1
         assert step < 1000
-        settled = handler.handled + handler.dead_lettered
-        assert set(data(_passed(harness))) <= set(settled)
+        settled_records = handler.handled + handler.dead_lettered
+        assert set(data(_count_checkpointed_records(harness))) <= set(settled_records)
     assert handler.dead_lettered == [value for value in data(count) if value in handler.poison]
     assert handler.handled == [value for value in data(count) if value not in handler.poison]
-    assert limit is None or max(len(given_now) for given_now, _ in handler.attempts) <= limit
+    assert max_records is None or max(len(batch_data) for batch_data, _ in handler.attempts) <= max_records
     harness.holding.ask_release()
-    harness.until_over(reading)
-    assert _passed(harness) == count
+    harness.run_until_done(reader)
+    assert _count_checkpointed_records(harness) == count
 
 
 def test_parts_of_a_large_batch_have_attempts_of_their_own() -> None:
-    """After a part that failed and then passed, the next part has all its attempts."""
+    """After a part that failed and then succeeded, the next part has all its attempts."""
     calls: list[tuple[list[bytes], int]] = []
 
     def fails_once(delivery: Delivery) -> None:
@@ -203,9 +209,9 @@ def test_parts_of_a_large_batch_have_attempts_of_their_own() -> None:
             raise ValueError("not yet")
 
     harness = ReaderHarness(ShardRecords(create_records(5)), on_batch=fails_once)
-    reading = harness.reading(attempts=2, max_records=2)
+    reader = harness.reading(attempts=2, max_records=2)
     for _ in range(20):
-        harness.steps(reading, 1)
+        harness.steps(reader, 1)
     parts = (data(2), data(2, 2), data(1, 4))
     assert calls == [(part, attempt) for part in parts for attempt in (1, 2)]
     assert harness.store.row("s-0").checkpoint == Position("104")
@@ -213,32 +219,32 @@ def test_parts_of_a_large_batch_have_attempts_of_their_own() -> None:
 
 def test_each_record_that_a_handler_reaches_has_all_attempts() -> None:
     """A handler that checkpoints record by record and needs two attempts for each finishes without a dead letter."""
-    failed: set[bytes] = set()
-    counted: list[int] = []
+    failed_once: set[bytes] = set()
+    attempt_numbers: list[int] = []
 
     def fails_at_each_once(delivery: Delivery) -> None:
-        counted.append(delivery.attempts)
+        attempt_numbers.append(delivery.attempts)
         for record in delivery.records:
-            if record.data not in failed:
-                failed.add(record.data)
+            if record.data not in failed_once:
+                failed_once.add(record.data)
                 raise ValueError("not yet")
             assert delivery.checkpoint(record)
 
     harness = ReaderHarness(ShardRecords(create_records(5)), on_batch=fails_at_each_once)
     harness.steps(harness.reading(attempts=2), 20)
-    assert (counted, harness.happenings) == ([1, 2, 1, 1, 1, 1], ["initialize"])
+    assert (attempt_numbers, harness.happenings) == ([1, 2, 1, 1, 1, 1], ["initialize"])
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def _passed(harness: ReaderHarness) -> int:
-    """Return how many records the checkpoint covers."""
+def _count_checkpointed_records(harness: ReaderHarness) -> int:
+    """Return the number of records up to the checkpoint."""
     checkpoint = harness.store.row("s-0").checkpoint
     return int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
 
 
 def test_passed_record_is_left_out_when_its_batch_comes_again() -> None:
     harness, batch = ReaderHarness(), Batch(tuple(create_records(4)), None, 0.0, 0.2)
-    attempts = Attempts(Handling(lambda _batch: None), harness.holding, lambda least, _most: least)
+    attempts = Attempts(Handling(lambda _batch: None), harness.holding, lambda min_wait, _most: min_wait)
     assert attempts.next_piece(batch).read_to == batch.records[3].position
     attempts.record_progress(batch.records[1].position)
     piece = attempts.next_piece(batch)
@@ -253,7 +259,7 @@ def batch_of(*numbers: int) -> Batch:
 
 
 def attempts_of(attempts: int) -> Attempts:
-    """Attempts with a dead letter, each wait as long as its maximum."""
+    """Return an `Attempts` with a dead letter, whose waits all have their maximum length."""
     handling = Handling(lambda _batch: None, attempts=attempts, least_wait_seconds=1.0, dead_letter=lambda *_all: None)
     return Attempts(handling, ReaderHarness().holding, lambda _least, maximum: maximum)
 
@@ -267,9 +273,9 @@ FAULT = ValueError("poison")
 
 
 def test_piece_keeps_its_batch_lag_and_waits_are_random() -> None:
-    """A piece has its batch's lag.
+    """A piece of a batch has the lag of the batch.
 
-    The waits are random so that the shards of a broken database do not retry together.
+    The waits are random so that shards whose handlers use the same broken database do not retry at the same time.
     """
     attempts, batch = attempts_of(5), batch_of(7, 8)
     piece = attempts.next_piece(batch)
@@ -278,7 +284,7 @@ def test_piece_keeps_its_batch_lag_and_waits_are_random() -> None:
 
 
 def test_first_record_of_an_event_hub_comes_again() -> None:
-    """The first event of an event hub has number 0, and is repeated like any other."""
+    """The first event of an event hub has number 0, and is delivered again like any other."""
     attempts, batch = attempts_of(5), batch_of(0, 1)
     attempts.after_failure(attempts.next_piece(batch), FAULT)
     assert numbers_of(attempts.next_piece(batch)) == ([0, 1], 2)
@@ -295,16 +301,16 @@ def test_record_after_a_dead_letter_has_all_its_attempts() -> None:
 
 def test_records_that_failed_together_stay_suspect_when_the_batch_end_changes() -> None:
     """The search continues, and records after the new end get no attempts of their own."""
-    attempts, whole, short = attempts_of(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
-    assert attempts.after_failure(attempts.next_piece(whole), FAULT) == TryAgain(0.0)
-    assert numbers_of(attempts.next_piece(whole)) == ([1, 2, 3, 4], 2)
+    attempts, whole_batch, shorter_batch = attempts_of(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
+    assert attempts.after_failure(attempts.next_piece(whole_batch), FAULT) == TryAgain(0.0)
+    assert numbers_of(attempts.next_piece(whole_batch)) == ([1, 2, 3, 4], 2)
     attempts.record_progress(Position("4"))
-    piece = attempts.next_piece(short)
+    piece = attempts.next_piece(shorter_batch)
     assert numbers_of(piece) == ([5, 6], 2)
     assert attempts.after_failure(piece, FAULT) == TryAgain(0.0)
-    assert numbers_of(attempts.next_piece(short)) == ([5], 3)
+    assert numbers_of(attempts.next_piece(shorter_batch)) == ([5], 3)
     attempts.record_progress(Position("5"))
-    assert numbers_of(attempts.next_piece(whole)) == ([6, 7, 8], 3)
+    assert numbers_of(attempts.next_piece(whole_batch)) == ([6, 7, 8], 3)
 
 
 def test_batch_that_could_not_be_awaited_is_not_bisected() -> None:

@@ -1,4 +1,4 @@
-"""Concurrent processing of the keys of a batch: each key in order, and the batch is done when all its keys are."""
+"""Concurrent processing of a batch by key: records of a key stay in order, and the batch is done when all keys are done."""
 
 import asyncio
 from collections import defaultdict
@@ -28,19 +28,19 @@ def delivery(records: list[Record]) -> Delivery:
 
 
 @define
-class NotingHandler:
-    """A handler that notes which keys are at work, and yields to others before it ends."""
+class KeyRecordingHandler:
+    """A handler that records which keys are being processed, and lets other tasks run before it ends."""
 
     order: dict[str | None, list[int]] = field(factory=lambda: defaultdict(list))
     at_work: set[str | None] = field(factory=set)
-    max_at_work: int = 0
+    max_running_keys: int = 0
 
     async def __call__(self, batch: Delivery) -> None:
         """Handle the records of one key."""
         (key,) = {record.partition_key for record in batch.records}
         assert key not in self.at_work
         self.at_work.add(key)
-        self.max_at_work = max(self.max_at_work, len(self.at_work))
+        self.max_running_keys = max(self.max_running_keys, len(self.at_work))
         for _ in range(3):
             await asyncio.sleep(0)
         self.order[key] += [int(record.sequence_number) for record in batch.records]
@@ -49,11 +49,11 @@ class NotingHandler:
 
 @given(st.lists(st.sampled_from(("a", "b", "c", "d", None)), min_size=1, max_size=20), st.integers(1, 5))
 def test_keys_are_processed_in_order_up_to_the_concurrency_limit(keys: list[str | None], concurrency: int) -> None:
-    handler, records = NotingHandler(), keyed(*keys)
+    handler, records = KeyRecordingHandler(), keyed(*keys)
     asyncio.run(awaited(by_key(handler, concurrency), delivery(records)))
-    expected = {key: [100 + index for index, other in enumerate(keys) if other == key] for key in keys}
-    assert handler.order == expected
-    assert handler.max_at_work == min(concurrency, len(set(keys)))
+    expected_order = {key: [100 + index for index, record_key in enumerate(keys) if record_key == key] for key in keys}
+    assert handler.order == expected_order
+    assert handler.max_running_keys == min(concurrency, len(set(keys)))
 
 
 async def awaited(handler: object, batch: Delivery) -> None:
@@ -62,7 +62,7 @@ async def awaited(handler: object, batch: Delivery) -> None:
 
 
 def test_failed_key_waits_for_running_keys_and_starts_no_other() -> None:
-    """When the batch comes again, none of its records is still being processed."""
+    """When the batch is delivered again, none of its records is still being processed."""
     handled_keys: list[str] = []
 
     async def handle(batch: Delivery) -> None:
@@ -100,13 +100,13 @@ def test_key_whose_handler_returns_a_value_fails_the_batch(answer: str) -> None:
 
 
 def test_abandoned_batch_cancels_its_keys() -> None:
-    ended: list[str] = []
+    cancelled_keys: list[str] = []
 
     async def handle(batch: Delivery) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            ended.append(str(batch.records[0].partition_key))
+            cancelled_keys.append(str(batch.records[0].partition_key))
 
     async def given_up() -> None:
         task = asyncio.ensure_future(awaited(by_key(handle, 2), delivery(keyed("a", "b", "c"))))
@@ -117,23 +117,23 @@ def test_abandoned_batch_cancels_its_keys() -> None:
             await task
 
     asyncio.run(given_up())
-    assert sorted(ended) == ["a", "b"]
+    assert sorted(cancelled_keys) == ["a", "b"]
 
 
 def test_part_cannot_be_checkpointed() -> None:
     """Only the whole batch can be checkpointed, because a part does not know how far the other keys are."""
     harness = ReaderHarness(ShardRecords(keyed("a", "b", "a")))
-    refused: list[str] = []
+    error_messages: list[str] = []
 
     async def handle(batch: Delivery) -> None:
         for record in (None, batch.records[0]):
             with pytest.raises(ValueError, match="other keys of this batch are at work") as error:
                 batch.checkpoint(record)
-            refused.append(str(error.value))
+            error_messages.append(str(error.value))
 
-    whole = Delivery(harness.shard_log.records, Position("102"), None, harness.holding)
-    asyncio.run(awaited(by_key(handle, 2), whole))
-    assert len(refused) == 4
+    whole_batch = Delivery(harness.shard_log.records, Position("102"), None, harness.holding)
+    asyncio.run(awaited(by_key(handle, 2), whole_batch))
+    assert len(error_messages) == 4
     assert not harness.store.row("s-0").checkpoint.numbered
 
 
@@ -152,7 +152,7 @@ def test_part_of_a_columnar_batch_has_columns() -> None:
 
 
 async def takes_more(_more: str, _batch: Delivery) -> None:
-    """An async handler with an argument of its own."""
+    """An async handler with an additional argument."""
 
 
 def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as in an untyped function
@@ -165,4 +165,4 @@ def test_only_async_handlers_and_positive_concurrency_are_accepted() -> None:
     with pytest.raises(ValueError, match="only an `async def` handler"):
         by_key(plain, 2)
     with pytest.raises(ValueError, match="concurrency: 0 is less than 1"):
-        by_key(NotingHandler(), 0)
+        by_key(KeyRecordingHandler(), 0)

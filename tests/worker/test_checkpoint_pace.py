@@ -1,4 +1,4 @@
-"""How often a lease is checkpointed: once a second, and at once if another worker will start from it."""
+"""A lease is checkpointed once a second, and immediately if another worker will start from the checkpoint."""
 
 from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultyStore, ManualExecutor
@@ -34,37 +34,37 @@ def test_requested_checkpoint_and_release_are_written_at_once() -> None:
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(create_records(6), size=2), store=store)
     harness.on_batch = lambda delivery: delivery.checkpoint(delivery.records[0])
-    reading = harness.reading(checkpoint_seconds=3600)
-    harness.steps(reading, 3)
+    reader = harness.reading(checkpoint_seconds=3600)
+    harness.steps(reader, 3)
     assert requested_checkpoints(store) == ["100", "101", "102"]
     harness.holding.ask_release()
-    reading.step(harness.clock.now)
+    reader.step(harness.clock.now)
     assert (requested_checkpoints(store)[-1], store.row("s-0").owner) == ("103", None)
 
 
 def test_failed_checkpoint_is_retried_soon() -> None:
     harness = ReaderHarness(ShardRecords(create_records(4), size=2))
-    reading = harness.reading(checkpoint_seconds=3600)
-    harness.steps(reading, 1)  # it opens the reader
+    reader = harness.reading(checkpoint_seconds=3600)
+    harness.steps(reader, 1)  # it opens the reader
     harness.store.down = True
-    harness.steps(reading, 1)
+    harness.steps(reader, 1)
     assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(2)], TRIM_HORIZON)
     harness.store.down = False
-    harness.steps(reading, 1)
+    harness.steps(reader, 1)
     assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("101"))
 
 
 def test_handled_batch_is_checkpointed_while_the_next_one_is_at_work() -> None:
-    """A handler may take minutes. If its worker dies meanwhile, only the batch that it has is repeated."""
+    """A handler may take minutes. If its worker dies during that time, only the batch of the running call is repeated."""
     executor, store = ManualExecutor(), FaultyStore()
     harness = ReaderHarness(ShardRecords(create_records(6), size=2), store=store)
-    clock, reading = harness.clock, harness.reading(dispatcher=Dispatcher(executor), checkpoint_seconds=1.0)
-    harness.steps(reading, 2)  # it opens the reader, and dispatches the first batch
+    clock, reader = harness.clock, harness.reading(dispatcher=Dispatcher(executor), checkpoint_seconds=1.0)
+    harness.steps(reader, 2)  # it opens the reader, and dispatches the first batch
     for _ in range(2):
         executor.waiting.pop()()
-        clock.now = reading.step(clock.now)  # the call has ended, and the next read may wait
-        due = reading.step(clock.now)  # the next batch is dispatched
+        clock.now = reader.step(clock.now)  # the call has ended, and the next read may wait
+        due_time = reader.step(clock.now)  # the next batch is dispatched
     assert (len(executor.waiting), requested_checkpoints(store)) == (1, ["101"])
-    assert due - clock.now <= 1.0
-    reading.step(due)
+    assert due_time - clock.now <= 1.0
+    reader.step(due_time)
     assert (len(executor.waiting), requested_checkpoints(store)) == (1, ["101", "103"])

@@ -1,4 +1,4 @@
-"""Each CloudWatch alarm fires in the incident it is for, from the metrics that real workers export."""
+"""Each CloudWatch alarm fires in the incident for which it was made, with metrics that real workers export."""
 
 import math
 import subprocess
@@ -37,32 +37,43 @@ PARAMETERS = {"Application": "orders", "Topic": "arn:aws:sns:eu-west-1:123456789
 
 
 class Fleet:
-    """Two workers that hold six leases, and the metrics they export minute by minute."""
+    """Two workers that hold six leases, and the metrics that they export every minute."""
 
     def __init__(self, incident: Incident) -> None:
         self.incident, self.clock, self.store = incident, Clock(), FaultyStore()
         self.reader = InMemoryMetricReader(preferred_temporality=DELTA)
         meter = MeterProvider([self.reader], Resource({"service.name": "orders"})).get_meter("test")
         source, config = ListSource(create_even_shards(LEASES)), Config(lease_seconds=10.0)
-        self.members = [member(self.store, source, self.clock, me, me, config) for me in ("a-1", "b-1")]
+        self.members = [
+            member(self.store, source, self.clock, worker_id, worker_id, config) for worker_id in ("a-1", "b-1")
+        ]
         self.metrics = [WorkerMetrics(driven.worker, meter) for driven in self.members]
         self.passed: dict[int, int] = {}
         together(self.members, 60)
 
     def minute(self, minute: int) -> None:
-        """Let a minute of the incident go by."""
-        for number, key in enumerate(LEASES):
+        """Simulate one minute of the incident."""
+        for lease_index, key in enumerate(LEASES):
             try:
-                behind, silence, switches, _ = self.incident(minute, number)
+                behind_seconds, silent_seconds, owner_changes, _ = self.incident(minute, lease_index)
             except OutcomeUnknown:
                 self.store.down = True
                 break
-            owner, wall = self.store.row(key).owner or "", time.time()
-            reach = Progress(wall, owner, moves=switches, behind=behind, read=wall - silence, done=wall - silence)
-            self.store.rewrite(key, lambda lease, reach=reach: evolve(lease, annotations=((NOTE, reach.note),)))  # type: ignore[misc]
-            if switches > self.passed.setdefault(number, switches):
+            owner, wall_time = self.store.row(key).owner or "", time.time()
+            progress = Progress(
+                wall_time,
+                owner,
+                moves=owner_changes,
+                behind=behind_seconds,
+                read=wall_time - silent_seconds,
+                done=wall_time - silent_seconds,
+            )
+            self.store.rewrite(
+                key, lambda lease, progress=progress: evolve(lease, annotations=((NOTE, progress.note),))
+            )  # type: ignore[misc]
+            if owner_changes > self.passed.setdefault(lease_index, owner_changes):
                 self._pass_on(key)
-            self.passed[number] = switches
+            self.passed[lease_index] = owner_changes
         together(self.members, 60)
         for driven, metrics in zip(self.members, self.metrics, strict=True):
             self._read(driven, metrics, minute)
@@ -76,31 +87,31 @@ class Fleet:
                     holding.ask_release()
                     holding.release()
 
-    def _read(self, each: DrivenWorker, metrics: WorkerMetrics, minute: int) -> None:
-        for holding in () if self.store.down else each.worker.holdings:
-            behind, silence, _, kbps = self.incident(minute, LEASES.index(holding.key))
-            if not silence:
-                batch = Batch((), None, behind, 0.2, size=round(10 * kbps * 1024))
+    def _read(self, driven: DrivenWorker, metrics: WorkerMetrics, minute: int) -> None:
+        for holding in () if self.store.down else driven.worker.holdings:
+            behind_seconds, silent_seconds, _, kbps = self.incident(minute, LEASES.index(holding.key))
+            if not silent_seconds:
+                batch = Batch((), None, behind_seconds, 0.2, size=round(10 * kbps * 1024))
                 holding.progress.read(batch, self.clock.now)
                 holding.progress.done(self.clock.now)
                 metrics.read(holding, batch)
 
     def exported_points(self, now: float) -> Iterator[Point]:
         data = self.reader.get_metrics_data()
-        for whole in data.resource_metrics if data else ():
-            resource = {name: str(value) for name, value in whole.resource.attributes.items()}
-            for metric in whole.scope_metrics[0].metrics:
+        for resource_metrics in data.resource_metrics if data else ():
+            resource = {name: str(value) for name, value in resource_metrics.resource.attributes.items()}
+            for metric in resource_metrics.scope_metrics[0].metrics:
                 for point in metric.data.data_points:
-                    own = {name: str(value) for name, value in (point.attributes or {}).items()}
-                    yield now, metric.name, float(getattr(point, "value", math.nan)), resource | own
+                    point_attributes = {name: str(value) for name, value in (point.attributes or {}).items()}
+                    yield now, metric.name, float(getattr(point, "value", math.nan)), resource | point_attributes
 
 
-def points(incident: Incident, began: float) -> Iterator[Point]:
+def points(incident: Incident, start_time: float) -> Iterator[Point]:
     """Return all metrics exported during an incident, once a minute."""
     fleet = Fleet(incident)
     for minute in range(MINUTES):
         fleet.minute(minute)
-        yield from fleet.exported_points(began + 60 * minute)
+        yield from fleet.exported_points(start_time + 60 * minute)
 
 
 @pytest.fixture(scope="module")
@@ -127,18 +138,18 @@ def cloudwatch_url() -> Iterator[str]:
     ],
 )
 def test_incident_sets_off_only_its_own_alarms(incident: Incident, expected: set[str], cloudwatch_url: str) -> None:
-    began = time.time() // 60 * 60 - 60 * MINUTES
-    minutes = list(points(incident, began))
+    start_time = time.time() // 60 * 60 - 60 * MINUTES
+    metric_points = list(points(incident, start_time))
     exporter = yaml.safe_load((ALARMS / "collector.yml").read_text())["exporters"]["awsemf"]
     requests.post(f"{cloudwatch_url}/moto-api/reset", timeout=60).raise_for_status()
     with closing(boto3.client("cloudwatch", endpoint_url=cloudwatch_url)) as client:
         for alarm in template((ALARMS / "cloudwatch.yml").read_text(), PARAMETERS):
             client.put_metric_alarm(**alarm)
-        collect(client, exporter, minutes)
-        names = [alarm["AlarmName"] for alarm in client.describe_alarms()["MetricAlarms"]]
-        fired = {name for name in names if in_alarm(client, name, began + 60 * MINUTES)}
-    assert len(names) == 6
-    assert fired == {f"orders-Leasehold{name}" for name in expected}
+        collect(client, exporter, metric_points)
+        alarm_names = [alarm["AlarmName"] for alarm in client.describe_alarms()["MetricAlarms"]]
+        fired_alarms = {name for name in alarm_names if in_alarm(client, name, start_time + 60 * MINUTES)}
+    assert len(alarm_names) == 6
+    assert fired_alarms == {f"orders-Leasehold{name}" for name in expected}
 
 
 @pytest.mark.more

@@ -14,12 +14,12 @@ from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 
 def columns_of(rows: Sequence[Record]) -> list[bytes]:
-    """Return columns of a kind: the data, last record first."""
+    """Return the records in a columnar form: a list of the data, with the last record first."""
     return [record.data for record in rows][::-1]
 
 
 def in_columns(batch: Batch) -> Batch:
-    """Return the batch of a source that can make columns of it."""
+    """Return the batch as from a source that supports columns."""
     return evolve(batch, in_columns=columns_of)
 
 
@@ -51,16 +51,16 @@ def test_columns_leave_out_checkpointed_records() -> None:
 
 
 def test_source_without_columns_raises_a_clear_error() -> None:
-    received: list[str] = []
+    messages: list[str] = []
 
     def ask(batch: Delivery) -> None:
         with pytest.raises(ValueError, match=r"this source has no columns; take batch\.records") as refused:
             batch.to_arrow()
-        received.append(str(refused.value))
+        messages.append(str(refused.value))
 
     harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=ask)
     harness.steps(harness.reading(), 2)
-    assert len(received) == 1
+    assert len(messages) == 1
 
 
 def test_missing_arrow_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""Law of conservation: once every batch is taken or dropped, budget, calls and readers are as at the start.
+"""Law of conservation: once every batch is handled or dropped, budget, calls and readers are as at the start.
 
-A state machine over the holders of a worker's memory and threads: readers that share a budget, an executor and an event
-loop, under any order of reading, dispatching, failing, giving up, losing, releasing and dropping.
+A state machine runs readers that share a memory budget, an executor and an event loop. The events are reads, dispatches,
+failures, abandoned calls, lost leases, releases and dropped batches, in any order.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from leasehold.stores.writes import CreateLease
 from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 SHARDS = 4
-STEPS_MOST = 400
+MAX_STEPS = 400
 PLACES = st.integers(0, SHARDS - 1)
 
 pytestmark = pytest.mark.slow
 
 
 class Conservation(RuleBasedStateMachine):
-    """What a worker holds for its readers, and everything that may happen to it."""
+    """The memory and threads that a worker uses for its readers, and all events that may affect them."""
 
     @initialize(size=st.integers(1, 4), letters=st.booleans(), asynchronous=st.booleans(), narrow=st.booleans())
     def begin(self, size: int, *, letters: bool, asynchronous: bool, narrow: bool) -> None:
@@ -63,7 +63,7 @@ class Conservation(RuleBasedStateMachine):
         assert len(consumer.begun) == SHARDS
         self.ended: list[BaseException] = []
         self.dispatcher = Dispatcher(self.executor, end=self.ended.append)
-        # So small that batches displace each other.
+        # A narrow budget is so small that batches displace each other.
         self.budget = MemoryBudget((size + 1) * RECORD_BYTES if narrow else math.inf)
         self.outcomes: list[str] = []
         self.handled: dict[str, list[str]] = {}
@@ -86,7 +86,7 @@ class Conservation(RuleBasedStateMachine):
     # Handler behavior
 
     def handle(self, delivery: Delivery) -> None:
-        """Do what the test says, or handle everything."""
+        """End the call as `next_call` has set, or handle all records."""
         outcome = self.outcomes.pop() if self.outcomes else "done"
         if outcome == "raises":
             raise ValueError(outcome)
@@ -106,14 +106,14 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(index=PLACES, times=st.integers(1, 3))
     def step(self, index: int, times: int) -> None:
-        """Call a reader, whether it is due or someone wakes it."""
+        """Call a reader, whether it is due or not."""
         for _ in range(times):
             if self.due_times[index] < math.inf:
                 self.step_at(index)
 
     @rule(times=st.integers(1, 4))
     def flow(self, times: int) -> None:
-        """Let everything run for a while, as it mostly does."""
+        """Let all readers and calls run for a while, without faults."""
         for _ in range(times):
             for index in range(SHARDS):
                 self.step(index, 1)
@@ -136,7 +136,7 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(last=st.booleans())
     def work(self, *, last: bool) -> None:
-        """Let a thread take the first or the last waiting call."""
+        """Let a thread run the first or the last waiting call."""
         if self.executor.waiting:
             self._work(-1 if last else 0)
 
@@ -151,21 +151,21 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(index=PLACES)
     def release(self, index: int) -> None:
-        """Ask for the release of the lease."""
+        """Request the release of the lease."""
         self.holdings[index].ask_release()
 
     @rule(down=st.booleans())
     def store_is(self, *, down: bool) -> None:
-        """Make the table respond, or not."""
+        """Set whether the table responds."""
         self.store.down = down
 
     @rule(stuck=st.booleans(), refuses=st.booleans())
-    def crew_is(self, *, stuck: bool, refuses: bool) -> None:
-        """Make all threads hang, or the system have no more."""
+    def threads_are(self, *, stuck: bool, refuses: bool) -> None:
+        """Set whether all threads hang, and whether the system refuses further threads."""
         self.executor.stuck, self.executor.refuses = stuck, refuses
 
     def step_at(self, index: int) -> None:
-        """Call a step as a guarded step: its guard handles what it raises."""
+        """Call a step, and handle its errors as the schedule does."""
         try:
             self.due_times[index] = self.readings[index].step(self.clock.now)
         except (MemoryError, ValueError):
@@ -186,8 +186,8 @@ class Conservation(RuleBasedStateMachine):
     # Invariants
 
     @invariant()
-    def room_is_what_is_held(self) -> None:
-        """The budget counts exactly what the shares hold."""
+    def budget_counts_held_batches(self) -> None:
+        """The budget counts exactly the memory of its shares."""
         if hasattr(self, "budget"):
             budget = self.budget
             assert budget.used == sum(budget.taken.values())
@@ -195,14 +195,14 @@ class Conservation(RuleBasedStateMachine):
             assert not set(budget.waiting) & set(budget.taken)
 
     @invariant()
-    def nothing_is_behind_a_checkpoint_unhandled(self) -> None:
+    def checkpoints_cover_only_handled_records(self) -> None:
         """The first law holds throughout: no checkpoint covers a record that was not handled."""
         if hasattr(self, "budget"):
             for row in [self.store.row(f"s-{number}") for number in range(SHARDS)]:
                 handled = self.handled.get(row.key, [])
                 if row.checkpoint.numbered and not self.letters:
-                    owed = [str(number) for number in range(100, int(row.checkpoint.sequence) + 1)]
-                    assert set(owed) <= set(handled)
+                    checkpointed_numbers = [str(number) for number in range(100, int(row.checkpoint.sequence) + 1)]
+                    assert set(checkpointed_numbers) <= set(handled)
 
     @property
     def letters(self) -> bool:
@@ -212,7 +212,7 @@ class Conservation(RuleBasedStateMachine):
         return consumer._handling.dead_letter is not None  # noqa: SLF001  likewise
 
     def teardown(self) -> None:
-        """Drop everything in whatever state it is, and check that nothing is left."""
+        """Release all leases in their current state, and check that no calls, batches or readers remain."""
         if not hasattr(self, "budget"):
             return
         self.store.down = self.executor.stuck = self.executor.refuses = False
@@ -220,21 +220,27 @@ class Conservation(RuleBasedStateMachine):
         self.outcomes.clear()
         for holding in self.holdings:
             holding.ask_release()
-        for _ in range(STEPS_MOST):
+        for _ in range(MAX_STEPS):
             while self.executor.waiting:
                 self._work(0)
             self.clock.now += 1.0
-            going = [index for index in range(SHARDS) if self.due_times[index] < math.inf]
-            for index in going:
+            unfinished_indexes = [index for index in range(SHARDS) if self.due_times[index] < math.inf]
+            for index in unfinished_indexes:
                 self.step_at(index)
-            if not going:
+            if not unfinished_indexes:
                 break
         self.dispatcher.close()
-        left = self.dispatcher._running, self.executor.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
-        assert [list(rest) for rest in left] == [[]] * 5
+        remaining = (
+            self.dispatcher._running,
+            self.executor.waiting,
+            self.budget.taken,
+            self.budget.waiting,
+            self.budget.idle,
+        )
+        assert [list(collection) for collection in remaining] == [[]] * 5
         assert (self.budget.used, [reader for reader in self.source.readers if not reader.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)
-        assert [due for due in self.due_times if due < math.inf] == []
+        assert [due_time for due_time in self.due_times if due_time < math.inf] == []
 
 
 Conservation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

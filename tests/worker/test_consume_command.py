@@ -1,4 +1,4 @@
-"""`leasehold consume` from outside: what it rejects, what it prints, and how it ends."""
+"""Tests of the command `leasehold consume`: what it rejects, what it prints, and how it ends."""
 
 import io
 import json
@@ -80,7 +80,7 @@ def test_bad_usage_prints_one_sentence_and_exits_with_2(arguments: tuple[str, ..
 
 
 def test_missing_credentials_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor can tell this from a run that has finished."""
+    """The exit status distinguishes this from a run that has finished, so a supervisor can react."""
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable, raising=False)
     result = CliRunner().invoke(app, [SOURCE, "--store", "memory://no-credentials", "--events"])
@@ -92,8 +92,8 @@ def test_first_start_ends_if_the_stream_does_not_respond(monkeypatch: pytest.Mon
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(variable, "test")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    unreachable = f"{SOURCE}&endpoint=http://127.0.0.1:9"
-    result = CliRunner().invoke(app, [unreachable, "--store", "memory://nobody", "--events", "--no-wait"])
+    unreachable_source = f"{SOURCE}&endpoint=http://127.0.0.1:9"
+    result = CliRunner().invoke(app, [unreachable_source, "--store", "memory://nobody", "--events", "--no-wait"])
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert result.stderr.startswith("leasehold consume: ")
     assert "Could not connect to the endpoint URL" in result.stderr
@@ -101,11 +101,11 @@ def test_first_start_ends_if_the_stream_does_not_respond(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("wait", "requests"), [("--wait", 3), ("--no-wait", 1)])
 def test_store_that_is_slow_at_start_is_asked_again(wait: str, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[str] = []
+    opened_urls: list[str] = []
 
     def slow_to_answer(url: str, **options: Any) -> Store:  # noqa: ANN401  the signature of the replaced function
-        answers.append(url)
-        if len(answers) < 3:
+        opened_urls.append(url)
+        if len(opened_urls) < 3:
             raise OutcomeUnknown("table 'orders': the service cannot be reached")
         return open_store(url, **options)
 
@@ -114,7 +114,7 @@ def test_store_that_is_slow_at_start_is_asked_again(wait: str, requests: int, mo
     monkeypatch.setattr(consuming, "open_store", slow_to_answer)
     monkeypatch.setattr(consuming, "FAULT_WAITS", (0.0, 0.0))
     result = CliRunner().invoke(app, [SOURCE, "--store", "memory://slow-to-answer", "--events", wait])
-    assert (result.exit_code, len(answers)) == (1, requests)
+    assert (result.exit_code, len(opened_urls)) == (1, requests)
     assert ("the service cannot be reached" if wait == "--no-wait" else "no credentials") in result.stderr
 
 
@@ -126,27 +126,27 @@ def test_handler_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: 
 
 
 def test_event_lines_show_each_record_before_its_checkpoint() -> None:
-    store, out = FaultyStore(), io.StringIO()
+    store, output = FaultyStore(), io.StringIO()
     source = ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(2))})
-    lines = EventLines("a-1", out, wall=lambda: 1.5)
+    event_lines = EventLines("a-1", output, wall=lambda: 1.5)
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
-    runner = Runner(worker, lines.handling)
-    write_now, totals = store.write, []
+    runner = Runner(worker, event_lines.handling)
+    original_write, record_counts = store.write, []
 
     def stopped_by_a_checkpoint(write: Write) -> Outcome:
         if isinstance(write, CheckpointLease):
             runner.stop()
-            totals.append(out.getvalue().count('"record"'))
-        return write_now(write)
+            record_counts.append(output.getvalue().count('"record"'))
+        return original_write(write)
 
     store.write = stopped_by_a_checkpoint  # type: ignore[method-assign]
     run_to_its_end(runner)
-    events = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert totals == [2]
-    common = {"t": 1500, "worker": "a-1", "shard": "s-0"}
+    events = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert record_counts == [2]
+    common_fields = {"t": 1500, "worker": "a-1", "shard": "s-0"}
     assert events == [
-        common | {"event": "initialize"},
-        common
+        common_fields | {"event": "initialize"},
+        common_fields
         | {
             "event": "record",
             "sequence_number": "100",
@@ -155,7 +155,7 @@ def test_event_lines_show_each_record_before_its_checkpoint() -> None:
             "sha1": "b6589fc6ab0dc82cf12099d1c2d40ab994e8410c",
             "epoch": 1,
         },
-        common
+        common_fields
         | {
             "event": "record",
             "sequence_number": "101",
@@ -164,19 +164,19 @@ def test_event_lines_show_each_record_before_its_checkpoint() -> None:
             "sha1": "356a192b7913b04c54574d18c28d46e6395428ab",
             "epoch": 1,
         },
-        common | {"event": "stopped"},
+        common_fields | {"event": "stopped"},
     ]
 
 
 def test_event_names_its_stream_among_several() -> None:
     """Two streams may have equal shard ids."""
-    out = io.StringIO()
+    output = io.StringIO()
     lease = Lease("1:orders:2:s-0", stream="1:orders:2", shard="s-0")
     holding = Holding(
         FaultyStore(), lease, identity=Identity("a-1", "p-1"), clock=lambda: 0.0, begun=0.0, lease_seconds=10.0
     )
-    EventLines("a-1", out, wall=lambda: 1.5).happened("initialize", holding)
-    assert json.loads(out.getvalue()) == {
+    EventLines("a-1", output, wall=lambda: 1.5).happened("initialize", holding)
+    assert json.loads(output.getvalue()) == {
         "t": 1500,
         "worker": "a-1",
         "event": "initialize",

@@ -1,4 +1,4 @@
-"""The state machine behind every lease reader: its marks, the order of its steps, and that nothing is skipped."""
+"""Tests of the cursor of a lease reader: its positions, the order of its steps, and that no record is skipped."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def position_of(number: int) -> Position:
 
 
 def index_of(position: Position) -> int:
-    """Return the index of a position among the records; for a time, how many records arrived before it."""
+    """Return the index of a position among the records. For a time, this is the number of records that arrived before it."""
     if position.sequence == "AT_TIMESTAMP":
         return position.sub
     return RECORDS + 1 if position.ended else int(position.sequence) if position.numbered else 0
@@ -74,14 +74,15 @@ class StreamReader:
 
 
 class EveryOrderOfEvents(RuleBasedStateMachine):
-    """A consumer that acknowledges late, in parts, or never; failing reads, dropped rows, and new owners.
+    """Events in any order: acknowledgements that are late, partial or missing, failing reads, dropped rows, new owners.
 
     Attributes:
-        rows: What was read and not delivered.
-        unacknowledged: What the present consumer was given and has not acknowledged.
-        finished: How far any consumer has finished. The lease must never pass it.
-        stored: The checkpoint of the lease; if that is LATEST, the position to which it was pinned.
-        pinned: That position as the source returns it (a time or a number), or None if the lease began otherwise.
+        rows: The rows that were read and not delivered.
+        unacknowledged: The rows that the current consumer received and has not acknowledged.
+        finished: The furthest record that any consumer has finished. The checkpoint must never pass it.
+        stored: The checkpoint of the lease or, if that is LATEST, the position to which LATEST was pinned.
+        pinned: The pinned position as the source returns it (a time or a number), or None if the lease did not start at
+            LATEST.
     """
 
     def __init__(self) -> None:
@@ -92,22 +93,22 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         self.cursor, self.pull = self._begun()
 
     def _begun(self) -> tuple[Cursor, ShardPull]:
-        latest = self.pinned is not None and self.stored == index_of(self.pinned)
-        cursor = Cursor(LATEST if latest else position_of(self.stored))
-        if latest and self.pinned is not None:
+        starts_at_latest = self.pinned is not None and self.stored == index_of(self.pinned)
+        cursor = Cursor(LATEST if starts_at_latest else position_of(self.stored))
+        if starts_at_latest and self.pinned is not None:
             cursor.pinned_at(self.pinned)
         return cursor, ShardPull(cursor, self.stream.open)
 
     @initialize(stored=st.integers(0, RECORDS), latest=st.sampled_from(["", "", "a time", "a number"]))
     def begin(self, stored: int, latest: str) -> None:
-        """The lease contains a checkpoint, or starts at the tip as of its creation."""
+        """Begin with a checkpoint, or with LATEST pinned to the tip at the creation of the lease."""
         self.finished = self.stored = stored
         if latest and stored:
             self.pinned = position_of(stored) if latest == "a number" else at_timestamp(stored)
         self.cursor, self.pull = self._begun()
 
-    def _number(self, mark: Position) -> int:
-        return self.stored if mark == LATEST else index_of(mark)
+    def _number(self, position: Position) -> int:
+        return self.stored if position == LATEST else index_of(position)
 
     def _keep(self, batch: Batch) -> None:
         if self.stream.broken == "keeping":
@@ -117,7 +118,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule(broken=st.sampled_from(["", "", "reading", "keeping"]))
     def read_on(self, broken: str) -> None:
-        """Do what the cursor asks for, with a consumer that is busy."""
+        """Carry out the cursor's order while the consumer is busy."""
         self.stream.broken = broken
         match self.cursor.order(write=False, free=False):
             case OpenReader(start):
@@ -133,36 +134,36 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5))
     def deliver(self, count: int) -> None:
-        """Deliver some of the rows. They follow those delivered before without a gap."""
+        """Deliver some of the rows. They must follow the rows delivered before without a gap."""
         if self.cursor.order(write=False) != DeliverRows():
             return
-        last = self._number(self.cursor.delivered)
+        last_delivered = self._number(self.cursor.delivered)
         delivered_rows, self.rows = self.rows[:count], self.rows[count:]
-        assert delivered_rows == list(range(last + 1, last + 1 + len(delivered_rows)))
+        assert delivered_rows == list(range(last_delivered + 1, last_delivered + 1 + len(delivered_rows)))
         self.unacknowledged += delivered_rows
         self.cursor.rows_delivered(self.cursor.read if not self.rows else position_of(delivered_rows[-1]))
 
     @precondition(lambda self: self.cursor.has_unacknowledged)
     @rule(share=st.floats(0, 1))
     def acknowledge(self, share: float) -> None:
-        """The consumer has finished with a part, perhaps an empty one, of what it was given."""
-        least, limit = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
-        acknowledged = least + round(share * (limit - least))
-        self.finished = max(self.finished, acknowledged)
-        self.unacknowledged = [number for number in self.unacknowledged if number > acknowledged]
+        """Acknowledge a part, which may be empty, of the delivered rows."""
+        min_number, max_number = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
+        acknowledged_number = min_number + round(share * (max_number - min_number))
+        self.finished = max(self.finished, acknowledged_number)
+        self.unacknowledged = [number for number in self.unacknowledged if number > acknowledged_number]
         # If reading began at a time, the record before that time has no number that the consumer could name.
         self.cursor.consumer_acknowledged(
-            position_of(acknowledged) if acknowledged > least else self.cursor.acknowledged
+            position_of(acknowledged_number) if acknowledged_number > min_number else self.cursor.acknowledged
         )
 
     @rule()
     def store(self) -> None:
         """Write a checkpoint if one is due."""
         match self.cursor.order():
-            case StoreCheckpoint(to):
-                assert self.stored < index_of(to) <= self.finished
-                self.stored = index_of(to)
-                self.cursor.checkpoint_stored(to)
+            case StoreCheckpoint(position):
+                assert self.stored < index_of(position) <= self.finished
+                self.stored = index_of(position)
+                self.cursor.checkpoint_stored(position)
             case EndShard(_):
                 assert self.finished == RECORDS + 1
 
@@ -173,7 +174,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule()
     def fail(self) -> None:
-        """The consumer has failed: it is given again what it did not finish, and nothing before that."""
+        """Let the consumer fail. It receives again the rows that it has not finished, and no earlier ones."""
         self.rows.clear()
         self.unacknowledged.clear()
         self.cursor.consumer_gone()
@@ -183,7 +184,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule(crash=st.booleans())
     def change_owner(self, crash: bool) -> None:
-        """Change the owner: by a release once nothing is out, or by a crash at any moment."""
+        """Change the owner, by a release once all delivered rows are acknowledged, or by a crash at any moment."""
         order = self.cursor.order(leaving=True)
         if not crash and order == AwaitEvent():
             assert self.unacknowledged or self.cursor.has_unacknowledged
@@ -199,7 +200,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @invariant()
     def marks_are_in_order(self) -> None:
-        """Held rows lie between two marks, and at most one reader is open."""
+        """The positions are in order, the rows in memory lie between two of them, and at most one reader is open."""
         marks = [
             self._number(mark)
             for mark in (self.cursor.committed, self.cursor.acknowledged, self.cursor.delivered, self.cursor.read)
@@ -287,23 +288,33 @@ def test_acknowledgement_past_the_delivered_position_is_rejected() -> None:
 
 
 def test_consumer_may_begin_before_or_after_the_checkpoint() -> None:
-    """A query that continues after, or before, its last batch can use the same marks."""
-    behind, before = _resumed(), Cursor(position_of(5))
-    before.begun_at(position_of(2))
-    behind.consumer_acknowledged(position_of(4))
-    assert (behind.committed, behind.acknowledged, behind.delivered, behind.read) == (
+    """A query that continues before or after the checkpoint can use the same positions."""
+    cursor_after_checkpoint, cursor_before_checkpoint = _resumed(), Cursor(position_of(5))
+    cursor_before_checkpoint.begun_at(position_of(2))
+    cursor_after_checkpoint.consumer_acknowledged(position_of(4))
+    assert (
+        cursor_after_checkpoint.committed,
+        cursor_after_checkpoint.acknowledged,
+        cursor_after_checkpoint.delivered,
+        cursor_after_checkpoint.read,
+    ) == (
         position_of(2),
         position_of(4),
         position_of(5),
         position_of(5),
     )
-    assert (before.committed, before.acknowledged, before.delivered, before.read) == (
+    assert (
+        cursor_before_checkpoint.committed,
+        cursor_before_checkpoint.acknowledged,
+        cursor_before_checkpoint.delivered,
+        cursor_before_checkpoint.read,
+    ) == (
         position_of(2),
         position_of(2),
         position_of(2),
         position_of(2),
     )
-    assert (behind.unstored, before.unstored) == (position_of(4), None)
+    assert (cursor_after_checkpoint.unstored, cursor_before_checkpoint.unstored) == (position_of(4), None)
 
 
 def test_checkpoint_past_the_acknowledged_position_is_rejected() -> None:
@@ -312,12 +323,12 @@ def test_checkpoint_past_the_acknowledged_position_is_rejected() -> None:
 
 
 def test_rows_are_dropped_even_if_their_reader_cannot_be_closed() -> None:
-    class Unclosed(StreamReader):
+    class ReaderThatCannotClose(StreamReader):
         def close(self) -> None:
             raise SourceUnavailable("it cannot be closed")
 
     cursor = Cursor(TRIM_HORIZON)
-    pull = ShardPull(cursor, lambda start: Unclosed(Stream(), index_of(start)))
+    pull = ShardPull(cursor, lambda start: ReaderThatCannotClose(Stream(), index_of(start)))
     pull.read(lambda batch: cursor.batch_read(batch.end))
     with pytest.raises(SourceUnavailable):
         pull.drop()

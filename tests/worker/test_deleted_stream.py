@@ -19,7 +19,7 @@ HOUR = 3600.0
 
 @define
 class Deletable(ListSource):
-    """A stream of which only the name remains once it is deleted."""
+    """A stream that can be deleted. Its listings then fail."""
 
     deleted: bool = False
 
@@ -30,7 +30,7 @@ class Deletable(ListSource):
         return super().shards()
 
     def gone(self, shard: str) -> bool:
-        """A stream that no longer exists cannot say so about its shards."""
+        """Return whether the shard is gone. If the stream was deleted, raise SourceError, as for a listing."""
         self.shards()
         return super().gone(shard)
 
@@ -43,9 +43,9 @@ def test_leases_and_checkpoints_of_a_deleted_stream_are_kept(caplog: pytest.LogC
     driven = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     driven.run(60)
     handling = Handling(lambda _batch: None, observer=lambda happening, _holding: happenings.append(happening))
-    reading = handler_reader(driven.worker, driven.worker.holdings[0], handling)
+    reader = handler_reader(driven.worker, driven.worker.holdings[0], handling)
     for _ in range(3):
-        reading.step(clock.now)
+        reader.step(clock.now)
     source.deleted = True
     driven.run(HOUR)
     assert {lease.key: lease.checkpoint.sequence for lease in store.list().leases} == {
@@ -61,7 +61,7 @@ def test_leases_and_checkpoints_of_a_deleted_stream_are_kept(caplog: pytest.LogC
 
 def test_failing_listing_is_logged_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
     reasons = ["throttled", "throttled", "forbidden", "", "throttled"]
-    discovery = Discovery(FaultySource(faults=[SourceUnavailable(why) if why else None for why in reasons]))
+    discovery = Discovery(FaultySource(faults=[SourceUnavailable(reason) if reason else None for reason in reasons]))
     for turn in range(len(reasons)):
         discovery.want()
         discovery.shards(float(turn), Listing(()), Me("w-1"))

@@ -1,4 +1,4 @@
-"""When a worker lists the shards of a stream, and what it logs about a listing."""
+"""Tests of when a worker lists the shards of a stream, and of what it logs about a listing."""
 
 import logging
 
@@ -25,7 +25,7 @@ BROKEN = Listing((), (Malformed("s-1", "leaseCounter", "is missing"),))
 
 
 def test_unreadable_row_holds_back_only_its_own_descendants(caplog: pytest.LogCaptureFixture) -> None:
-    """Children of the unreadable row's shard wait, so as not to start at the tip. All other shards are read."""
+    """Children of the unreadable row's shard wait, because they might start at the tip. All other shards are read."""
     family = [
         *four_shards(),
         create_shard("s-1a", 25, 49, "s-1"),
@@ -34,8 +34,8 @@ def test_unreadable_row_holds_back_only_its_own_descendants(caplog: pytest.LogCa
     ]
     source = ListSource(family)
     discovery = Discovery(source)
-    listed = [discovery.shards(now, BROKEN, ME) for now in (0.0, 1.0)]
-    assert [shards and [each.id for each in shards] for shards in listed] == [["s-0", "s-2", "s-3", "s-3a"], None]
+    listings = [discovery.shards(now, BROKEN, ME) for now in (0.0, 1.0)]
+    assert [shards and [shard.id for shard in shards] for shards in listings] == [["s-0", "s-2", "s-3", "s-3a"], None]
     message = (
         "row s-1: leaseCounter is missing; until it is fixed, no lease is created for "
         "ancestors and descendants of its shard, and none is deleted"
@@ -55,12 +55,12 @@ def test_no_lease_is_deleted_while_a_row_is_unreadable() -> None:
 
 
 def test_new_partition_at_latest_waits_for_an_unreadable_row() -> None:
-    """Under LATEST a new partition waits, because the unreadable row may show that reading has begun."""
+    """With LATEST, a new partition waits, because the unreadable row may mean that reading has begun."""
     partitions = [Shard(str(number)) for number in range(3)]
     discovery = Discovery(ListSource(partitions))
     assert discovery.shards(0.0, Listing((), (Malformed("1", "offset", "is missing"),)), ME) == ()
-    stranger = Listing((), (Malformed("notes.txt", "offset", "is missing"),))
-    assert discovery.shards(1.0, stranger, ME) == tuple(partitions)
+    listing_with_unrelated_row = Listing((), (Malformed("notes.txt", "offset", "is missing"),))
+    assert discovery.shards(1.0, listing_with_unrelated_row, ME) == tuple(partitions)
 
 
 def test_hole_causes_a_listing_at_every_third_reading() -> None:
@@ -68,15 +68,18 @@ def test_hole_causes_a_listing_at_every_third_reading() -> None:
     source = ListSource(four_shards())
     discovery = Discovery(source)
     discovery.shards(0.0, HEALTHY, ME)
-    histories = [History(holes=(Hole("", 0, 9, times),)) for times in (1, 2, 3, 3, 4, 5, 6)]
-    listed = [discovery.shards(1.0, HEALTHY, evolve(ME, history=history)) is not None for history in histories]
-    assert listed == [False, False, True, False, False, False, True]
+    histories = [History(holes=(Hole("", 0, 9, reads),)) for reads in (1, 2, 3, 3, 4, 5, 6)]
+    has_listed = [discovery.shards(1.0, HEALTHY, evolve(ME, history=history)) is not None for history in histories]
+    assert has_listed == [False, False, True, False, False, False, True]
 
 
 def fleet(count: int, history: History = History()) -> list[tuple[Me, Discovery, ListSource]]:  # noqa: B008  frozen
-    """Workers with one stream each (to see which of them lists), all of which have listed at their start."""
+    """Return workers that have all listed the shards once. Each has its own source, which counts its listings."""
     sources = [ListSource(four_shards()) for _ in range(count)]
-    workers = [(Me(f"w-{n}", 0, history), Discovery(source), source) for n, source in enumerate(sources)]
+    workers = [
+        (Me(f"w-{worker_number}", 0, history), Discovery(source), source)
+        for worker_number, source in enumerate(sources)
+    ]
     for me, discovery, _ in workers:
         discovery.shards(0.0, HEALTHY, me)
     return workers
@@ -85,26 +88,32 @@ def fleet(count: int, history: History = History()) -> list[tuple[Me, Discovery,
 def test_hole_seen_by_all_workers_is_listed_by_a_few_in_turn() -> None:
     """Large groups spread listings over time so that the service does not throttle them."""
     workers = fleet(100)
-    owned = Listing(tuple(Lease(f"s-{n}", owner=me.worker) for n, (me, *_) in enumerate(workers)))
+    listing = Listing(tuple(Lease(f"s-{n}", owner=me.worker) for n, (me, *_) in enumerate(workers)))
 
     def listed(now: float, history: History = History()) -> set[str]:  # noqa: B008  frozen
-        before = [source.listings for *_, source in workers]
+        listings_before = [source.listings for *_, source in workers]
         for me, discovery, _ in workers:
-            discovery.shards(now, owned, evolve(me, history=history))
-        return {me.worker for (me, _, source), times in zip(workers, before, strict=True) if source.listings > times}
+            discovery.shards(now, listing, evolve(me, history=history))
+        return {
+            me.worker
+            for (me, _, source), number in zip(workers, listings_before, strict=True)
+            if source.listings > number
+        }
 
-    safety = [listed(301.0 * times) for times in range(1, 11)]
-    holes = [listed(3011.0 + times, History(holes=(Hole("", 0, 9, times),))) for times in range(1, 31)]
-    assert [len(names) for names in holes if names] == [3] * 10
-    assert [len(names) for names in safety] == [3] * 10
-    assert len(set.union(*safety)) > 20, "others each time"
+    workers_of_safety_listings = [listed(301.0 * number) for number in range(1, 11)]
+    workers_of_hole_listings = [
+        listed(3011.0 + number, History(holes=(Hole("", 0, 9, number),))) for number in range(1, 31)
+    ]
+    assert [len(worker_ids) for worker_ids in workers_of_hole_listings if worker_ids] == [3] * 10
+    assert [len(worker_ids) for worker_ids in workers_of_safety_listings] == [3] * 10
+    assert len(set.union(*workers_of_safety_listings)) > 20, "others each time"
 
 
 def test_lookout_lists_shards_for_readers_of_bulletins() -> None:
     ((me, discovery, source),) = fleet(1, History(hearing=BulletinState()))
-    owned = Listing(tuple(Lease(f"s-{n}", owner=f"w-{n}") for n in range(100)))
-    for times in range(1, 6):
-        discovery.shards(301.0 * times, owned, me)
+    listing = Listing(tuple(Lease(f"s-{lease_number}", owner=f"w-{lease_number}") for lease_number in range(100)))
+    for number in range(1, 6):
+        discovery.shards(301.0 * number, listing, me)
     assert source.listings == 6
 
 
@@ -135,9 +144,9 @@ def test_lease_is_kept_while_the_source_cannot_confirm_its_shard_is_gone() -> No
         def gone(self, shard: str) -> bool:
             raise SourceUnavailable(f"{shard}: no answer")
 
-    (listed, *_) = shards = tuple(four_shards())
+    (first_shard, *_) = shards = tuple(four_shards())
     discovery = Discovery(Silent())
-    assert discovery.deletable(Lease(listed.id), shards)
+    assert discovery.deletable(Lease(first_shard.id), shards)
     assert not discovery.deletable(Lease("s-9"), shards)
 
 
@@ -169,25 +178,31 @@ def test_row_of_a_missing_shard_is_deleted_after_one_attempt_to_read() -> None:
     tried_holding.ask_release()
     assert tried_holding.release()
     driven.run(40.0)
-    # One listing showed that the row must go, another that it is gone.
+    # One listing showed that the row must be deleted, and another one that it was deleted.
     assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})
 
 
 def test_shards_are_listed_every_five_minutes() -> None:
-    """The regular listing finds what earlier listings missed and no hole shows."""
+    """The regular listing finds shards that earlier listings missed and that no hole reveals."""
     discovery = Discovery(ListSource(four_shards()))
     times = (0.0, 1.0, 299.9, 300.0, 300.1, 599.9, 600.0)
     assert [discovery.shards(now, HEALTHY, ME) is not None for now in times] == [
         *(True, False, False, True, False, False, True)
     ]
-    sooner = Discovery(ListSource(four_shards()), safety_seconds=10.0)
-    assert [sooner.shards(now, HEALTHY, ME) is not None for now in (0.0, 9.9, 10.0)] == [True, False, True]
+    discovery_with_short_interval = Discovery(ListSource(four_shards()), safety_seconds=10.0)
+    assert [discovery_with_short_interval.shards(now, HEALTHY, ME) is not None for now in (0.0, 9.9, 10.0)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_fault_is_logged_when_it_starts_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    discovery = Discovery(FaultySource(four_shards(), faults=[SourceUnavailable(why) for why in ("no", "no", "yet")]))
-    listed = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
-    assert listed == [False, False, False, True, False, False]
+    discovery = Discovery(
+        FaultySource(four_shards(), faults=[SourceUnavailable(message) for message in ("no", "no", "yet")])
+    )
+    has_listed = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
+    assert has_listed == [False, False, False, True, False, False]
     retry_message = "the shards could not be listed, trying again until they can: "
     assert caplog.messages == [f"{retry_message}no", f"{retry_message}yet", "the shards are listed again"]
 
@@ -201,15 +216,15 @@ def test_rejected_listing_is_retried_within_seconds(config: Config, *, joined: b
         driven.run(60)
         driven.worker.hurry()
         driven.turn_due = clock.now
-    before, source.faults = source.listings, [SourceUnavailable("slow down")] * 2
+    listings_before, source.faults = source.listings, [SourceUnavailable("slow down")] * 2
     driven.run(18)
-    assert (source.listings - before, driven.held) == (1, ["s-0", "s-1", "s-2", "s-3"])
+    assert (source.listings - listings_before, driven.held) == (1, ["s-0", "s-1", "s-2", "s-3"])
 
 
 def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A single listing may be stale. The second one is logged, and its lease annotated."""
+    """A single listing may be stale, so the contradiction is logged and annotated only at the second one."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
     driven = member(store, source, clock, config=Config(lease_seconds=10.0))
@@ -301,8 +316,8 @@ def test_stream_without_a_known_incarnation_counts_as_unlisted() -> None:
     assert (len(discovery.shards(2.0, HEALTHY, ME) or ()), discovery.incarnation) == (4, "1"), "as it said before"
 
 
-def recreating(store: FaultyStore) -> tuple[DrivenWorker, Named]:
-    """A worker that holds four leases of a stream which was just recreated, and is to start it from its beginning."""
+def worker_of_recreated_stream(store: FaultyStore) -> tuple[DrivenWorker, Named]:
+    """Return a worker with four leases of a stream that was just recreated, and that must be read from its beginning."""
     source, clock = Named(four_shards()), Clock()
     driven = member(store, source, clock, if_recreated="TRIM_HORIZON")
     driven.run(30)
@@ -314,15 +329,15 @@ def recreating(store: FaultyStore) -> tuple[DrivenWorker, Named]:
 
 def test_recreated_shard_starts_after_the_running_batch_of_the_old_stream() -> None:
     store = FaultyStore()
-    driven, _ = recreating(store)
-    recorded = driven.worker.consumer
-    assert isinstance(recorded, RecordingConsumer)
-    recorded.busy = True
+    driven, _ = worker_of_recreated_stream(store)
+    consumer = driven.worker.consumer
+    assert isinstance(consumer, RecordingConsumer)
+    consumer.busy = True
     for _ in range(3):
         driven.worker.hurry()
         driven.worker.turn(driven.clock.now)
     assert {row.checkpoint for row in store.list().leases} == {Position("17")}
-    recorded.busy = False
+    consumer.busy = False
     driven.worker.hurry()
     driven.worker.turn(driven.clock.now)
     assert driven.held == [], "asked for before the consumer is told, or it would find nothing to do"
@@ -333,9 +348,9 @@ def test_recreated_shard_starts_after_the_running_batch_of_the_old_stream() -> N
 
 @pytest.mark.parametrize(("refused", "resets"), [(ReleaseLease, 0), (ResetLease, 1)])
 def test_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Write], resets: int) -> None:
-    """The later steps were planned on rows that another worker has changed since."""
+    """The later steps were planned with rows that another worker has changed since."""
     store = FaultyStore()
-    driven, _ = recreating(store)
+    driven, _ = worker_of_recreated_stream(store)
     driven.worker.hurry()
     driven.worker.turn(driven.clock.now)
     assert driven.held == []

@@ -1,4 +1,4 @@
-"""Durations in the wrong unit: a value that is too small is rejected, an unusually large one is a warning."""
+"""Durations in the wrong unit: values that are too small are rejected, and unusually large ones cause a warning."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ SET = {
 
 
 def consumed(**options: Any) -> None:  # noqa: ANN401  each option has its own type
-    """Check these options as the command does, without opening anything."""
+    """Check these options in the same way as the command, without opening a store or a source."""
     source = "kinesis://orders?region=eu-west-1"
     check_consumption_options(source, "memory://x", lambda _batch: None, options, flag_name)  # type: ignore[arg-type]
 

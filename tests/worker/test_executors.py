@@ -1,4 +1,4 @@
-"""How many threads call handlers, in which order, and what happens to slow ones, one step at a time."""
+"""Tests, one step at a time, of how many threads call handlers, in which order, and what happens to slow threads."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,9 +14,9 @@ from leasehold.adapters.consumer.executors import InlineExecutor, ThreadExecutor
 
 @define
 class ManualThreads:
-    """Threads that the test runs itself, each until it has no more to do.
+    """Threads that the test runs itself, each until it has no more work.
 
-    `refuses` makes the system start no further thread.
+    If `refuses` is set, starting a thread fails.
     """
 
     waiting: list[Callable[[], None]] = field(factory=list)
@@ -25,7 +25,7 @@ class ManualThreads:
     refuses: bool = False
 
     def __call__(self, *, target: Callable[[], None], name: str, daemon: bool) -> "ManualThreads":
-        """Return a thread to be started."""
+        """Return this object as the thread to start."""
         assert daemon, "it would keep the process while a handler hangs"
         if not self.refuses:
             self.waiting.append(target)
@@ -38,7 +38,7 @@ class ManualThreads:
             raise RuntimeError("can't start new thread")
 
     def work(self, name: str, during: Callable[[], object] = lambda: None) -> Work:
-        """Return work that is notified when it is done."""
+        """Return work that calls `during`, and then records its name in `finished`."""
 
         def do() -> None:
             during()
@@ -57,10 +57,10 @@ class ManualThreads:
 @pytest.fixture
 def manual_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualThreads]:
     """Return the test's threads, which replace those of the system."""
-    new_threads = ManualThreads()
-    monkeypatch.setattr("leasehold.adapters.threads.Thread", new_threads)
-    yield new_threads
-    assert new_threads.waiting == []
+    threads_of_test = ManualThreads()
+    monkeypatch.setattr("leasehold.adapters.threads.Thread", threads_of_test)
+    yield threads_of_test
+    assert threads_of_test.waiting == []
 
 
 def test_batches_start_in_arrival_order_up_to_the_thread_limit(manual_threads: ManualThreads) -> None:
@@ -85,17 +85,17 @@ def test_closed_executor_starts_no_work(manual_threads: ManualThreads) -> None:
 
 def test_slow_thread_is_replaced_until_it_returns(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1, most=3)
-    other = manual_threads.work("b", executor.close)
+    waiting_work = manual_threads.work("b", executor.close)
 
     def replaced() -> None:
         assert len(manual_threads.waiting) == 0
-        executor.replace(slow)
+        executor.replace(slow_work)
         assert len(manual_threads.waiting) == 1
         assert not executor.stuck
 
-    slow = manual_threads.work("a", replaced)
-    executor.start(slow)
-    executor.start(other)
+    slow_work = manual_threads.work("a", replaced)
+    executor.start(slow_work)
+    executor.start(waiting_work)
     manual_threads.run()
     assert manual_threads.finished == ["a"], "the slow one ends, for another is in its place"
     manual_threads.run()
@@ -104,8 +104,8 @@ def test_slow_thread_is_replaced_until_it_returns(manual_threads: ManualThreads)
 
 def test_slow_thread_continues_if_it_could_not_be_replaced(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1, most=1)
-    slow = manual_threads.work("a", lambda: executor.replace(slow))
-    executor.start(slow)
+    slow_work = manual_threads.work("a", lambda: executor.replace(slow_work))
+    executor.start(slow_work)
     executor.start(manual_threads.work("b", executor.close))
     manual_threads.run()
     assert (manual_threads.finished, executor.stuck) == (["a", "b"], False)
@@ -113,15 +113,15 @@ def test_slow_thread_continues_if_it_could_not_be_replaced(manual_threads: Manua
 
 def test_only_running_work_counts_as_slow(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1, most=1)
-    waiting = manual_threads.work("b", executor.close)
-    over = manual_threads.work("a")
-    executor.start(over)
-    executor.start(waiting)
-    executor.replace(waiting)
+    waiting_work = manual_threads.work("b", executor.close)
+    finished_work = manual_threads.work("a")
+    executor.start(finished_work)
+    executor.start(waiting_work)
+    executor.replace(waiting_work)
     executor.replace(manual_threads.work("never"))
     assert not executor.stuck
     manual_threads.run()
-    executor.replace(over)
+    executor.replace(finished_work)
     assert not executor.stuck
 
 
@@ -130,15 +130,15 @@ def test_work_that_ends_its_thread_is_no_longer_running(manual_threads: ManualTh
     executor = ThreadExecutor(1, most=1, failed=errors.append)
 
     def end() -> None:
-        executor.replace(ends)
+        executor.replace(ending_work)
         assert executor.stuck
         raise SystemExit
 
-    ends = manual_threads.work("a", end)
-    executor.start(ends)
+    ending_work = manual_threads.work("a", end)
+    executor.start(ending_work)
     manual_threads.run()
     assert ([*map(type, errors)], executor.stuck) == ([SystemExit], False)
-    executor.replace(ends)
+    executor.replace(ending_work)
     assert not executor.stuck
     executor.start(manual_threads.work("b", executor.close))
     manual_threads.run()
@@ -150,26 +150,26 @@ def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(
     manual_threads: ManualThreads, usual: int, max_threads: int
 ) -> None:
     executor = ThreadExecutor(usual, max_threads)
-    bound, stuck = max(usual, max_threads), list[bool]()
+    thread_limit, stuck_states = max(usual, max_threads), list[bool]()
 
     def nested(number: int) -> Callable[[], None]:
         def slow() -> None:
             executor.replace(works[number])
-            stuck.append(executor.stuck)
+            stuck_states.append(executor.stuck)
             if manual_threads.waiting:
                 manual_threads.run()
 
         return slow
 
-    works = [manual_threads.work(str(number), nested(number)) for number in range(bound)]
-    for item in works:
-        executor.start(item)
+    works = [manual_threads.work(str(number), nested(number)) for number in range(thread_limit)]
+    for work in works:
+        executor.start(work)
     for name in ("x", "y"):
         executor.start(manual_threads.work(name, executor.close))
     assert len(manual_threads.waiting) == usual
     manual_threads.run()
-    assert stuck == [False] * (bound - 1) + [True]
-    assert len(manual_threads.names) == bound
+    assert stuck_states == [False] * (thread_limit - 1) + [True]
+    assert len(manual_threads.names) == thread_limit
     while manual_threads.waiting:
         manual_threads.run()
     assert not executor.stuck
@@ -179,11 +179,11 @@ def test_replacement_thread_continues_while_the_slow_thread_runs(manual_threads:
     executor = ThreadExecutor(1, most=3)
 
     def hung() -> None:
-        executor.replace(slow)
+        executor.replace(slow_work)
         manual_threads.run()
 
-    slow = manual_threads.work("a", hung)
-    for work in (slow, manual_threads.work("b"), manual_threads.work("c", executor.close)):
+    slow_work = manual_threads.work("a", hung)
+    for work in (slow_work, manual_threads.work("b"), manual_threads.work("c", executor.close)):
         executor.start(work)
     manual_threads.run()
     assert manual_threads.finished == ["b", "c", "a"]
@@ -191,9 +191,9 @@ def test_replacement_thread_continues_while_the_slow_thread_runs(manual_threads:
 
 def test_each_slow_thread_is_replaced(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1, most=2)
-    first = manual_threads.work("a", lambda: executor.replace(first))
-    second = manual_threads.work("b", lambda: executor.replace(second))
-    for work in (first, second, manual_threads.work("c", executor.close)):
+    first_work = manual_threads.work("a", lambda: executor.replace(first_work))
+    second_work = manual_threads.work("b", lambda: executor.replace(second_work))
+    for work in (first_work, second_work, manual_threads.work("c", executor.close)):
         executor.start(work)
     for _ in range(3):
         manual_threads.run()
@@ -202,21 +202,21 @@ def test_each_slow_thread_is_replaced(manual_threads: ManualThreads) -> None:
 
 def test_returned_thread_counts_until_it_ends(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1)
-    last = manual_threads.work("c", executor.close)
+    last_work = manual_threads.work("c", executor.close)
     executor.start(manual_threads.work("a"))
-    executor.start(manual_threads.work("b", lambda: executor.start(last)))
+    executor.start(manual_threads.work("b", lambda: executor.start(last_work)))
     manual_threads.run()
     assert (manual_threads.finished, len(manual_threads.names)) == (["a", "b", "c"], 1)
 
 
 def test_waiting_work_can_be_withdrawn_and_started_work_cannot(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1)
-    first = manual_threads.work("a", lambda: withdrawn.append(executor.withdraw(first)))
-    second, last = manual_threads.work("b"), manual_threads.work("c", executor.close)
+    first_work = manual_threads.work("a", lambda: withdrawn.append(executor.withdraw(first_work)))
+    second_work, last_work = manual_threads.work("b"), manual_threads.work("c", executor.close)
     withdrawn = list[bool]()
-    for item in (first, second, last):
-        executor.start(item)
-    withdrawn.append(executor.withdraw(second))
+    for work in (first_work, second_work, last_work):
+        executor.start(work)
+    withdrawn.append(executor.withdraw(second_work))
     manual_threads.run()
     assert (withdrawn, manual_threads.finished) == ([True, False], ["a", "c"])
 
@@ -228,8 +228,8 @@ def test_work_is_rejected_if_no_thread_can_start(manual_threads: ManualThreads) 
     with pytest.raises(RuntimeError, match="can't start new thread"):
         executor.start(manual_threads.work("a"))
     manual_threads.refuses = False
-    slow = manual_threads.work("b", lambda: executor.replace(slow))
-    executor.start(slow)
+    slow_work = manual_threads.work("b", lambda: executor.replace(slow_work))
+    executor.start(slow_work)
     manual_threads.refuses = True
     executor.start(manual_threads.work("c"))
     executor.start(manual_threads.work("d", executor.close))
@@ -254,16 +254,16 @@ def test_single_thread_runs_batches_in_order_and_ends_on_close() -> None:
 
 
 def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, started, barrier = Semaphore(0), list[Thread](), Barrier(2)
+    wait_counter, started_threads, barrier = Semaphore(0), list[Thread](), Barrier(2)
 
     class SignalingCondition(Condition):
         def wait(self, timeout: float | None = None) -> bool:
-            waits.release()
+            wait_counter.release()
             return super().wait(timeout)
 
     class Counted(Thread):
         def start(self) -> None:
-            started.append(self)
+            started_threads.append(self)
             super().start()
 
     def wait_for_both() -> None:
@@ -275,17 +275,17 @@ def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.Mon
     for _ in range(2):
         for _ in range(2):
             executor.start(wait_for_both)
-        assert [waits.acquire(timeout=WAIT) for _ in range(2)] == [True, True]
+        assert [wait_counter.acquire(timeout=WAIT) for _ in range(2)] == [True, True]
     executor.close()
-    assert len(started) == 2
+    assert len(started_threads) == 2
 
 
 def test_idle_thread_does_not_keep_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = Semaphore(0)
+    wait_counter = Semaphore(0)
 
     class SignalingCondition(Condition):
         def wait(self, timeout: float | None = None) -> bool:
-            waits.release()
+            wait_counter.release()
             return super().wait(timeout)
 
     class Batch:
@@ -299,7 +299,7 @@ def test_idle_thread_does_not_keep_its_last_batch(monkeypatch: pytest.MonkeyPatc
     batch_reference = weakref.ref(batch)
     executor.start(batch.handle)
     del batch
-    assert waits.acquire(timeout=WAIT)
+    assert wait_counter.acquire(timeout=WAIT)
     assert batch_reference() is None
     executor.close()
 

@@ -1,7 +1,7 @@
-"""If the system rejects requests for a while, at any step, nothing is skipped or held unread, and work resumes.
+"""If the system refuses requests for a while, at any step, nothing is skipped or held unread, and work resumes.
 
-A real worker on real threads is run once to count what it requests of the system, and then once for each of these
-requests, from which on a number of requests are rejected.
+A real worker with real threads is run once to count its requests to the system. It is then run once for each of these
+requests, with some requests refused, starting with this one.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ from leasehold.stores.writes import CreateLease
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create_records
 
 SHARDS, RECORDS, PIECE = 4, 6, 3
-STARTS_MOST = 8
-"""How often a supervisor may have to start the worker. Each time, the worker gave the reason for its end."""
+MAX_STARTS = 8
+"""How often a supervisor may have to start the worker. Each time, the worker must have given the reason for its end."""
 
 ENDED = (WorkerError, StoreError, SourceError, RuntimeError)
 
@@ -56,14 +56,14 @@ class Handled:
 
     @property
     def handler(self) -> Handler:
-        """A plain function, or an async one."""
+        """The handler, as a plain or an async function."""
         return self.later if self.asynchronous else self.at_once
 
     def at_once(self, delivery: Delivery) -> None:
         with self.lock:
-            numbers = self.by_shard.setdefault(delivery.shard, [])
-            numbers += [int(record.sequence_number) for record in delivery.records]
-            if {shard: set(each) for shard, each in self.by_shard.items()} == {
+            handled_numbers = self.by_shard.setdefault(delivery.shard, [])
+            handled_numbers += [int(record.sequence_number) for record in delivery.records]
+            if {shard: set(shard_numbers) for shard, shard_numbers in self.by_shard.items()} == {
                 f"s-{number}": set(range(100, 100 + RECORDS)) for number in range(SHARDS)
             }:
                 self.all.set()
@@ -74,11 +74,11 @@ class Handled:
 
 
 def started(store: Store, handled: Handled, refusal: Refusal) -> str:
-    """Run a worker until everything is handled or it ends by itself. Return the reason, or "" if it was told to end."""
+    """Run a worker until all records are handled or it ends by itself. Return why it ended, or "" if the test stopped it."""
     shard_logs = (ShardRecords(create_records(RECORDS), size=PIECE, wait_seconds=0.01) for _ in range(SHARDS))
     source = ListSource(four_shards(), {f"s-{number}": shard_log for number, shard_log in enumerate(shard_logs)})
     config = Config(initial_position=TRIM_HORIZON, lease_seconds=10.0)
-    why, runners, begun = list[str](), list[Runner](), threading.Event()
+    end_reasons, runners, runner_created = list[str](), list[Runner](), threading.Event()
 
     def program() -> None:
         with refusing(refusal):
@@ -92,40 +92,40 @@ def started(store: Store, handled: Handled, refusal: Refusal) -> str:
                     most_wait_seconds=0.02,
                 )
                 runners.append(Runner(worker, handling, readers=2, writers=2, drain_seconds=5.0))
-                begun.set()
+                runner_created.set()
                 runners[0].run()
             except ENDED as fault:
-                why.append(str(fault))
+                end_reasons.append(str(fault))
 
     thread = threading.Thread(target=program, daemon=True)
     thread.start()
-    until = time.monotonic() + WAIT
-    while thread.is_alive() and not handled.all.wait(0.01) and time.monotonic() < until:
+    deadline = time.monotonic() + WAIT
+    while thread.is_alive() and not handled.all.wait(0.01) and time.monotonic() < deadline:
         pass
-    if begun.is_set():
+    if runner_created.is_set():
         runners[0].stop()
     thread.join(WAIT)
     assert not thread.is_alive(), "the worker hangs"
-    return why[0] if why else ""
+    return end_reasons[0] if end_reasons else ""
 
 
-def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
-    """Run it under this refusal, restarting it as a supervisor would. Return the number of requests of the kind."""
-    store, refusal, reasons = MemoryStore(), Refusal(kind, first, count), list[str]()
+def run_with_refusals(handled: Handled, kind: str, first: int, count: int) -> int:
+    """Run a worker while these requests are refused, and restart it as a supervisor would. Return the number of requests."""
+    store, refusal, end_reasons = MemoryStore(), Refusal(kind, first, count), list[str]()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
     while not handled.all.is_set():
-        reasons.append(started(store, handled, refusal))
-        assert reasons[-1] or handled.all.is_set(), "it has ended without a reason"
-        assert len(reasons) <= STARTS_MOST, reasons
+        end_reasons.append(started(store, handled, refusal))
+        assert end_reasons[-1] or handled.all.is_set(), "it has ended without a reason"
+        assert len(end_reasons) <= MAX_STARTS, end_reasons
     assert refusal.refused > 0 or first >= refusal.requests
     rows = {lease.key: (lease.owner, lease.checkpoint) for lease in store.list().leases}
-    assert {owner for owner, _ in rows.values()} == {None}, reasons
+    assert {owner for owner, _ in rows.values()} == {None}, end_reasons
     for key, numbers in handled.by_shard.items():
         assert sorted(set(numbers)) == list(range(100, 100 + RECORDS)), "a record is missing"
         assert rows[key][1] in {TRIM_HORIZON, Position("102"), Position("105")}
-        firsts = [number for index, number in enumerate(numbers) if number not in numbers[:index]]
-        assert firsts == sorted(firsts), "out of order"
+        first_deliveries = [number for index, number in enumerate(numbers) if number not in numbers[:index]]
+        assert first_deliveries == sorted(first_deliveries), "out of order"
     assert list(handled.folder.glob("*.json")) == [], "what the system refuses is no fault of a record"
     return refusal.requests
 
@@ -137,11 +137,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("leasehold.adapters.consumer.schedule.FAULT_SECONDS", 0.02)
     monkeypatch.setattr("leasehold.adapters.consumer.lease_readers.EXCLUDED_SECONDS", 0.05)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_of_whom: 0.0)
-    before = set(threading.enumerate())
+    threads_before = set(threading.enumerate())
     logging.disable(logging.CRITICAL)  # captured log records would keep half-created loops alive
     yield
     logging.disable(logging.NOTSET)
-    for thread in set(threading.enumerate()) - before:
+    for thread in set(threading.enumerate()) - threads_before:
         thread.join(WAIT)
         assert not thread.is_alive(), f"{thread.name} is left"
     gc.collect()
@@ -155,7 +155,7 @@ def test_reading_continues_after_temporary_resource_exhaustion(
     kind: str, asynchronous: bool, count: int, tmp_path: Path
 ) -> None:
     """Work resumes once the system accepts requests again, and every record is handled."""
-    requests = goes_on(Handled(tmp_path, asynchronous), kind, 10**6, 0)
+    requests = run_with_refusals(Handled(tmp_path, asynchronous), kind, 10**6, 0)
     assert requests > 0 or (kind, asynchronous) == (DESCRIPTOR, False), "the refusal is one in name alone"
     for first in range(requests):
-        goes_on(Handled(tmp_path, asynchronous), kind, first, count)
+        run_with_refusals(Handled(tmp_path, asynchronous), kind, first, count)

@@ -1,6 +1,6 @@
-"""L-foreign for onlookers: observers, event lines and exporters of metrics may raise exceptions that are not ours.
+"""L-foreign for onlookers: observers, event lines and metrics exporters may raise exceptions of other libraries.
 
-No record is skipped, no line of an event is lost or torn, and a worker ends as it would.
+No record is skipped, no event line is lost or incomplete, and a worker ends as it would without the exception.
 """
 
 import io
@@ -32,7 +32,7 @@ FOREIGN: list[Exception] = [
 
 
 def raising(error: Exception) -> Callable[..., None]:
-    """Return a callable that raises this for any arguments."""
+    """Return a callable that accepts any arguments and raises this exception."""
 
     def raises(*_args: object, **_named: object) -> None:
         raise error
@@ -45,11 +45,11 @@ def raising(error: Exception) -> Callable[..., None]:
 def test_onlooker_that_raises_a_foreign_exception_changes_nothing(whose: str, error: Exception) -> None:
     """All records are handled and checkpointed, and the lease is released on request."""
     harness = ReaderHarness()
-    policy: dict[str, Any] = {whose: raising(error)}
-    reading = harness.reading(**policy)
-    harness.steps(reading, 4)
+    callables: dict[str, Any] = {whose: raising(error)}
+    reader = harness.reading(**callables)
+    harness.steps(reader, 4)
     harness.holding.ask_release()
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     row = harness.store.row("s-0")
     assert (harness.dispatched, row.checkpoint, row.owner) == ([data(5)], Position("104"), None)
 
@@ -58,20 +58,20 @@ def test_onlooker_that_raises_a_foreign_exception_changes_nothing(whose: str, er
 def test_slowness_callback_that_raises_does_not_end_the_wait(error: Exception) -> None:
     executor = ManualExecutor()
     harness = ReaderHarness()
-    reading = harness.reading(dispatcher=Dispatcher(executor), slow=raising(error), slow_seconds=1.0)
-    harness.steps(reading, 3)
+    reader = harness.reading(dispatcher=Dispatcher(executor), slow=raising(error), slow_seconds=1.0)
+    harness.steps(reader, 3)
     (work,) = executor.waiting
-    harness.on_batch = lambda _delivery: _look_while_it_runs(harness, reading)
+    harness.on_batch = lambda _delivery: _step_while_handler_runs(harness, reader)
     work()
     harness.clock.now += 1.0
-    harness.due_times[reading] = harness.clock.now
-    harness.steps(reading, 2)
+    harness.due_times[reader] = harness.clock.now
+    harness.steps(reader, 2)
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def _look_while_it_runs(harness: ReaderHarness, reading: Any) -> None:  # noqa: ANN401  a reader
+def _step_while_handler_runs(harness: ReaderHarness, reader: Any) -> None:  # noqa: ANN401  a reader
     harness.clock.now += 5.0
-    reading.step(harness.clock.now)
+    reader.step(harness.clock.now)
 
 
 @define
@@ -98,14 +98,14 @@ def test_meter_that_raises_a_foreign_exception_changes_nothing(error: Exception)
     handling = with_metrics(
         harness.worker, Handling(harness.handle, checkpoint_seconds=0.0), cast("Any", _Meter(error))
     )
-    reading = harness.reading(measure=handling.measure, slow=handling.slow)
-    harness.steps(reading, 4)
+    reader = harness.reading(measure=handling.measure, slow=handling.slow)
+    harness.steps(reader, 4)
     assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(5)], Position("104"))
 
 
 @define
-class _Raw:
-    """A file that takes a part of some writes, and then raises."""
+class _PartialFile:
+    """A binary file that raises the given errors. Before an error, writes may be accepted only in part."""
 
     errors: list[Exception | None]
     written: bytearray = field(factory=bytearray)
@@ -115,12 +115,12 @@ class _Raw:
         if error is not None:
             self.errors.insert(0, None)
             raise error
-        count = min(len(data), 9) if self.errors else len(data)
-        self.written += data[:count]
-        return count
+        accepted_bytes = min(len(data), 9) if self.errors else len(data)
+        self.written += data[:accepted_bytes]
+        return accepted_bytes
 
 
-class _Text(io.StringIO):
+class _RaisingTextFile(io.StringIO):
     """A text file of another library, which raises in place of some writes."""
 
     def __init__(self, errors: list[Exception | None]) -> None:
@@ -141,30 +141,30 @@ class _Text(io.StringIO):
 def test_output_that_raises_neither_loses_nor_tears_an_event_line(place: int, error: Exception, kind: str) -> None:
     """Records whose lines were not written are dispatched again."""
     errors: list[Exception | None] = [*[None] * place, error]
-    raw, text = _Raw(errors), _Text(errors)
-    out = cast("Any", SimpleNamespace(buffer=raw) if kind == "binary" else text)
+    raw_file, text_file = _PartialFile(errors), _RaisingTextFile(errors)
+    output = cast("Any", SimpleNamespace(buffer=raw_file) if kind == "binary" else text_file)
     harness = ReaderHarness()
-    lines = EventLines("a-1", out)
+    lines = EventLines("a-1", output)
 
     def handle(delivery: Any) -> None:  # noqa: ANN401  a delivery
         lines.handle(delivery)
         harness.dispatched.append([record.data for record in delivery.records])
 
-    reading = harness.reading(handler=handle, observer=lines.happened)
-    harness.steps(reading, 8)
+    reader = harness.reading(handler=handle, observer=lines.happened)
+    harness.steps(reader, 8)
     harness.holding.ask_release()
-    harness.until_over(reading)
-    written = (raw.written.decode() if kind == "binary" else text.getvalue()).splitlines()
-    events = [json.loads(line) for line in written]
+    harness.run_until_done(reader)
+    written_lines = (raw_file.written.decode() if kind == "binary" else text_file.getvalue()).splitlines()
+    events = [json.loads(line) for line in written_lines]
     records = [event["sequence_number"] for event in events if event["event"] == "record"]
-    named = [event["event"] for event in events if event["event"] != "record"]
-    assert named == ["initialize", "stopped"]
+    happenings = [event["event"] for event in events if event["event"] != "record"]
+    assert happenings == ["initialize", "stopped"]
     assert sorted(set(records)) == ["100", "101", "102", "103", "104"]
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
 def _exporter(error: Exception) -> Callable[[], MetricExporter]:
-    """Return the class of an exporter that can neither send nor end."""
+    """Return an exporter class whose methods for exporting and shutting down raise this exception."""
     methods = dict.fromkeys(("export", "force_flush", "shutdown"), raising(error))
     return cast("Callable[[], MetricExporter]", type("Exporter", (MetricExporter,), methods))
 
@@ -173,7 +173,7 @@ def _exporter(error: Exception) -> Callable[[], MetricExporter]:
 def test_exporter_that_raises_does_not_change_how_a_worker_ends(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run ends with its own exception, or with none."""
+    """The run ends with the exception that it raised itself, or without one."""
     entry = cast("EntryPoint", SimpleNamespace(name="odd", load=lambda: _exporter(error)))
     monkeypatch.setattr(exporting_module, "entry_points", lambda **_group: [entry])
     with pytest.raises(SystemExit, match="3"), exporting("odd"):

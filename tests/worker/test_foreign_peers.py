@@ -1,4 +1,4 @@
-"""Workers of other libraries in the group: slow ones are named, steals are noticed soon, and durations suit them."""
+"""Workers of other libraries in the group: slow workers are named, steals are noticed soon, and durations fit theirs."""
 
 import logging
 
@@ -29,7 +29,7 @@ SOURCE = "eventhubs://contoso/flights"
     ],
 )
 def test_event_hubs_durations_suit_official_workers(rules: RuleSet, seconds: tuple[float, float, float]) -> None:
-    """Official workers renew every 30 s. At 10 s we would take them for dead; at 40 s they would steal from us."""
+    """Official workers renew every 30 s. With 10 s, we would treat them as dead. With 40 s, they would steal from us."""
     config = with_event_hub_times(Config(rules=rules), {"rules"})
     assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
 
@@ -59,11 +59,11 @@ def test_steal_shown_by_a_reading_is_trusted_before_the_next_renewal() -> None:
     """Official workers steal without a request, so waiting for the next renewal means up to 20 s with two readers."""
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
-    victim = driven.worker.holdings[0]
+    holding = driven.worker.holdings[0]
     store.write(StealLease(store.row("s-0"), "sdk-1"))
     driven.worker.hurry()
     driven.worker.turn(clock.now)
-    assert (victim.lost.is_set(), victim.why) == (True, "now owned by sdk-1")
+    assert (holding.lost.is_set(), holding.why) == (True, "now owned by sdk-1")
 
 
 def test_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:

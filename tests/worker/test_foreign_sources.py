@@ -1,4 +1,4 @@
-"""L-foreign: each call of a source may raise an exception that is not ours, once or always."""
+"""L-foreign: each call of a source may raise an exception of another library, once or always."""
 
 from collections.abc import Callable
 
@@ -26,31 +26,31 @@ CONFIG = Config(rules=Minimal(), lease_seconds=LEASE_SECONDS)
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error()).__name__)
 
 
-class Foreign(ListSource):
-    """A source whose calls raise while they are named in `broken`, and that counts its listings."""
+class SourceWithForeignErrors(ListSource):
+    """A source whose calls raise an exception while their names are in `broken`. It counts its listings."""
 
     def __init__(self, error: Callable[[], Exception], shards: list[Shard] | None = None) -> None:
         super().__init__(four_shards() if shards is None else shards)
         self.error, self.broken, self.listings = error, set[str](), 0
 
-    def _meet(self, *calls: str) -> None:
+    def _raise_if_broken(self, *calls: str) -> None:
         if self.broken & set(calls):
             raise self.error()
 
     def shards(self) -> tuple[Shard, ...]:
         """Return the listing, unless the call is broken."""
         self.listings += 1
-        self._meet("shards")
+        self._raise_if_broken("shards")
         return super().shards()
 
     def gone(self, shard: str) -> bool:
         """Return whether the shard is gone, unless the call is broken."""
-        self._meet("gone")
+        self._raise_if_broken("gone")
         return super().gone(shard)
 
     def latest(self, lease: Lease) -> Position:
         """Return the position of LATEST, unless the call is broken for all shards or for this one."""
-        self._meet("latest", f"latest {lease.key}")
+        self._raise_if_broken("latest", f"latest {lease.key}")
         return super().latest(lease)
 
 
@@ -59,41 +59,44 @@ class Foreign(ListSource):
 def test_failing_source_does_not_prevent_taking_over_expired_leases(
     error: Callable[[], Exception], broken: str
 ) -> None:
-    clock, store, source = Clock(), FaultyStore(), Foreign(error)
-    dead, ours = member(store, source, clock, "a-1", "p-1", CONFIG), member(store, source, clock, "b-1", "p-2", CONFIG)
-    together([dead, ours], 60.0)
-    assert len(dead.held) == len(ours.held) == 2
+    clock, store, source = Clock(), FaultyStore(), SourceWithForeignErrors(error)
+    dead_worker, surviving_worker = (
+        member(store, source, clock, "a-1", "p-1", CONFIG),
+        member(store, source, clock, "b-1", "p-2", CONFIG),
+    )
+    together([dead_worker, surviving_worker], 60.0)
+    assert len(dead_worker.held) == len(surviving_worker.held) == 2
     source.broken.add(broken)
     source.listed.append(Shard("s-4", open=True)) if broken == "latest" else None
     store.write(CreateLease(Lease("finished", checkpoint=Position("SHARD_END")))) if broken == "gone" else None
-    ours.worker.hurry()
-    ours.turn_due = clock.now
-    ours.run(3 * LEASE_SECONDS)
-    assert ours.held == ALL
+    surviving_worker.worker.hurry()
+    surviving_worker.turn_due = clock.now
+    surviving_worker.run(3 * LEASE_SECONDS)
+    assert surviving_worker.held == ALL
 
 
 @each_error
 def test_listing_that_raised_is_retried_within_seconds(error: Callable[[], Exception]) -> None:
-    clock, source = Clock(), Foreign(error)
-    ours = member(FaultyStore(), source, clock, config=CONFIG)
-    ours.run(60.0)
+    clock, source = Clock(), SourceWithForeignErrors(error)
+    driven = member(FaultyStore(), source, clock, config=CONFIG)
+    driven.run(60.0)
     source.broken.add("shards")
-    ours.worker.hurry()
-    ours.turn_due = clock.now
-    ours.run(0.5)
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(0.5)
     source.broken.clear()
-    before = source.listings
-    ours.run(5.0)
-    assert source.listings > before
+    listings_before = source.listings
+    driven.run(5.0)
+    assert source.listings > listings_before
 
 
 @each_error
 def test_shard_whose_latest_is_unknown_delays_only_its_own_lease(error: Callable[[], Exception]) -> None:
-    clock, store, source = Clock(), FaultyStore(), Foreign(error)
+    clock, store, source = Clock(), FaultyStore(), SourceWithForeignErrors(error)
     source.broken.add("latest s-2")
-    ours = member(store, source, clock, config=Config(lease_seconds=LEASE_SECONDS, initial_position=LATEST))
-    ours.run(60.0)
-    assert ours.held == ["s-0", "s-1", "s-3"]
+    driven = member(store, source, clock, config=Config(lease_seconds=LEASE_SECONDS, initial_position=LATEST))
+    driven.run(60.0)
+    assert driven.held == ["s-0", "s-1", "s-3"]
     source.broken.clear()
-    ours.run(60.0)
-    assert ours.held == ALL
+    driven.run(60.0)
+    assert driven.held == ALL

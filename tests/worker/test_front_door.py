@@ -1,4 +1,4 @@
-"""`leasehold.run`, `arun`, `worker` and `read` over in-memory shards: what they process, acknowledge and release."""
+"""Tests of `leasehold.run`, `arun`, `worker` and `read` on in-memory shards: what they process, acknowledge and release."""
 
 import asyncio
 import doctest
@@ -43,19 +43,19 @@ BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
 
 def stream(shards: int = 4, count: int = 6, size: int = 2) -> ListSource:
     """Return a stream of shards with some records each, in batches of `size`."""
-    listed = four_shards()[:shards]
-    return ListSource(listed, {shard.id: ShardRecords(create_records(count), size=size) for shard in listed})
+    open_shards = four_shards()[:shards]
+    return ListSource(open_shards, {shard.id: ShardRecords(create_records(count), size=size) for shard in open_shards})
 
 
-class Complete(ListSource):
-    """A stream that gets no more records."""
+class CompleteStream(ListSource):
+    """A stream in which no more records can arrive."""
 
     def settled(self, _lease: Lease, _until: float) -> SettledShard:
-        """The first empty read shows the end of the shard."""
+        """Return that no more records can arrive, so the first empty read ends the shard."""
         return SettledShard()
 
 
-class NoStream(ListSource):
+class MissingStream(ListSource):
     """A stream that does not exist."""
 
     def shards(self) -> NoReturn:
@@ -83,8 +83,8 @@ def test_import_loads_no_more_than_the_planner() -> None:
 
 
 def test_completion_lists_all_public_names() -> None:
-    wanted = {"Delivery", "arun", "plan", "produce", "read", "run", "worker", "__version__"}
-    assert wanted - set(dir(leasehold)) == set()
+    expected_names = {"Delivery", "arun", "plan", "produce", "read", "run", "worker", "__version__"}
+    assert expected_names - set(dir(leasehold)) == set()
     assert all(hasattr(leasehold, name) for name in dir(leasehold))
     assert set(dir(leasehold.adapters)) == {*leasehold.adapters.__all__, "__doc__"}
     with pytest.raises(AttributeError, match="module 'leasehold' has no attribute 'wroker'"):
@@ -99,15 +99,15 @@ def test_completion_lists_all_public_names() -> None:
     ],
 )
 def test_options_match_those_of_the_command(command: Any, options: type, own: set[str]) -> None:  # noqa: ANN401  typer's
-    names = {str(parameter.name) for parameter in get_command(command).params} - {"help"}
-    table = options_by_name(options)
-    assert names - own == {name for name, option in table.items() if option.in_command}
-    assert {name for name, option in table.items() if not option.in_command} <= {"metrics", "slow_seconds"}
+    parameter_names = {str(parameter.name) for parameter in get_command(command).params} - {"help"}
+    options_table = options_by_name(options)
+    assert parameter_names - own == {name for name, option in options_table.items() if option.in_command}
+    assert {name for name, option in options_table.items() if not option.in_command} <= {"metrics", "slow_seconds"}
 
 
 @pytest.mark.parametrize("table", [Options, ProduceOptions])
 def test_each_option_has_help_limits_and_a_valid_default(table: type) -> None:
-    """A help is a sentence; a duration has limits; a default is valid by the option's own check."""
+    """A help text is a sentence, a duration has limits, and a default passes the check of its option."""
     for name, option in options_by_name(table).items():
         assert re.fullmatch("[A-Z][a-z].*[.]", option.help), name
         assert (option.limits is not None) == (Seconds == Union[option.types]), name  # noqa: UP007  made of a tuple
@@ -153,14 +153,14 @@ def test_bad_usage_is_rejected_before_anything_is_opened(options: dict[str, Any]
     if "concurrency" not in options and "handler" not in options:
         calls.append(lambda: leasehold.read(source, **arguments))
     for call in calls:
-        with pytest.raises((ValueError, TypeError)) as caught:
+        with pytest.raises((ValueError, TypeError)) as exc_info:
             call()
-        assert says in str(caught.value)
+        assert says in str(exc_info.value)
 
 
 def test_producer_bad_usage_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.producing.create_producer_clients", lambda *_: pytest.fail("it was opened"))
-    wrong: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"linger": 3}, "linger: there is no such option; did you mean 'linger_ms'?"),
         ({"on_late": "drop"}, "on_late: 'drop' is neither block nor fail"),
         ({"share": 0}, "share: 0 is not a number above 0"),
@@ -168,19 +168,19 @@ def test_producer_bad_usage_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
         ({"epoch": 2**64}, "epoch: 18446744073709551616 is more than 18446744073709551615"),
         ({"time_to_live": "long"}, "time_to_live: 'long' is not a duration"),
     ]
-    for options, says in wrong:
-        with pytest.raises((ValueError, TypeError)) as caught:
+    for options, message in cases:
+        with pytest.raises((ValueError, TypeError)) as exc_info:
             leasehold.produce("kinesis://orders", **options)
-        assert says in str(caught.value)
+        assert message in str(exc_info.value)
 
 
 def test_next_step_acknowledges_the_previous_batch() -> None:
-    """A batch is processed again unless its consumer asks for the next one."""
+    """A batch is acknowledged when its consumer asks for the next one. Otherwise it is delivered again."""
     store, processed = FaultyStore(), list[int]()
     with leasehold.read(stream(shards=1), leases=store, **BEGINNING) as batches:
         for batch in batches:
-            before = rows(store)["s-0"][1]
-            assert before == ("TRIM_HORIZON" if not processed else str(processed[-1]))
+            checkpoint_before = rows(store)["s-0"][1]
+            assert checkpoint_before == ("TRIM_HORIZON" if not processed else str(processed[-1]))
             processed += shard_and_numbers(batch)[1]
             if len(processed) == 6:
                 break
@@ -194,11 +194,16 @@ def test_shards_are_dispatched_in_turn() -> None:
         processed.append(shard_and_numbers(batch))
         if len(processed) == 12:
             batches.stop()
-    by_shard = {shard: [n for each, numbers in processed for n in numbers if each == shard] for shard, _ in processed}
-    assert by_shard == {f"s-{n}": [int(record.sequence_number) for record in create_records(6)] for n in range(4)}
+    by_shard = {
+        shard: [number for dispatched_shard, numbers in processed for number in numbers if dispatched_shard == shard]
+        for shard, _ in processed
+    }
+    assert by_shard == {
+        f"s-{number}": [int(record.sequence_number) for record in create_records(6)] for number in range(4)
+    }
     assert {owner for owner, _ in rows(store).values()} == {None}
-    last = create_records(6)[-1].sequence_number
-    assert {checkpoint for _, checkpoint in rows(store).values()} == {last}
+    last_sequence_number = create_records(6)[-1].sequence_number
+    assert {checkpoint for _, checkpoint in rows(store).values()} == {last_sequence_number}
 
 
 def test_break_releases_the_lease_without_acknowledging_the_batch() -> None:
@@ -206,11 +211,11 @@ def test_break_releases_the_lease_without_acknowledging_the_batch() -> None:
     for _batch in leasehold.read(stream(shards=1), leases=store, **BEGINNING):
         break
     assert rows(store) == {"s-0": (None, "TRIM_HORIZON")}
-    (again,) = [
+    (repeated_batch,) = [
         shard_and_numbers(batch)
         for batch, _ in zip(leasehold.read(stream(1), leases=store, **BEGINNING), "1", strict=False)
     ]
-    assert again[1] == [int(record.sequence_number) for record in create_records(2)]
+    assert repeated_batch[1] == [int(record.sequence_number) for record in create_records(2)]
 
 
 def test_exception_releases_the_lease_without_acknowledging_the_batch() -> None:
@@ -228,7 +233,7 @@ def test_exception_releases_the_lease_without_acknowledging_the_batch() -> None:
 
 
 def test_explicit_checkpoint_in_a_loop_is_kept() -> None:
-    """After an explicit checkpoint within a long batch, only the rest comes again."""
+    """After an explicit checkpoint within a long batch, only the remaining records are delivered again."""
     store = FaultyStore()
     for batch in leasehold.read(stream(1, size=6), leases=store, **BEGINNING):
         assert batch.checkpoint(batch.records[2])
@@ -238,8 +243,8 @@ def test_explicit_checkpoint_in_a_loop_is_kept() -> None:
 
 def test_new_loop_begins_with_the_unacknowledged_batch() -> None:
     with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
-        first, again = _first(batches), _first(batches)
-        assert shard_and_numbers(first) == shard_and_numbers(again)
+        first_batch, repeated_batch = _first(batches), _first(batches)
+        assert shard_and_numbers(first_batch) == shard_and_numbers(repeated_batch)
         assert shard_and_numbers(next(batches))[1] == [int(record.sequence_number) for record in create_records(4)[2:]]
 
 
@@ -252,17 +257,17 @@ def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
 def test_waiting_batch_of_a_lost_lease_is_not_dispatched() -> None:
     store = FaultyStore()
     with leasehold.read(stream(2), leases=store, **BEGINNING) as batches:
-        first = next(batches)
-        other = ({"s-0", "s-1"} - {first.shard}).pop()
-        iteration = batches._iteration  # noqa: SLF001  the waiting batch is not visible from outside
+        first_batch = next(batches)
+        other_shard = ({"s-0", "s-1"} - {first_batch.shard}).pop()
+        iteration = batches._iteration  # noqa: SLF001  the public API does not show the waiting batch
         with iteration.waiting.changed:
             assert iteration.waiting.changed.wait_for(lambda: iteration.waiting._queue, WAIT)  # noqa: SLF001  likewise
         assert iteration.background is not None
         runner = iteration.background._runner  # noqa: SLF001  likewise
         assert runner is not None
-        (holding,) = [held for held in runner.worker.holdings if held.key == other]
+        (holding,) = [candidate for candidate in runner.worker.holdings if candidate.key == other_shard]
         holding.drop("taken")
-        assert next(batches).shard == first.shard
+        assert next(batches).shard == first_batch.shard
 
 
 def test_closing_before_the_first_step_opens_nothing() -> None:
@@ -272,7 +277,7 @@ def test_closing_before_the_first_step_opens_nothing() -> None:
 
 
 def test_worker_error_is_raised_by_the_next_step() -> None:
-    source = NoStream()
+    source = MissingStream()
     with pytest.raises(SourceError, match="no such stream"):
         next(leasehold.read(source, leases=FaultyStore(), wait=False))
 
@@ -286,18 +291,18 @@ def test_async_loop_lets_other_tasks_run() -> None:
             await asyncio.sleep(0)
 
     async def main() -> None:
-        other = asyncio.create_task(tick())
+        tick_task = asyncio.create_task(tick())
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
             async for batch in batches:
                 processed.append(shard_and_numbers(batch))
                 if len(processed) == 12:
                     break
-        other.cancel()
+        tick_task.cancel()
 
     asyncio.run(asyncio.wait_for(main(), WAIT))
     assert (len(processed), bool(ticks)) == (12, True)
-    left = {owner for owner, _ in rows(store).values()}
-    assert left == {None}
+    final_owners = {owner for owner, _ in rows(store).values()}
+    assert final_owners == {None}
     assert min(checkpoint for _, checkpoint in rows(store).values()) == create_records(4)[-1].sequence_number
 
 
@@ -305,20 +310,20 @@ def test_arun_awaits_handlers_in_the_callers_loop_and_drains_on_cancel() -> None
     store = FaultyStore()
 
     async def main() -> None:
-        here, came = asyncio.get_running_loop(), asyncio.Event()
-        loops = set()
+        callers_loop, last_shard_handled = asyncio.get_running_loop(), asyncio.Event()
+        handler_loops = set()
 
         async def handle(batch: leasehold.Delivery) -> None:
-            loops.add(asyncio.get_running_loop())
+            handler_loops.add(asyncio.get_running_loop())
             if batch.shard == "s-3":
-                came.set()
+                last_shard_handled.set()
 
         task = asyncio.create_task(leasehold.arun(stream(), handle, leases=store, **BEGINNING))
-        await came.wait()
+        await last_shard_handled.wait()
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        assert (task.cancelled(), loops) == (True, {here})
+        assert (task.cancelled(), handler_loops) == (True, {callers_loop})
 
     asyncio.run(asyncio.wait_for(main(), WAIT))
     assert {owner for owner, _ in rows(store).values()} == {None}
@@ -333,7 +338,7 @@ def test_run_and_read_work_inside_a_running_loop() -> None:
 
     async def cell() -> None:
         verdict = leasehold.run(
-            finite(), handle, leases="memory://" + uuid4().hex, **(BEGINNING | Options(until="now"))
+            finite_stream(), handle, leases="memory://" + uuid4().hex, **(BEGINNING | Options(until="now"))
         )
         assert verdict is not None
         assert verdict.finished
@@ -345,22 +350,22 @@ def test_run_and_read_work_inside_a_running_loop() -> None:
     assert len(processed) == 2
 
 
-def finite() -> Complete:
-    """A stream of two records for a slice."""
-    return Complete(four_shards()[:1], {"s-0": ShardRecords(create_records(2))})
+def finite_stream() -> CompleteStream:
+    """Return a stream of two records, in which no more can arrive."""
+    return CompleteStream(four_shards()[:1], {"s-0": ShardRecords(create_records(2))})
 
 
 def test_background_worker_ends_with_its_block() -> None:
-    store, came = FaultyStore(), threading.Event()
-    with leasehold.worker(stream(), lambda _batch: came.set(), leases=store, **BEGINNING) as worker:
-        assert came.wait(WAIT)
+    store, handler_called = FaultyStore(), threading.Event()
+    with leasehold.worker(stream(), lambda _batch: handler_called.set(), leases=store, **BEGINNING) as worker:
+        assert handler_called.wait(WAIT)
         assert not worker.wait(0)
     assert worker.wait(0)
     assert {owner for owner, _ in rows(store).values()} == {None}
 
 
 def test_background_worker_error_is_raised_by_its_block() -> None:
-    source = NoStream()
+    source = MissingStream()
     with (
         pytest.raises(SourceError, match="no such stream"),
         leasehold.worker(source, print, leases=FaultyStore(), wait=False) as worker,
@@ -369,15 +374,15 @@ def test_background_worker_error_is_raised_by_its_block() -> None:
 
 
 def test_workers_of_one_process_have_different_ids() -> None:
-    made = [check_consumption_options(stream(), FaultyStore(), print, Options()).me for _ in range(2)]
-    assert made[0] != made[1]
+    worker_ids = [check_consumption_options(stream(), FaultyStore(), print, Options()).me for _ in range(2)]
+    assert worker_ids[0] != worker_ids[1]
 
 
 def test_handling_keeps_what_no_option_replaces() -> None:
-    consumed = check_consumption_options(
+    consumption = check_consumption_options(
         stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3)
     )
-    assert (consumed.handling.attempts, consumed.handling.slow_seconds) == (3, 9.0)
+    assert (consumption.handling.attempts, consumption.handling.slow_seconds) == (3, 9.0)
 
 
 RUN = """
@@ -421,7 +426,7 @@ def test_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  a 
 @pytest.mark.parametrize("name", ["run", "arun", "worker", "read"])
 def test_example_of_each_name_runs(name: str) -> None:
     books = [Record(data, str(7 + n), partition_key="customer-7") for n, data in enumerate((b"a book", b"a lamp"))]
-    orders = Complete(create_even_shards(("shard-0",)), {"shard-0": ShardRecords(books)})
+    orders = CompleteStream(create_even_shards(("shard-0",)), {"shard-0": ShardRecords(books)})
     (test,) = doctest.DocTestFinder(recurse=False).find(getattr(leasehold, name), name, globs={"orders": orders})
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
 

@@ -1,4 +1,4 @@
-"""What a check of a handler finds, second by second: running, slow, over, or to be abandoned."""
+"""Tests of the check of a handler, which finds that it is running, slow, finished, or must be abandoned."""
 
 import math
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from leasehold.adapters.worker.holding import Holding
 
 
 @define
-class Watched:
-    """A lease, the watch of its handler, and what was reported of it."""
+class WatchedHandler:
+    """A lease, the checks of its handler, and what they reported."""
 
     policy: dict[str, float] = field(factory=dict)
     executor: ManualExecutor = field(factory=ManualExecutor)
@@ -53,7 +53,7 @@ class Watched:
         return self.harness.clock
 
     def begin(self, call: Callable[[], object] = lambda: None) -> CallState:
-        """Dispatch a batch and watch it."""
+        """Dispatch a batch, and return the result of the first check."""
 
         def handle() -> object:
             self.calls.append("handled")
@@ -74,22 +74,22 @@ class Watched:
         self.handler_call.begun = self.clock.now  # as a thread of the executor does before the call
 
     def check_after(self, seconds: float) -> CallState:
-        """Check the batch this many seconds after its beginning."""
+        """Check the batch this many seconds after it was dispatched."""
         return self.dispatcher.check(self.handler_call, 1000.0 + seconds)
 
 
 def test_batch_is_checked_when_its_handler_could_be_slow() -> None:
-    watched = Watched({"slow_seconds": 7.0, "handler_seconds": 30.0})
+    watched = WatchedHandler({"slow_seconds": 7.0, "handler_seconds": 30.0})
     assert watched.begin() == Running(1007.0)
     assert watched.check_after(1.0) == Running(1008.0)
     assert len(watched.executor.waiting) == 1
-    hurried = Watched({"slow_seconds": 7.0, "handler_seconds": 3.0})
-    assert hurried.begin() == Running(1003.0)
+    watched_with_short_limit = WatchedHandler({"slow_seconds": 7.0, "handler_seconds": 3.0})
+    assert watched_with_short_limit.begin() == Running(1003.0)
 
 
 def test_failed_call_is_reported_once_with_its_error() -> None:
     """The end of a call is reported only once."""
-    watched = Watched()
+    watched = WatchedHandler()
     watched.begin()
     watched.work()
     assert watched.woken_keys == ["s-0"]
@@ -107,20 +107,20 @@ def test_failed_call_is_reported_once_with_its_error() -> None:
 
 def test_batch_whose_lease_is_lost_or_expired_is_not_dispatched() -> None:
     """A batch that waited too long for a thread may already belong to another worker."""
-    lost = Watched()
-    lost.begin()
-    lost.harness.holding.drop("stolen")
-    lost.work()
-    assert (lost.check_after(1.0), lost.calls) == (LeaseLost(), [])
-    expired = Watched()
-    expired.begin()
-    expired.clock.now += 10.1
-    expired.work()
-    assert (expired.check_after(10.1), expired.calls) == (NotBegun(), [])
+    watched_with_lost_lease = WatchedHandler()
+    watched_with_lost_lease.begin()
+    watched_with_lost_lease.harness.holding.drop("stolen")
+    watched_with_lost_lease.work()
+    assert (watched_with_lost_lease.check_after(1.0), watched_with_lost_lease.calls) == (LeaseLost(), [])
+    watched_with_expired_lease = WatchedHandler()
+    watched_with_expired_lease.begin()
+    watched_with_expired_lease.clock.now += 10.1
+    watched_with_expired_lease.work()
+    assert (watched_with_expired_lease.check_after(10.1), watched_with_expired_lease.calls) == (NotBegun(), [])
 
 
 def test_slow_handler_is_logged_each_time_its_duration_doubles() -> None:
-    watched = Watched({"slow_seconds": 5.0})
+    watched = WatchedHandler({"slow_seconds": 5.0})
     watched.at_work()
     assert watched.check_after(4.9) == Running(1005.0)
     assert (watched.slow, watched.executor.replaced) == ([], [])
@@ -132,7 +132,7 @@ def test_slow_handler_is_logged_each_time_its_duration_doubles() -> None:
 
 
 def test_short_slow_limit_is_checked_on_time() -> None:
-    watched = Watched({"slow_seconds": 0.5})
+    watched = WatchedHandler({"slow_seconds": 0.5})
     watched.at_work()
     assert watched.check_after(0.5) == Running(1001.0)
     assert watched.slow == [("s-0", 0.5)]
@@ -140,7 +140,7 @@ def test_short_slow_limit_is_checked_on_time() -> None:
 
 def test_handler_over_its_limit_is_abandoned_with_its_duration() -> None:
     """The reason names the duration and the limit, so that the reader knows which option to set."""
-    watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
+    watched = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
     assert watched.check_after(7.9) == Running(1008.0)
     assert watched.check_after(8.0) == GivenUp("its handler has been at work for 8.0 s, and 8 s is the limit")
@@ -150,7 +150,7 @@ def test_handler_over_its_limit_is_abandoned_with_its_duration() -> None:
 def test_abandoned_async_call_is_cancelled() -> None:
     """The call ends before the next owner processes the same batch."""
     cancelled: list[bool] = []
-    watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
+    watched = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
     watched.handler_call.cancel = lambda: cancelled.append(watched.handler_call.given_up)
     watched.check_after(8.0)
@@ -158,8 +158,8 @@ def test_abandoned_async_call_is_cancelled() -> None:
 
 
 def test_handler_of_a_lost_lease_is_awaited_until_it_is_slow() -> None:
-    """Its result may show what is done, but a successor under the same key waits only for a limited time."""
-    watched = Watched({"slow_seconds": 5.0})
+    """The handler's result may show which records are done, but the next reader of the shard waits only a limited time."""
+    watched = WatchedHandler({"slow_seconds": 5.0})
     watched.at_work()
     watched.harness.holding.drop("stolen")
     assert watched.check_after(4.9) == Running(1005.0)
@@ -167,7 +167,7 @@ def test_handler_of_a_lost_lease_is_awaited_until_it_is_slow() -> None:
 
 
 def test_batch_is_withdrawn_when_all_threads_hang() -> None:
-    watched = Watched()
+    watched = WatchedHandler()
     watched.begin()
     watched.executor.stuck = True
     assert watched.check_after(1.0) == GivenUp("no thread is free for its records: all threads hang in handlers")
@@ -177,7 +177,7 @@ def test_batch_is_withdrawn_when_all_threads_hang() -> None:
 
 def test_started_batch_is_not_withdrawn() -> None:
     """Another worker must not process the batch at the same time."""
-    watched = Watched({"slow_seconds": 5.0})
+    watched = WatchedHandler({"slow_seconds": 5.0})
     watched.begin()
     watched.executor.waiting.clear()
     watched.executor.stuck = True
@@ -186,7 +186,7 @@ def test_started_batch_is_not_withdrawn() -> None:
 
 @pytest.mark.parametrize("why", ["refused", "at work"])
 def test_call_that_cannot_start_gives_a_reason(why: str) -> None:
-    watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
+    watched = WatchedHandler({"slow_seconds": 5.0, "handler_seconds": 8.0})
     if why == "refused":
         watched.executor.refuses = True
         assert watched.begin() == GivenUp("no thread could be started: can't start new thread")
@@ -200,7 +200,7 @@ def test_call_that_cannot_start_gives_a_reason(why: str) -> None:
 
 
 def test_handler_without_a_limit_may_run_forever() -> None:
-    watched = Watched({"slow_seconds": 5.0})
+    watched = WatchedHandler({"slow_seconds": 5.0})
     watched.at_work()
     assert watched.check_after(1e6) == Running(1000.0 + 2e6)
     assert math.isinf(Handling(lambda _batch: None).handler_seconds)
@@ -213,7 +213,7 @@ def test_failing_observer_of_slow_handlers_is_named(caplog: pytest.LogCaptureFix
         def append(self, _event: tuple[str, float]) -> None:
             raise OSError("no metrics")
 
-    watched = Watched({"slow_seconds": 5.0}, slow=Refusing())
+    watched = WatchedHandler({"slow_seconds": 5.0}, slow=Refusing())
     watched.at_work()
     watched.check_after(5.0)
     assert "the slow failed; this is said once, and reading goes on" in caplog.text

@@ -15,15 +15,15 @@ from leasehold.stores.printable import said
 
 
 @define
-class Given:
-    """A callable and its name."""
+class CallableHolder:
+    """A class whose attribute `handler` is checked."""
 
     handler: object
 
 
-def judge(given: object, *names: str) -> None:
+def judge(user_callable: object, *names: str) -> None:
     """Check a callable that is called with these arguments (by default, `batch` alone)."""
-    accepts(*names or ("batch",))(None, fields(Given).handler, given)
+    accepts(*names or ("batch",))(None, fields(CallableHolder).handler, user_callable)
 
 
 def plain(_batch: object) -> None:
@@ -35,12 +35,12 @@ async def later(_batch: object) -> None:
 
 
 def generator(_batch: object) -> Iterator[None]:
-    """A generator function: calling it does nothing."""
+    """A generator function, whose call does nothing."""
     yield
 
 
 async def async_generator(_batch: object) -> AsyncIterator[None]:
-    """An async generator function: calling it does nothing."""
+    """An async generator function, whose call does nothing."""
     yield
 
 
@@ -52,7 +52,7 @@ class GeneratorObject:
 
 
 def decorated(function: Callable[..., object]) -> Callable[[object], object]:
-    """A decorator that passes one more argument."""
+    """A decorator that passes an additional argument."""
 
     @wraps(function)
     def call(batch: object) -> object:
@@ -62,14 +62,22 @@ def decorated(function: Callable[..., object]) -> Callable[[object], object]:
 
 
 @decorated
-def of_two(_batch: object, _number: int) -> None:
+def handler_with_supplied_argument(_batch: object, _number: int) -> None:
     """A handler with two arguments, one of which the decorator supplies."""
 
 
-FITTING = [plain, later, of_two, lambda *_all: None, partial(lambda _more, _batch: None, 1), getattr, print]
+VALID_HANDLERS = [
+    plain,
+    later,
+    handler_with_supplied_argument,
+    lambda *_all: None,
+    partial(lambda _more, _batch: None, 1),
+    getattr,
+    print,
+]
 
 
-@pytest.mark.parametrize("given", FITTING)
+@pytest.mark.parametrize("given", VALID_HANDLERS)
 def test_callable_of_one_batch_is_accepted(given: Callable[..., object]) -> None:
     """Decorated, async, partial and built-in functions are accepted as well."""
     judge(given)
@@ -105,9 +113,9 @@ def test_callable_with_wrong_arguments_is_rejected_by_name() -> None:
 
 
 def test_unawaited_coroutine_is_closed() -> None:
-    left = later(None)
-    assert str(fault_in_result(left)).startswith("it returned a value (coroutine): ")
-    assert inspect.getcoroutinestate(left) == inspect.CORO_CLOSED
+    coroutine = later(None)
+    assert str(fault_in_result(coroutine)).startswith("it returned a value (coroutine): ")
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
 
 @pytest.mark.parametrize(
@@ -122,13 +130,17 @@ def test_log_line_names_failed_records_and_keeps_the_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The line names the records, and leaves out the user's message and the worker's own stack frames."""
-    batch, odd, plain = Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0), GeneratorExit(), ValueError("text")
-    attempts = Attempts(Handling(lambda _batch: None), ReaderHarness().holding, lambda least, _most: least)
-    for fault in (plain, Unhandled("it is odd"), as_fault(odd)):
+    batch, generator_exit, value_error = (
+        Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0),
+        GeneratorExit(),
+        ValueError("text"),
+    )
+    attempts = Attempts(Handling(lambda _batch: None), ReaderHarness().holding, lambda min_wait, _most: min_wait)
+    for fault in (value_error, Unhandled("it is odd"), as_fault(generator_exit)):
         attempts.after_failure(attempts.next_piece(batch), fault)
     assert caplog.messages == [
         "shard s-0: its handler raised ValueError on records 7 to 8, attempt 1 of 5",
         "shard s-0: its handler failed on records 7 to 8, attempt 2 of 5: it is odd",
         "shard s-0: its handler failed on records 7 to 8, attempt 3 of 5: it raised GeneratorExit",
     ]
-    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [plain, None, odd]
+    assert [record.exc_info and record.exc_info[1] for record in caplog.records] == [value_error, None, generator_exit]

@@ -38,14 +38,14 @@ def asked_for(store: FaultyStore, key: str = "s-0", next_owner: str = "b-1") -> 
 
 
 def test_newcomer_gets_its_share_by_handoffs_alone() -> None:
-    """A planned move repeats no records."""
+    """With a planned move, no records are repeated."""
     clock, store = Clock(), FaultyStore()
     owner, newcomer = pair(clock, store)
     together([owner, newcomer], 40)
     assert [len(worker.held) for worker in (owner, newcomer)] == [2, 2]
-    moved = [holding for holding in consumer(owner).releasing if holding.lost.is_set()]
-    assert {holding.why for holding in moved} == {"given to b-1"}
-    assert all(holding.given is not None for holding in moved)
+    moved_holdings = [holding for holding in consumer(owner).releasing if holding.lost.is_set()]
+    assert {holding.why for holding in moved_holdings} == {"given to b-1"}
+    assert all(holding.given is not None for holding in moved_holdings)
 
 
 def test_lone_worker_watches_its_next_owner_at_once() -> None:
@@ -104,7 +104,7 @@ def test_lease_taken_back_without_a_reply_is_held() -> None:
 
 
 def handed_off(store: FaultyStore) -> tuple[DrivenWorker, DrivenWorker, str]:
-    """A giver, a next owner that requested a lease and has not read the table since, and that lease, given to it."""
+    """Return a worker that has handed off a lease, the next owner, which has not read the table since, and the lease's key."""
     owner, newcomer = pair(Clock(), store)
     newcomer.run(1.0)
     [key] = [lease.key for lease in store.list().leases if lease.next_owner == "b-1"]
@@ -113,7 +113,7 @@ def handed_off(store: FaultyStore) -> tuple[DrivenWorker, DrivenWorker, str]:
 
 
 def taken_back(owner: DrivenWorker, store: FaultyStore, key: str) -> None:
-    """Let the giver take back a lease that was not accepted in time."""
+    """Let the former owner take back a lease that was not accepted in time."""
     assert store.row(key).owner == "b-1"
     owner.turn_due = owner.clock.now
     owner.run(2.1)
@@ -132,13 +132,13 @@ def test_next_owner_requests_a_lease_that_was_taken_back_again() -> None:
 def test_next_owner_that_accepts_too_late_requests_again(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
     store = FaultyStore(Capabilities(free_annotations=False))
     owner, newcomer, key = handed_off(store)
-    rows, listed = store.get([key]), store.list()
+    rows, listing = store.get([key]), store.list()
     taken_back(owner, store, key)
     if whole:
         newcomer.worker.hurry()
-    with monkeypatch.context() as late:
-        late.setattr(store, "get", lambda _keys, *, stale_ok=False: rows if stale_ok else ())
-        late.setattr(store, "list", lambda: listed)
+    with monkeypatch.context() as patch_context:
+        patch_context.setattr(store, "get", lambda _keys, *, stale_ok=False: rows if stale_ok else ())
+        patch_context.setattr(store, "list", lambda: listing)
         newcomer.step()
     assert store.row(key).next_owner == "b-1"
     owner.run(MINIMAL.renew_seconds + 0.1)
@@ -147,7 +147,7 @@ def test_next_owner_that_accepts_too_late_requests_again(monkeypatch: pytest.Mon
 
 
 def handed_off_without_a_reply() -> tuple[Clock, FaultyStore, DrivenWorker, Holding]:
-    """A worker that gave a lease to the other without receiving the response."""
+    """Return a worker that handed off a lease without receiving the response, with its clock, store and holding."""
     clock, store = Clock(), FaultyStore()
     owner, _newcomer = pair(clock, store)
     holding = owner.worker.holdings[0]
@@ -161,8 +161,8 @@ def handed_off_without_a_reply() -> tuple[Clock, FaultyStore, DrivenWorker, Hold
 
 def test_accepted_handoff_is_not_taken_back_after_a_lost_reply() -> None:
     clock, store, owner, holding = handed_off_without_a_reply()
-    gift = store.row(holding.key)
-    store.write(ClaimLease(gift, "b-1", Identity("b-1", "p-2").annotations_on(gift)))
+    given_row = store.row(holding.key)
+    store.write(ClaimLease(given_row, "b-1", Identity("b-1", "p-2").annotations_on(given_row)))
     assert holding.release()
     owner.turn_due = clock.now
     owner.run(2.1)
@@ -201,10 +201,10 @@ def test_release_waits_for_the_running_batch() -> None:
     owner, _newcomer = pair(clock, store)
     consumer(owner).busy = True
     owner.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan requests it
-    (held,) = consumer(owner).releasing
-    assert (held.key, held.releasing, store.row("s-0").owner) == ("s-0", True, "a-1")
+    (holding,) = consumer(owner).releasing
+    assert (holding.key, holding.releasing, store.row("s-0").owner) == ("s-0", True, "a-1")
     consumer(owner).busy = False
-    held.release()
+    holding.release()
     assert store.row("s-0").owner != "a-1"
 
 
@@ -233,14 +233,14 @@ def test_table_is_read_in_full_once_after_a_lease_expires() -> None:
 
 
 def test_lease_may_be_handed_back_and_forth() -> None:
-    """The giver's mark on the row is not evidence of a second process with the same id."""
+    """The annotation that the former owner left on the row does not mean that a second process has the same id."""
     clock, store = Clock(), FaultyStore()
     owner, newcomer = pair(clock, store)
-    for giver, taker in ((owner, newcomer), (newcomer, owner), (owner, newcomer), (newcomer, owner)):
-        asked_for(store, "s-0", taker.worker.me)
+    for giver, next_owner in ((owner, newcomer), (newcomer, owner), (owner, newcomer), (newcomer, owner)):
+        asked_for(store, "s-0", next_owner.worker.me)
         while "s-0" in giver.held:
             giver.run(0.5)
-        taker.worker.hurry()
-        taker.turn_due = clock.now
-        taker.step()
-        assert ("s-0" in taker.held, "s-0" in giver.held) == (True, False)
+        next_owner.worker.hurry()
+        next_owner.turn_due = clock.now
+        next_owner.step()
+        assert ("s-0" in next_owner.held, "s-0" in giver.held) == (True, False)

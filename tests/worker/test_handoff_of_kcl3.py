@@ -22,18 +22,18 @@ TABLE, WAIT = "victim-of-a-leader", 20.0
 def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """A Java 3 worker starts at the latest checkpoint once ours has stopped, without waiting 30 s."""
+    """A worker of the KCL 3 for Java starts at the latest checkpoint once our worker has stopped, without waiting 30 s."""
     handled: list[str] = []
-    ends: list[tuple[str, str]] = []
-    gifts: list[Lease | None] = []
+    happenings: list[tuple[str, str]] = []
+    given_leases: list[Lease | None] = []
 
     def handle(delivery: Delivery) -> None:
         handled.extend(record.sequence_number for record in delivery.records)
 
     def observe(happening: Happening, holding: Holding) -> None:
-        ends.append((happening, holding.key))
-        if ends[-1] == ("stopped", "s-0"):
-            gifts.append(holding.given)
+        happenings.append((happening, holding.key))
+        if happenings[-1] == ("stopped", "s-0"):
+            given_leases.append(holding.given)
 
     source = ListSource(
         create_even_shards(("s-0", "s-1")),
@@ -49,7 +49,7 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
         until(lambda: len(handled) == 20)
         source.shard_logs["s-0"].records += create_records(5, 10)
         until(lambda: len(handled) == 25)
-        # As the leader writes it: the counter stays, and the old owner moves to `checkpointOwner`.
+        # This is the leader's write: it keeps the counter, and moves the old owner to `checkpointOwner`.
         dynalite_client.update_item(
             TableName=TABLE,
             Key=key,
@@ -57,7 +57,7 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
             ConditionExpression="leaseOwner = :ours AND attribute_not_exists(checkpointOwner)",
             ExpressionAttributeValues={":java": {"S": "java-1"}, ":ours": {"S": "ours"}},
         )
-        until(lambda: ("stopped", "s-0") in ends)
+        until(lambda: ("stopped", "s-0") in happenings)
         row = dynalite_client.get_item(TableName=TABLE, Key=key, ConsistentRead=True)["Item"]
         attributes = {
             name: row.get(name, {}).get("S") for name in ("leaseOwner", "checkpointOwner", "handoffOwner", "checkpoint")
@@ -69,6 +69,7 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
             "checkpoint": handled[-1],
         }
         assert row["ownerSwitchesSinceCheckpoint"] == {"N": "0"}
-        # Java finds it at its next poll, up to a whole lease time later, so the gift is not taken back.
-        assert gifts == [None]
-    assert sorted(ends) == [("initialize", "s-0"), ("initialize", "s-1"), ("stopped", "s-0"), ("stopped", "s-1")]
+        # The Java worker sees the lease at its next poll, up to a whole lease duration later, so our worker must not take
+        # the lease back.
+        assert given_leases == [None]
+    assert sorted(happenings) == [("initialize", "s-0"), ("initialize", "s-1"), ("stopped", "s-0"), ("stopped", "s-1")]

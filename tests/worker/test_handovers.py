@@ -20,13 +20,13 @@ from leasehold.adapters.consumer.executors import EventLoop, InlineExecutor, Thr
 from leasehold.adapters.consumer.handling import Handling, NotAwaited, Unhandled
 
 
-class Fatal(BaseException):
+class TaskEnded(BaseException):
     """Ends a task of the scheduler."""
 
 
 @define
 class DispatcherHarness:
-    """The calls of one worker, and what it was notified of."""
+    """Calls handlers for one worker, and records which readers were woken and why the worker should end."""
 
     executor: InlineExecutor | ThreadExecutor = field(factory=InlineExecutor)
     woken_keys: list[str] = field(factory=list)
@@ -36,7 +36,7 @@ class DispatcherHarness:
     dispatcher: Dispatcher = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.dispatcher = Dispatcher(self.executor, wake=self._wake, end=self.reasons.append, fatal=(Fatal,))
+        self.dispatcher = Dispatcher(self.executor, wake=self._wake, end=self.reasons.append, fatal=(TaskEnded,))
 
     def _wake(self, key: str) -> None:
         self.woken_keys.append(key)
@@ -48,14 +48,14 @@ class DispatcherHarness:
         return handler_call
 
 
-def fault_in(handler_call: HandlerCall) -> Exception | None:
+def fault_of_finished_call(handler_call: HandlerCall) -> Exception | None:
     """Return the fault of a call that is over."""
     assert isinstance(handler_call.outcome, CallEnded)
     return handler_call.outcome.fault
 
 
 def raising(fault: BaseException) -> Callable[[], object]:
-    """Return a user function that raises this."""
+    """Return a function of the user that raises this exception."""
 
     def call() -> object:
         raise fault
@@ -68,16 +68,16 @@ def raising(fault: BaseException) -> Callable[[], object]:
 
 def test_call_that_returns_wakes_its_reader() -> None:
     harness = DispatcherHarness()
-    done = harness.begin(lambda: None)
-    assert (done.begun, done.outcome, harness.woken_keys) == (42.0, CallEnded(None), ["s-0"])
+    handler_call = harness.begin(lambda: None)
+    assert (handler_call.begun, handler_call.outcome, harness.woken_keys) == (42.0, CallEnded(None), ["s-0"])
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
 def test_call_that_ends_the_process_ends_the_worker(ending: BaseException) -> None:
     harness = DispatcherHarness()
-    done = harness.begin(raising(ending))
+    handler_call = harness.begin(raising(ending))
     assert harness.reasons == [ending]
-    fault = fault_in(done)
+    fault = fault_of_finished_call(handler_call)
     assert fault is not None
     assert fault.__cause__ is ending
 
@@ -85,17 +85,17 @@ def test_call_that_ends_the_process_ends_the_worker(ending: BaseException) -> No
 def test_returned_value_or_exception_fails_the_call() -> None:
     """A batch is done only if its handler returned None."""
     harness, fault = DispatcherHarness(), ValueError("poison")
-    assert fault_in(harness.begin(raising(fault))) is fault
-    assert isinstance(fault_in(harness.begin(lambda: 3)), Unhandled)
-    assert isinstance(fault_in(harness.begin(raising(GeneratorExit()))), Unhandled)
+    assert fault_of_finished_call(harness.begin(raising(fault))) is fault
+    assert isinstance(fault_of_finished_call(harness.begin(lambda: 3)), Unhandled)
+    assert isinstance(fault_of_finished_call(harness.begin(raising(GeneratorExit()))), Unhandled)
     assert harness.reasons == []
 
 
 def test_task_ending_exception_is_not_a_handler_failure() -> None:
-    """A simulated process that is killed has not failed its handler."""
+    """If a simulated process is killed, this does not count as a failure of its handler."""
     harness = DispatcherHarness()
-    with pytest.raises(Fatal):
-        harness.begin(raising(Fatal()))
+    with pytest.raises(TaskEnded):
+        harness.begin(raising(TaskEnded()))
     assert harness.woken_keys == []
 
 
@@ -108,48 +108,48 @@ async def _raises() -> None:
 
 
 def test_awaitable_is_over_once_it_was_awaited() -> None:
-    harness, done = DispatcherHarness(), Event()
-    handler_call = harness.begin(lambda: _waits(done))
+    harness, was_awaited = DispatcherHarness(), Event()
+    handler_call = harness.begin(lambda: _waits(was_awaited))
     assert harness.over.wait(WAIT)
-    assert (done.is_set(), handler_call.outcome, harness.woken_keys) == (True, CallEnded(None), ["s-0"])
+    assert (was_awaited.is_set(), handler_call.outcome, harness.woken_keys) == (True, CallEnded(None), ["s-0"])
     harness.over.clear()
     handler_call = harness.begin(_raises)
     assert harness.over.wait(WAIT)
-    assert isinstance(fault_in(handler_call), ValueError)
+    assert isinstance(fault_of_finished_call(handler_call), ValueError)
     harness.dispatcher.close()
 
 
 def test_abandoned_awaitable_is_cancelled() -> None:
-    harness, begun = DispatcherHarness(), Event()
+    harness, handler_began = DispatcherHarness(), Event()
 
     async def hangs() -> None:
-        begun.set()
+        handler_began.set()
         await asyncio.sleep(3600)
 
     handler_call = harness.begin(hangs)
-    assert begun.wait(WAIT)
-    # As a check does beyond the limit.
+    assert handler_began.wait(WAIT)
+    # This is what a check does if a call exceeds the limit.
     handler_call.given_up = True
     handler_call.cancel()
     assert harness.over.wait(WAIT)
-    assert isinstance(fault_in(handler_call), Unhandled)
+    assert isinstance(fault_of_finished_call(handler_call), Unhandled)
     harness.dispatcher.close()
 
 
 def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """Waiters for that key learn when it is free and how the call ended."""
+    """Users that wait for the shard learn when it is free again and how the call ended."""
     harness = DispatcherHarness()
-    late: list[HandlerCall] = []
+    abandoned_calls: list[HandlerCall] = []
 
     def gives_up() -> None:
-        late[0].given_up = True
+        abandoned_calls[0].given_up = True
 
     class Waiting(InlineExecutor):
         """Lets the test see the call before it begins."""
 
         def start(self, work: Work) -> None:
             (handler_call,) = harness.dispatcher._running.values()  # noqa: SLF001  before the call begins
-            late.append(handler_call)
+            abandoned_calls.append(handler_call)
             work()
 
     harness.executor = harness.dispatcher._executor = Waiting()  # noqa: SLF001  the only replaced part
@@ -166,12 +166,12 @@ def test_finished_call_frees_its_batch() -> None:
         pass
 
     harness, batch = DispatcherHarness(), Batch()
-    gone = weakref.ref(batch)
+    batch_reference = weakref.ref(batch)
     gc.disable()
     try:
         handler_call = harness.begin(partial(handles, batch))
         del batch
-        assert gone() is None
+        assert batch_reference() is None
     finally:
         gc.enable()
     assert handler_call.outcome == CallEnded(None)
@@ -196,24 +196,24 @@ def test_observer_that_ends_the_process_ends_the_worker_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Ctrl-C in an observer ends the worker, and is logged once rather than for each remaining shard."""
-    harness, first, second = DispatcherHarness(), KeyboardInterrupt("one"), SystemExit("two")
-    harness.dispatcher.notify("observer", raising(first))
-    harness.dispatcher.notify("observer", raising(second))
-    assert harness.reasons == [first, second]
+    harness, first_reason, second_reason = DispatcherHarness(), KeyboardInterrupt("one"), SystemExit("two")
+    harness.dispatcher.notify("observer", raising(first_reason))
+    harness.dispatcher.notify("observer", raising(second_reason))
+    assert harness.reasons == [first_reason, second_reason]
     assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt: one"]
 
 
 def test_task_ending_exception_is_not_an_observer_failure() -> None:
-    with pytest.raises(Fatal):
-        DispatcherHarness().dispatcher.notify("observer", raising(Fatal()))
+    with pytest.raises(TaskEnded):
+        DispatcherHarness().dispatcher.notify("observer", raising(TaskEnded()))
 
 
 def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
-    harness, ended = DispatcherHarness(), Event()
+    harness, worker_ended = DispatcherHarness(), Event()
 
     def end(reason: BaseException) -> None:
         harness.reasons.append(reason)
-        ended.set()
+        worker_ended.set()
 
     harness.dispatcher = Dispatcher(end=end)
 
@@ -227,7 +227,7 @@ def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
         await asyncio.wait(tasks)
 
     harness.begin(call)
-    assert ended.wait(WAIT)
+    assert worker_ended.wait(WAIT)
     harness.dispatcher.close()
     assert harness.reasons == [tasks[0].exception()]
 
@@ -236,8 +236,8 @@ def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
 
 
 @define
-class Awaited:
-    """An awaitable that ends only when it is cancelled, the thread that awaits it, and its result."""
+class EndlessAwaitable:
+    """Awaits something that ends only when it is cancelled, and records the awaiting thread and the result."""
 
     thread: SimpleQueue[Thread] = field(factory=SimpleQueue)
     over: SimpleQueue[Exception | None] = field(factory=SimpleQueue)
@@ -248,30 +248,30 @@ class Awaited:
         await asyncio.Event().wait()
 
     def begin(self) -> tuple[Thread, Callable[[], None]]:
-        """Return the thread that awaits it and the function that cancels it."""
+        """Start to await, and return the awaiting thread and a function that cancels the call."""
         cancel = self.loop.spawn(self.wait(), self.over.put)
         return self.thread.get(timeout=WAIT), cancel
 
 
 def test_cancelled_call_is_over_with_an_error() -> None:
-    awaited = Awaited()
-    _, cancel = awaited.begin()
+    endless_call = EndlessAwaitable()
+    _, cancel = endless_call.begin()
     cancel()
-    assert isinstance(awaited.over.get(timeout=WAIT), Unhandled)
-    awaited.loop.close()
+    assert isinstance(endless_call.over.get(timeout=WAIT), Unhandled)
+    endless_call.loop.close()
 
 
 def test_closed_event_loop_cancels_its_calls_and_ends_its_thread() -> None:
-    awaited = Awaited()
-    awaited.loop.close()  # the loop has not begun
-    thread, cancel = awaited.begin()
+    endless_call = EndlessAwaitable()
+    endless_call.loop.close()  # the loop has not begun
+    thread, cancel = endless_call.begin()
     assert (thread.name, thread.daemon) == ("leasehold-loop", True)
-    assert awaited.begin()[0] is thread
-    awaited.loop.close()
-    assert all(isinstance(awaited.over.get(timeout=WAIT), Unhandled) for _ in range(2))
+    assert endless_call.begin()[0] is thread
+    endless_call.loop.close()
+    assert all(isinstance(endless_call.over.get(timeout=WAIT), Unhandled) for _ in range(2))
     thread.join(WAIT)
     assert not thread.is_alive()
-    awaited.loop.close()
+    endless_call.loop.close()
     cancel()
 
 
@@ -292,7 +292,7 @@ def test_call_abandoned_before_it_returns_is_cancelled_afterwards() -> None:
     handler_call = HandlerCall(harness.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
     assert harness.dispatcher.begin(handler_call) is None
     assert harness.over.wait(WAIT)
-    assert isinstance(fault_in(handler_call), Unhandled)
+    assert isinstance(fault_of_finished_call(handler_call), Unhandled)
     harness.dispatcher.close()
 
 
@@ -301,11 +301,11 @@ def test_coroutine_that_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("leasehold.adapters.consumer.executors.spawn", refused)
-    awaited = Awaited()
-    unawaited = awaited.wait()
+    endless_call = EndlessAwaitable()
+    coroutine = endless_call.wait()
     with pytest.raises(NotAwaited, match=r"^there is no event loop to await it: RuntimeError: can't start new thread$"):
-        awaited.loop.spawn(unawaited, awaited.over.put)
-    assert inspect.getcoroutinestate(unawaited) == inspect.CORO_CLOSED
+        endless_call.loop.spawn(coroutine, endless_call.over.put)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
 
 def test_event_loop_that_failed_to_start_is_started_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,11 +317,11 @@ def test_event_loop_that_failed_to_start_is_started_by_the_next_call(monkeypatch
         return asyncio.new_event_loop()
 
     monkeypatch.setattr("leasehold.adapters.consumer.executors.new_event_loop", loop)
-    awaited = Awaited()
+    endless_call = EndlessAwaitable()
     with pytest.raises(NotAwaited, match=r"^there is no event loop to await it: OSError: too many open files$"):
-        awaited.loop.spawn(awaited.wait(), awaited.over.put)
-    assert awaited.begin()[0].name == "leasehold-loop"
-    awaited.loop.close()
+        endless_call.loop.spawn(endless_call.wait(), endless_call.over.put)
+    assert endless_call.begin()[0].name == "leasehold-loop"
+    endless_call.loop.close()
 
 
 def test_closed_dispatcher_leaves_no_thread() -> None:
@@ -345,16 +345,16 @@ def test_closed_dispatcher_leaves_no_thread() -> None:
 
 def test_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.consumer.executors.CLOSE_SECONDS", 0.01)
-    awaited, release, ended = Awaited(), Event(), list[bool]()
+    endless_call, release, block_results = EndlessAwaitable(), Event(), list[bool]()
 
     async def block() -> None:
-        awaited.thread.put(current_thread())
-        ended.append(release.wait(WAIT))
+        endless_call.thread.put(current_thread())
+        block_results.append(release.wait(WAIT))
 
-    awaited.loop.spawn(block(), awaited.over.put)
-    thread = awaited.thread.get(timeout=WAIT)
-    awaited.loop.close()
-    assert ended == []
+    endless_call.loop.spawn(block(), endless_call.over.put)
+    thread = endless_call.thread.get(timeout=WAIT)
+    endless_call.loop.close()
+    assert block_results == []
     release.set()
     thread.join(WAIT)
-    assert (ended, thread.is_alive()) == ([True], False)
+    assert (block_results, thread.is_alive()) == ([True], False)

@@ -1,4 +1,4 @@
-"""The position of a reader passes only batches that are held, and nothing is dispatched under an expired lease."""
+"""A reader's position passes only batches that are in memory, and nothing is dispatched under an expired lease."""
 
 from random import Random
 from typing import Never
@@ -24,15 +24,15 @@ FAULTS = (MemoryError, ValueError)
 
 
 def raises(fault: type[BaseException]) -> Never:
-    """Raise this, as a failing call does."""
+    """Raise this exception, as a failing call would."""
     raise fault("injected")
 
 
-def stubborn(harness: ReaderHarness, reading: LeaseReader, steps: int) -> None:
-    """Take this many steps, calling again after one that raises, as the schedule does."""
+def stubborn(harness: ReaderHarness, reader: LeaseReader, steps: int) -> None:
+    """Take this many steps. After a step that raises an error, continue with the next one, as the schedule does."""
     for _ in range(steps):
         try:
-            harness.steps(reading, 1)
+            harness.steps(reader, 1)
         except FAULTS:
             harness.clock.now += 1
         harness.worker.renew(harness.clock.now)
@@ -71,8 +71,8 @@ def test_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
 def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
     """Decreasing positions mean that the partition was recreated, so its old checkpoint is void."""
     harness = ReaderHarness(ShardRecords([*create_records(2, 50), *create_records(4)], size=2))
-    reading = harness.reading()
-    harness.steps(reading, 4)
+    reader = harness.reading()
+    harness.steps(reader, 4)
     message = (
         "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream recreated? --if-recreated "
         "TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this one back"
@@ -89,10 +89,10 @@ def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every
     """This holds for any exception in a user callable at any time."""
     handled: set[bytes] = set()
 
-    calm: list[bool] = []
+    faults_ended: list[bool] = []
 
     def perhaps(*_args: object) -> None:
-        if not calm and seed.random() < 0.3:
+        if not faults_ended and seed.random() < 0.3:
             raises(seed.choice(FAULTS))
 
     def handle(delivery: Delivery) -> None:
@@ -103,10 +103,10 @@ def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every
         ShardRecords(create_records(9), (create_shard("c-0", 0, 9, "s-0"),), ended=True, size=size), on_batch=handle
     )
     harness.source = harness.worker.source = FaultySource(shard_logs=harness.source.shard_logs, on_read=perhaps)
-    reading = harness.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
+    reader = harness.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
     for step in range(60):
-        calm += [True] * (step == 30)
-        stubborn(harness, reading, 1)
+        faults_ended += [True] * (step == 30)
+        stubborn(harness, reader, 1)
         order = harness.store.row("s-0").checkpoint.order
         assert {record.data for record in create_records(9) if record.position.order <= order} <= handled
     assert (handled, harness.store.row("s-0").ended) == (set(data(9)), True)
@@ -119,13 +119,13 @@ def asleep(harness: ReaderHarness) -> None:
 
 def test_expired_lease_is_not_read() -> None:
     harness = ReaderHarness(ShardRecords(create_records(4), size=2))
-    reading = harness.reading()
-    harness.steps(reading, 2)
+    reader = harness.reading()
+    harness.steps(reader, 2)
     asleep(harness)
-    harness.steps(reading, 3)
+    harness.steps(reader, 3)
     assert harness.dispatched == [data(2)]
     harness.worker.renew(harness.clock.now)
-    harness.steps(reading, 1)
+    harness.steps(reader, 1)
     assert harness.dispatched == [data(2), data(2, 2)], "nobody took it"
 
 
@@ -133,25 +133,25 @@ def test_batch_read_as_the_lease_expires_is_not_dispatched() -> None:
     harness = ReaderHarness(
         ShardRecords(create_records(2)), source=FaultySource(on_read=lambda _batch: asleep(harness))
     )
-    reading = harness.reading()
-    harness.steps(reading, 2)
+    reader = harness.reading()
+    harness.steps(reader, 2)
     harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))
     harness.worker.renew(harness.clock.now)
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert (harness.dispatched, harness.happenings) == ([], ["initialize", "lease-lost"])
 
 
 def test_due_attempt_is_skipped_after_the_lease_expired() -> None:
-    """After a suspension another worker may have the shard."""
+    """After a suspension of the process, another worker may have the shard."""
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("passing")
 
     harness = ReaderHarness(on_batch=fails)
-    reading = harness.reading()
-    harness.steps(reading, 2)
+    reader = harness.reading()
+    harness.steps(reader, 2)
     asleep(harness)
-    harness.steps(reading, 3)
+    harness.steps(reader, 3)
     assert len(harness.dispatched) == 1
 
 
@@ -160,11 +160,11 @@ def test_expired_lease_is_renewed_before_its_checkpoint(taken: bool) -> None:
     """Not every store checks the owner when a checkpoint is written."""
     harness = ReaderHarness()
     renewals: list[str] = []
-    stored = harness.store.write
+    original_write = harness.store.write
 
     def counted(write: Write) -> Outcome:
         renewals.extend([write.lease.key] if isinstance(write, RenewLease) else [])
-        return stored(write)
+        return original_write(write)
 
     harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
     asleep(harness)
@@ -177,16 +177,16 @@ def test_expired_lease_is_renewed_before_its_checkpoint(taken: bool) -> None:
 
 def test_reader_that_waited_for_memory_is_measured_from_its_wake_up() -> None:
     """A shard does not look idle for the time that it waited for other shards."""
-    woken: list[str] = []
-    budget = MemoryBudget(1, woken.append)
-    harness, other = ReaderHarness(ShardRecords(create_records(5))), budget.share("other")
-    assert other.request()
-    reading = harness.reading(budget)
-    harness.steps(reading, 3)
-    assert (harness.dispatched, woken) == ([], [])
-    other.clear()
-    assert woken == ["s-0"]
-    harness.steps(reading, 2)
+    woken_keys: list[str] = []
+    budget = MemoryBudget(1, woken_keys.append)
+    harness, other_share = ReaderHarness(ShardRecords(create_records(5))), budget.share("other")
+    assert other_share.request()
+    reader = harness.reading(budget)
+    harness.steps(reader, 3)
+    assert (harness.dispatched, woken_keys) == ([], [])
+    other_share.clear()
+    assert woken_keys == ["s-0"]
+    harness.steps(reader, 2)
     assert harness.dispatched == [data(5)]
     assert harness.holding.throughput.average(harness.clock.now + 1000.0) is not None
 
@@ -194,11 +194,11 @@ def test_reader_that_waited_for_memory_is_measured_from_its_wake_up() -> None:
 def test_batch_done_between_two_steps_is_checkpointed_by_the_next() -> None:
     harness, executor = ReaderHarness(ShardRecords(create_records(5))), ManualExecutor()
     handling = Handling(harness.handle, checkpoint_seconds=60.0)
-    reading = handler_reader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))
-    harness.steps(reading, 2)
+    reader = handler_reader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))
+    harness.steps(reader, 2)
     assert (len(executor.waiting), harness.dispatched) == (1, [])
-    reading.step(harness.clock.now)
+    reader.step(harness.clock.now)
     executor.waiting.pop()()
-    reading.step(harness.clock.now)
+    reader.step(harness.clock.now)
     assert harness.dispatched == [data(5)]
     assert harness.store.row("s-0").checkpoint == create_records(5)[-1].position

@@ -18,12 +18,12 @@ from leasehold.stores.writes import ReleaseLease, RequestLease, StealLease
 
 
 def test_concurrent_writes_never_reject_one_another() -> None:
-    held = HeldLease()
-    store, holding = held.store, held.holding
-    together = Barrier(8)
+    held_lease = HeldLease()
+    store, holding = held_lease.store, held_lease.holding
+    start_barrier = Barrier(8)
 
     def write(thread: int) -> None:
-        together.wait()
+        start_barrier.wait()
         for number in range(100):
             assert holding.renew() if thread % 2 else holding.checkpoint(Position(str(number * 8 + thread)))
 
@@ -38,63 +38,63 @@ def test_concurrent_writes_never_reject_one_another() -> None:
 
 
 def test_unchanged_checkpoint_causes_no_write() -> None:
-    held = HeldLease()
-    store, holding = held.store, held.holding
+    held_lease = HeldLease()
+    store, holding = held_lease.store, held_lease.holding
     assert holding.checkpoint(Position("5"))
-    count = len(store.writes)
+    write_count = len(store.writes)
     assert [holding.checkpoint(Position(number)) for number in ("5", "4")] == [True, True]
-    assert len(store.writes) == count
+    assert len(store.writes) == write_count
 
 
 def test_checkpoint_may_be_left_to_the_handoff() -> None:
     """The hand-off stores the same position, so the next owner waits for one write instead of two."""
-    held = HeldLease()
-    store, holding = held.store, held.holding
+    held_lease = HeldLease()
+    store, holding = held_lease.store, held_lease.holding
     store.write(RequestLease(store.row("s-0"), "bob"))
     assert holding.renew()
-    count = len(store.writes)
+    write_count = len(store.writes)
     assert holding.checkpoint(Position("5"), unless_releasing=True)
-    assert len(store.writes) == count
+    assert len(store.writes) == write_count
     assert holding.release(Position("5"))
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == ("bob", Position("5"))
 
 
 def test_late_checkpoint_is_not_new_progress() -> None:
-    """A read without a response delays the write, so the time of the write says nothing about the shard."""
-    held = HeldLease()
-    clock, progress = held.clock, held.holding.progress
+    """A read without a response may delay the write, so the time of the write does not show progress of the shard."""
+    held_lease = HeldLease()
+    clock, progress = held_lease.clock, held_lease.holding.progress
     progress.tell("host", lambda: clock.now, clock.now)
     progress.read(Batch((), None, 0.0, 0.0), clock.now)
     progress.done(clock.now)
-    handled = clock.now
+    done_time = clock.now
     clock.now += 15
-    assert held.holding.checkpoint(Position("5"), unless_releasing=True)
-    assert progress.progress(clock.now, clock.now).done == handled
-    assert held.holding.checkpoint(Position("6"))  # of a handler that does this itself
+    assert held_lease.holding.checkpoint(Position("5"), unless_releasing=True)
+    assert progress.progress(clock.now, clock.now).done == done_time
+    assert held_lease.holding.checkpoint(Position("6"))  # of a handler that does this itself
     assert progress.progress(clock.now, clock.now).done == clock.now
 
 
 def test_release_keeps_the_fault_of_the_dead_letter() -> None:
-    """The release stores the position before the record that failed, and the annotation still says why it failed."""
-    held = HeldLease()
-    clock, progress = held.clock, held.holding.progress
+    """The release stores the position before the failed record, and the annotation still contains the reason of the failure."""
+    held_lease = HeldLease()
+    clock, progress = held_lease.clock, held_lease.holding.progress
     progress.tell("host", lambda: clock.now, clock.now)
     progress.failed("its handler raised ValueError", clock.now)
     progress.dead_letter_failed("the disk is full", clock.now)
     progress.put_aside(60.0, clock.now)
-    held.holding.ask_release()
-    assert held.holding.release(Position("5"))
-    row = held.store.row("s-0")
-    last = progress_of(row)
+    held_lease.holding.ask_release()
+    assert held_lease.holding.release(Position("5"))
+    row = held_lease.store.row("s-0")
+    last_progress = progress_of(row)
     assert (row.owner, row.checkpoint) == (None, Position("5"))
-    assert last is not None
-    assert last.cause == "its handler raised ValueError; the disk is full"
+    assert last_progress is not None
+    assert last_progress.cause == "its handler raised ValueError; the disk is full"
 
 
 def test_annotation_does_not_extend_the_lease() -> None:
     """Other workers judge a lease by its version, which an annotation leaves unchanged."""
-    held = HeldLease()
-    clock, holding = held.clock, held.holding
+    held_lease = HeldLease()
+    clock, holding = held_lease.clock, held_lease.holding
     clock.now += 5
     assert holding.annotate("latest_ms", "1")
     assert holding.confirmed == 1000.0
@@ -110,8 +110,8 @@ def test_fencing_number_is_none_if_the_store_counts_no_owners() -> None:
 
 @pytest.mark.parametrize("keep_owner", [False, True])
 def test_shard_end_with_a_lost_reply_is_an_end(*, keep_owner: bool) -> None:
-    held = HeldLease()
-    store, holding = held.store, held.holding
+    held_lease = HeldLease()
+    store, holding = held_lease.store, held_lease.holding
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
         holding.checkpoint(SHARD_END, keep_owner=keep_owner)
@@ -120,8 +120,8 @@ def test_shard_end_with_a_lost_reply_is_an_end(*, keep_owner: bool) -> None:
 
 
 def test_release_with_a_lost_reply_leaves_nothing_owned() -> None:
-    held = HeldLease()
-    store, holding = held.store, held.holding
+    held_lease = HeldLease()
+    store, holding = held_lease.store, held_lease.holding
     holding.ask_release()
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -131,8 +131,8 @@ def test_release_with_a_lost_reply_leaves_nothing_owned() -> None:
 
 
 def test_lost_lease_stays_lost() -> None:
-    held = HeldLease()
-    store, holding = held.store, held.holding
+    held_lease = HeldLease()
+    store, holding = held_lease.store, held_lease.holding
     store.write(StealLease(store.row("s-0"), "bob"))
     assert not holding.renew()
     store.write(StealLease(store.row("s-0"), "ann", (("process", "p-1/ann"),)))
@@ -141,18 +141,18 @@ def test_lost_lease_stays_lost() -> None:
 
 
 def test_lease_freed_by_another_worker_is_no_handoff() -> None:
-    """Its former owner leaves it to the plan."""
-    held = HeldLease()
-    store, holding = held.store, held.holding
+    """The former owner does not claim the lease back, but leaves it to the planner."""
+    held_lease = HeldLease()
+    store, holding = held_lease.store, held_lease.holding
     store.write(ReleaseLease(store.row("s-0"), "ann"))
     assert not holding.renew()
     assert (holding.lost.is_set(), holding.given) == (True, None)
 
 
 def test_renewal_counts_from_its_start() -> None:
-    """Other workers count from when the renewal was applied."""
-    held = HeldLease()
-    store, clock, holding = held.store, held.clock, held.holding
+    """Other workers measure the lease from the time at which the renewal was applied."""
+    held_lease = HeldLease()
+    store, clock, holding = held_lease.store, held_lease.clock, held_lease.holding
 
     def pass_four_seconds() -> None:
         clock.now += 4.0
@@ -166,11 +166,11 @@ def test_renewal_counts_from_its_start() -> None:
 
 def test_restored_table_is_logged_once_and_moved_forward(caplog: pytest.LogCaptureFixture) -> None:
     """After a restore from a backup, owners write their later checkpoints again."""
-    held = HeldLease()
-    store, holding = held.store, held.holding
-    early = store.row("s-0")
+    held_lease = HeldLease()
+    store, holding = held_lease.store, held_lease.holding
+    early_row = store.row("s-0")
     assert holding.checkpoint(Position("5"))
-    store.rewrite("s-0", lambda _now: evolve(early, version=Version("1000"), epoch=1000))
+    store.rewrite("s-0", lambda _now: evolve(early_row, version=Version("1000"), epoch=1000))
     assert holding.renew()
     assert holding.contradiction == (
         "lease s-0 is at TRIM_HORIZON in the table, and its owner had stored 5: was the table set back? The next "

@@ -1,4 +1,4 @@
-"""Handlers that do not return are logged and do not starve other shards. Beyond a limit their leases are released."""
+"""Handlers that do not return are logged, and do not block other shards. After a time limit, their leases are released."""
 
 from collections.abc import Iterator
 from threading import Event
@@ -28,8 +28,8 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 
 
 @define
-class Hung:
-    """A worker on one shard whose handler hangs in a thread until it is let go. Only the test moves the clock."""
+class HungHandler:
+    """A worker on one shard, whose handler blocks in a thread until the test lets it return. Only the test moves the clock."""
 
     policy: dict[str, object] = field(factory=dict)
     threads: ThreadExecutor = field(factory=lambda: ThreadExecutor(1))
@@ -60,63 +60,63 @@ class Hung:
         )
 
     def hang(self, delivery: Delivery) -> None:
-        """Return when the test says so."""
+        """Block until the test sets `finish`."""
         self.deliveries.append(delivery)
         self.began.set()
         assert self.finish.wait(WAIT)
 
-    def hand_over(self) -> None:
-        """Open, read, and see the handler begin."""
+    def start_handler(self) -> None:
+        """Open the shard and read a batch, and wait until the handler has begun."""
         self.harness.steps(self.reading, 2)
         assert self.began.wait(WAIT)
 
     def later(self, seconds: float) -> float:
-        """Return how long the next check may wait, this much later."""
+        """Take a step this many seconds later, and return how long the next check may wait."""
         self.harness.clock.now += seconds
         return self.reading.step(self.harness.clock.now) - self.harness.clock.now
 
     def let_go(self) -> None:
-        """Let the handler return, and notify the reader."""
+        """Let the handler return, and wait until the reader is notified."""
         self.finish.set()
         assert self.ended.wait(WAIT)
 
 
 @pytest.fixture
-def hung() -> Iterator[Hung]:
-    """A handler that is slow after 10 s, without a limit."""
-    new_hung = Hung({"slow_seconds": 10.0})
-    yield new_hung
-    new_hung.let_go()  # wait for it, so that what its end logs does not appear in a later test
+def hung() -> Iterator[HungHandler]:
+    """Returns a handler that counts as slow after 10 s, without a limit."""
+    hung_handler = HungHandler({"slow_seconds": 10.0})
+    yield hung_handler
+    hung_handler.let_go()  # so that the log messages at its end do not appear in a later test
 
 
 @pytest.fixture
-def limited() -> Iterator[Hung]:
-    """A handler that is slow after 10 s and given up after 30 s."""
-    new_hung = Hung({"slow_seconds": 10.0, "handler_seconds": 30.0})
-    yield new_hung
-    new_hung.let_go()
+def limited() -> Iterator[HungHandler]:
+    """Returns a handler that counts as slow after 10 s and is abandoned after 30 s."""
+    hung_handler = HungHandler({"slow_seconds": 10.0, "handler_seconds": 30.0})
+    yield hung_handler
+    hung_handler.let_go()
 
 
 def test_hung_handlers_do_not_starve_healthy_shards() -> None:
-    names = tuple(f"s-{n:02}" for n in range(40))
-    store, processed, finish, hangs = FaultyStore(), ProcessedRecords(30), Event(), set(names[:30])
+    shard_ids = tuple(f"s-{n:02}" for n in range(40))
+    store, processed, finish, hanging_shards = FaultyStore(), ProcessedRecords(30), Event(), set(shard_ids[:30])
 
     def handle(delivery: Delivery) -> None:
-        if delivery.shard in hangs:
+        if delivery.shard in hanging_shards:
             assert finish.wait(WAIT)
         else:
             processed.add(delivery)
 
-    shard_logs = {name: ShardRecords(create_records(3), size=1) for name in names}
+    shard_logs = {name: ShardRecords(create_records(3), size=1) for name in shard_ids}
     handling = Handling(handle, slow_seconds=0.05)
-    with running(Runner(joined(store, ListSource(create_even_shards(names), shard_logs)), handling)):
+    with running(Runner(joined(store, ListSource(create_even_shards(shard_ids), shard_logs)), handling)):
         assert processed.all.wait(WAIT)
         finish.set()
-    assert processed.by_shard == {name: data(3) for name in names[30:]}
+    assert processed.by_shard == {name: data(3) for name in shard_ids[30:]}
 
 
-def test_slow_handler_is_logged_at_each_doubling(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
-    hung.hand_over()
+def test_slow_handler_is_logged_at_each_doubling(hung: HungHandler, caplog: pytest.LogCaptureFixture) -> None:
+    hung.start_handler()
     assert [hung.later(seconds) for seconds in (4, 6, 5, 5, 20, 1)] == [6, 10, 5, 20, 40, 39]
     assert hung.slow == [10, 20, 40]
     messages = [record.getMessage() for record in caplog.records]
@@ -127,49 +127,49 @@ def test_slow_handler_is_logged_at_each_doubling(hung: Hung, caplog: pytest.LogC
 
 
 def test_slow_handlers_are_counted() -> None:
-    reader, began, slow = InMemoryMetricReader(), Event(), Event()
+    metric_reader, handler_began, slow_reported = InMemoryMetricReader(), Event(), Event()
     finish = Event()
 
     def handle(_delivery: Delivery) -> None:
-        began.set()
+        handler_began.set()
         assert finish.wait(WAIT)
 
-    handling = Handling(handle, slow_seconds=0.01, slow=lambda _holding, _seconds: slow.set())
+    handling = Handling(handle, slow_seconds=0.01, slow=lambda _holding, _seconds: slow_reported.set())
     source = ListSource(four_shards()[:1], {"s-0": ShardRecords(create_records(5))})
-    meter = MeterProvider([reader]).get_meter("test")
+    meter = MeterProvider([metric_reader]).get_meter("test")
     with running(Runner(joined(FaultyStore(), source), handling, meter=meter)):
-        assert slow.wait(WAIT)
+        assert slow_reported.wait(WAIT)
         finish.set()
-    assert exported_values(reader)["slow_handlers", "s-0"] >= 1
+    assert exported_values(metric_reader)["slow_handlers", "s-0"] >= 1
 
 
-def test_handler_over_the_limit_costs_its_lease(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
-    limited.hand_over()
+def test_handler_over_the_limit_costs_its_lease(limited: HungHandler, caplog: pytest.LogCaptureFixture) -> None:
+    limited.start_handler()
     assert limited.later(29.5) == 0.5
     limited.later(0.5)
     assert limited.later(0) == float("inf")
     assert (limited.harness.store.row("s-0").owner, limited.harness.happenings) == (None, ["initialize", "stopped"])
-    why = "its handler has been at work for 30.0 s, and 30 s is the limit"
-    assert f"shard s-0 stops here: {why}; released, not taken again for 60 s" in caplog.text
+    reason = "its handler has been at work for 30.0 s, and 30 s is the limit"
+    assert f"shard s-0 stops here: {reason}; released, not taken again for 60 s" in caplog.text
     limited.harness.worker.turn(limited.harness.clock.now)
     assert limited.harness.worker.holdings == ()
 
 
-def test_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None:
-    limited.hand_over()
+def test_handler_that_returns_late_finds_its_lease_lost(limited: HungHandler) -> None:
+    limited.start_handler()
     limited.later(30)
     limited.later(0)
     store = limited.harness.store
     store.write(ClaimLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
-    next_owners = store.row("s-0")
+    row_of_next_owner = store.row("s-0")
     (delivery,) = limited.deliveries
     assert (delivery.lost, delivery.checkpoint(), delivery.checkpoint(delivery.records[0])) == (True, False, False)
     limited.let_go()
-    assert store.row("s-0") == next_owners
+    assert store.row("s-0") == row_of_next_owner
 
 
-def test_shard_never_has_two_handlers_in_one_worker(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
-    limited.hand_over()
+def test_shard_never_has_two_handlers_in_one_worker(limited: HungHandler, caplog: pytest.LogCaptureFixture) -> None:
+    limited.start_handler()
     limited.later(30)
     limited.later(0)
     harness = limited.harness
@@ -193,33 +193,33 @@ def test_shard_never_has_two_handlers_in_one_worker(limited: Hung, caplog: pytes
 
 
 def test_end_of_a_handler_after_a_steal_is_logged() -> None:
-    hung = Hung({"late_checkpoints": True})
-    hung.hand_over()
-    store = hung.harness.store
+    hung_handler = HungHandler({"late_checkpoints": True})
+    hung_handler.start_handler()
+    store = hung_handler.harness.store
     store.write(StealLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
-    hung.harness.holding.drop("stolen")
-    hung.let_go()
-    assert hung.later(0) == float("inf")
+    hung_handler.harness.holding.drop("stolen")
+    hung_handler.let_go()
+    assert hung_handler.later(0) == float("inf")
     row = store.row("s-0")
     assert (row.owner, row.checkpoint) == ("b-1", Position("104"))
 
 
 @pytest.mark.parametrize("wanted", ["lost", "released"])
 def test_waiting_batch_is_withdrawn_when_its_lease_is_wanted(wanted: str) -> None:
-    """A drain, and an iteration that is over, withdraw a batch that has not begun."""
-    first = Hung()
-    first.hand_over()
-    second = Hung(threads=first.threads)
-    second.harness.steps(second.reading, 2)
+    """A drain, or the end of an iteration, withdraws a batch whose handler has not begun."""
+    running_handler = HungHandler()
+    running_handler.start_handler()
+    waiting_handler = HungHandler(threads=running_handler.threads)
+    waiting_handler.harness.steps(waiting_handler.reading, 2)
     if wanted == "lost":
-        second.harness.holding.drop("stolen")
+        waiting_handler.harness.holding.drop("stolen")
     else:
-        second.harness.holding.ask_release()
-    assert [second.later(0) for _ in range(3)][-1] == float("inf")
-    row = second.harness.store.row("s-0")
-    assert (second.harness.dispatched, row.checkpoint) == ([], TRIM_HORIZON)
+        waiting_handler.harness.holding.ask_release()
+    assert [waiting_handler.later(0) for _ in range(3)][-1] == float("inf")
+    row = waiting_handler.harness.store.row("s-0")
+    assert (waiting_handler.harness.dispatched, row.checkpoint) == ([], TRIM_HORIZON)
     assert (row.owner is None) == (wanted == "released")
-    first.let_go()
+    running_handler.let_go()
 
 
 def test_abandoned_handler_does_not_keep_the_worker() -> None:
@@ -257,10 +257,10 @@ def test_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatc
 
 
 def test_reader_is_called_when_it_asked_even_if_a_handler_is_slow() -> None:
-    hung = Hung()
-    hung.harness.shard_log.wait_seconds = 5.0
-    began = hung.harness.clock.now
-    hung.hand_over()
-    hung.harness.clock.now += 2
-    hung.let_go()
-    assert hung.reading.step(hung.harness.clock.now) == began + 5.0
+    hung_handler = HungHandler()
+    hung_handler.harness.shard_log.wait_seconds = 5.0
+    start_time = hung_handler.harness.clock.now
+    hung_handler.start_handler()
+    hung_handler.harness.clock.now += 2
+    hung_handler.let_go()
+    assert hung_handler.reading.step(hung_handler.harness.clock.now) == start_time + 5.0

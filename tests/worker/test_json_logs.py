@@ -1,4 +1,4 @@
-"""Log lines as JSON: the fields by which a collector can search."""
+"""Log lines as JSON, with fields that can be searched in a log collector."""
 
 import json
 import logging
@@ -16,9 +16,9 @@ def test_taken_lease_is_logged_with_rule_and_outcome(caplog: pytest.LogCaptureFi
     driven = member(FaultyStore(), ListSource(four_shards()), Clock())
     driven.run(60)
     lines = [json.loads(JsonLines("a-1").format(record)) for record in caplog.records]
-    claimed = [line for line in lines if line["message"].startswith("Claim of lease ")]
-    assert {(line["lease"], line["rule"], line["outcome"]) for line in claimed} >= {("s-1", "K5", "done")}
-    assert {line["lease"] for line in claimed} == {"s-0", "s-1", "s-2", "s-3"}
+    claim_lines = [line for line in lines if line["message"].startswith("Claim of lease ")]
+    assert {(line["lease"], line["rule"], line["outcome"]) for line in claim_lines} >= {("s-1", "K5", "done")}
+    assert {line["lease"] for line in claim_lines} == {"s-0", "s-1", "s-2", "s-3"}
     assert {line["worker"] for line in lines} == {"a-1"}
 
 
@@ -26,8 +26,8 @@ def test_json_log_line_is_a_single_line() -> None:
     try:
         raise ValueError("x\ny")  # noqa: TRY301  the test needs a traceback
     except ValueError as error:
-        caught = (type(error), error, error.__traceback__)
-    record = logging.LogRecord("leasehold.x", logging.ERROR, "", 0, "lease %s", ("a\nb",), caught)
+        exc_info = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("leasehold.x", logging.ERROR, "", 0, "lease %s", ("a\nb",), exc_info)
     line = JsonLines("w").format(record)
     entry = json.loads(line)
     assert "\n" not in line

@@ -1,4 +1,4 @@
-"""Problems that users of the Java KCL report, absent with our own rules. Numbers are those of its public threads."""
+"""Problems that users of the Java KCL report, and that do not occur with our rules. Numbers refer to its public issues."""
 
 import math
 from collections import Counter
@@ -22,7 +22,7 @@ SHARDS = tuple(f"s-{n}" for n in range(6))
 
 
 def fleet(names: str) -> tuple[Clock, FaultyStore, list[DrivenWorker]]:
-    """Workers at rest on six shards."""
+    """Return workers that share six shards and have come to rest."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(create_even_shards(SHARDS))
     workers = [member(store, source, clock, name, f"p-{name}", MINIMAL) for name in names]
@@ -37,18 +37,18 @@ def held(owner: str, *keys: str) -> list[Lease]:
 
 
 def planned(leases: list[Lease], me: str, rules: RuleSet = MINIMAL.rules) -> tuple[Action, ...]:
-    """Return what a worker plans for them."""
+    """Return the actions that a worker plans for these leases."""
     return plan(leases, None, Me(me), Config(rules=rules, lease_seconds=10.0))
 
 
-def test_a_deployment_does_not_wait_for_expiry() -> None:
+def test_leases_of_a_stopped_worker_are_taken_before_they_expire() -> None:
     """Threads 845 and 474: a KCL worker that shuts down keeps its leases, which are unread for 20 s or more."""
-    _, store, (stays, leaves) = fleet("ab")
-    leaves.worker.close()
-    for holding in leaves.worker.holdings:
+    _, store, (staying_worker, leaving_worker) = fleet("ab")
+    leaving_worker.worker.close()
+    for holding in leaving_worker.worker.holdings:
         holding.ask_release()
         holding.release()
-    together([stays], 6)
+    together([staying_worker], 6)
     assert {lease.owner for lease in store.list().leases} == {"a"}
 
 
@@ -74,22 +74,25 @@ def test_newcomer_takes_from_several_owners_in_one_turn() -> None:
 
 def test_newcomer_counts_before_it_owns_a_lease() -> None:
     """KCL counts only owners. When workers start together, the first take leases that the others must take back."""
-    full = held("full", *(f"f-{n}" for n in range(6)))
-    alone = [*full, *held("me", "mine")]
-    announced = [*held("full", *(f"f-{n}" for n in range(5))), *held("me", "mine")]
-    announced.append(
+    leases_of_full_worker = held("full", *(f"f-{n}" for n in range(6)))
+    leases_without_newcomer = [*leases_of_full_worker, *held("me", "mine")]
+    leases_with_request = [*held("full", *(f"f-{n}" for n in range(5))), *held("me", "mine")]
+    leases_with_request.append(
         Lease("f-5", owner="full", checkpoint=Position("7"), yields=True, next_owner="newcomer", next_owner_idle=1.0)
     )
-    assert [len(planned(leases, "me")) for leases in (alone, announced)] == [2, 1]
+    assert [len(planned(leases, "me")) for leases in (leases_without_newcomer, leases_with_request)] == [2, 1]
 
 
 def test_finished_shards_count_as_no_load() -> None:
     """Thread 1247: parents that were read to the end counted, so their owners were left with one or two shards."""
     finished = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
     leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *finished]
-    by_kcl = [action for action in planned(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)]
-    ours = planned(leases, "me")
-    assert (by_kcl, [action.from_owner for action in ours if isinstance(action, RequestHandoff)]) == ([], ["full"])
+    kcl_actions = [action for action in planned(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)]
+    minimal_actions = planned(leases, "me")
+    assert (kcl_actions, [action.from_owner for action in minimal_actions if isinstance(action, RequestHandoff)]) == (
+        [],
+        ["full"],
+    )
 
 
 def test_children_spread_at_once_after_a_reshard() -> None:
@@ -97,12 +100,12 @@ def test_children_spread_at_once_after_a_reshard() -> None:
     children = [Lease(f"c-{n}", idle=math.inf) for n in range(8)]
     leases = [*children, *held("a", "a-0", "a-1"), *held("b", "b-0", "b-1")]
 
-    def claimed(me: str, rules: RuleSet) -> set[str]:
-        return {action.lease.key for action in planned(leases, me, rules) if isinstance(action, Claim)}
+    def claimed(worker_id: str, rules: RuleSet) -> set[str]:
+        return {action.lease.key for action in planned(leases, worker_id, rules) if isinstance(action, Claim)}
 
-    ours = [claimed(me, MINIMAL.rules) for me in "ab"]
-    assert [len(keys) for keys in ours] == [4, 4]
-    assert ours[0].isdisjoint(ours[1])
+    claims_by_worker = [claimed(worker_id, MINIMAL.rules) for worker_id in "ab"]
+    assert [len(keys) for keys in claims_by_worker] == [4, 4]
+    assert claims_by_worker[0].isdisjoint(claims_by_worker[1])
     assert len(claimed("a", Kcl())) == 8
 
 
@@ -126,19 +129,19 @@ def test_new_shard_does_not_wait_for_a_deployment() -> None:
 
 def test_restart_under_the_same_id_moves_nothing() -> None:
     """Thread 108 and others: every restart moved leases, and after a whole cluster restarted they kept moving."""
-    clock, store, (stays, stops) = fleet("ab")
-    before = {lease.key: lease.owner for lease in store.list().leases}
-    together([stays], 5)
-    restarted = member(store, ListSource(list(stops.worker.source.shards())), clock, "b", "p-b2", MINIMAL)
-    together([stays, restarted], 60)
-    assert {lease.key: lease.owner for lease in store.list().leases} == before
-    assert restarted.held == [key for key, owner in before.items() if owner == "b"]
+    clock, store, (staying_worker, stopped_worker) = fleet("ab")
+    owners_before = {lease.key: lease.owner for lease in store.list().leases}
+    together([staying_worker], 5)
+    restarted = member(store, ListSource(list(stopped_worker.worker.source.shards())), clock, "b", "p-b2", MINIMAL)
+    together([staying_worker, restarted], 60)
+    assert {lease.key: lease.owner for lease in store.list().leases} == owners_before
+    assert restarted.held == [key for key, owner in owners_before.items() if owner == "b"]
 
 
 def test_worker_with_all_leases_frees_one_for_a_peer_without_requests() -> None:
     """A KCL 3 leader takes nothing from an owner without worker metrics, so its workers get only what we free."""
     rules = Minimal(release=True, expected_workers=("me", "java"))
     leases = held("me", "s-0", "s-1", "s-2", "s-3")
-    still = Me("me", 0, History(owners_still=1000.0))
-    actions = plan(leases, None, still, Config(rules=rules, lease_seconds=10.0))
+    settled_worker = Me("me", 0, History(owners_still=1000.0))
+    actions = plan(leases, None, settled_worker, Config(rules=rules, lease_seconds=10.0))
     assert [(type(action), action.rule) for action in actions] == [(Release, "M11")]

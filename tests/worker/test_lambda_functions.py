@@ -1,4 +1,4 @@
-"""Lambda functions as handlers: the event and context they are called with, and what becomes of their responses."""
+"""Lambda functions as handlers: the event and context of their calls, and the handling of their responses."""
 
 import asyncio
 import logging
@@ -53,21 +53,21 @@ def _quiet() -> Iterator[None]:
 
 def test_kinesis_event_has_the_published_form() -> None:
     """The event of a batch of Kinesis records equals the service's published example, field by field."""
-    number = "49590338271490256608559692538361571095921575989136588898"
-    given_now = [Record(b"Hello, this is a test.", number, partition_key="1", arrived=1545084650.987)]
+    sequence_number = "49590338271490256608559692538361571095921575989136588898"
+    records = [Record(b"Hello, this is a test.", sequence_number, partition_key="1", arrived=1545084650.987)]
     role = "arn:aws:iam::111122223333:role/lambda-role"
-    assert make_lambda_events(given_now, shard="shardId-000000000006", arn=ARN, role=role) == [
+    assert make_lambda_events(records, shard="shardId-000000000006", arn=ARN, role=role) == [
         {
             "kinesis": {
                 "kinesisSchemaVersion": "1.0",
                 "partitionKey": "1",
-                "sequenceNumber": number,
+                "sequenceNumber": sequence_number,
                 "data": "SGVsbG8sIHRoaXMgaXMgYSB0ZXN0Lg==",
                 "approximateArrivalTimestamp": 1545084650.987,
             },
             "eventSource": "aws:kinesis",
             "eventVersion": "1.0",
-            "eventID": f"shardId-000000000006:{number}",
+            "eventID": f"shardId-000000000006:{sequence_number}",
             "eventName": "aws:kinesis:record",
             "invokeIdentityArn": role,
             "awsRegion": "us-east-2",
@@ -100,10 +100,10 @@ def test_dynamodb_event_has_the_published_form() -> None:
         "eventSourceARN": TABLE_ARN,
     }
     image = {"key": {"S": "binary"}, "asdf1": {"B": b"\0\1*A"}, "asdf2": {"BS": [b"\0\1*A", b"A*\1\0"]}}
-    when = datetime.fromtimestamp(1480642020, UTC)
+    created_at = datetime.fromtimestamp(1480642020, UTC)
     row = {name: published[name] for name in published if name != "eventSourceARN"} | {
         "userIdentity": {"Type": "Service", "PrincipalId": "dynamodb.amazonaws.com"},
-        "dynamodb": change | {"NewImage": image, "ApproximateCreationDateTime": when},
+        "dynamodb": change | {"NewImage": image, "ApproximateCreationDateTime": created_at},
     }
     assert make_lambda_events([convert_record(row)], shard="shardId-1", arn=TABLE_ARN) == [published]
 
@@ -129,7 +129,7 @@ def test_dynamodb_event_has_the_published_form() -> None:
     ],
 )
 def test_lowest_reported_record_is_the_first_failed(response: object, failed: int | None) -> None:
-    """The first failed record is the lowest sequence number in the response; an empty response means success."""
+    """The first failed record has the lowest sequence number in the response. An empty response means success."""
     assert find_first_failed(response, ["7", "8", "9", "9", "10"]) == failed
 
 
@@ -156,7 +156,7 @@ def test_malformed_response_fails_the_whole_batch(response: object) -> None:
 
 @define
 class Function:
-    """A Lambda function that responds as the test says, and keeps the records of each call."""
+    """A Lambda function whose responses the test defines, and which records the data of each call."""
 
     answer: Callable[[list[bytes]], object]
     calls: list[list[bytes]] = field(factory=list)
@@ -183,20 +183,22 @@ def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def handled_by(function: Function, given_now: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
-    """Return a shard of some records in one batch, and this function for it."""
-    return ReaderHarness(ShardRecords(create_records(count)), on_batch=LambdaFunction(function, given_now, 30.0))
+def handled_by(function: Function, function_settings: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
+    """Return a shard with some records in one batch, which this function handles."""
+    return ReaderHarness(
+        ShardRecords(create_records(count)), on_batch=LambdaFunction(function, function_settings, 30.0)
+    )
 
 
 def test_partial_failure_is_repeated_from_the_failed_record() -> None:
-    """The checkpoint moves to just before the lowest failed record, and the rest comes again from it."""
+    """The checkpoint moves to just before the lowest failed record, and that record and all later ones are repeated."""
     answers = iter([reported(4, 2), reported(4), None])
     function = Function(lambda _records: next(answers))
     harness = handled_by(function)
-    reading = harness.reading()
-    harness.steps(reading, 2)
+    reader = harness.reading()
+    harness.steps(reader, 2)
     assert harness.store.row("s-0").checkpoint == Position("101")
-    harness.steps(reading, 4)
+    harness.steps(reader, 4)
     assert function.calls == [data(6), data(4, 2), data(2, 4)]
     assert harness.store.row("s-0").checkpoint == Position("105")
 
@@ -226,7 +228,7 @@ def test_only_the_poisoned_record_is_dead_lettered() -> None:
 
 
 def test_attempts_restart_when_a_function_gets_further() -> None:
-    """With three retries the service calls a function four times from a record on, after the call that reached it."""
+    """With three retries, the service calls a function four more times with a failed record, after the call that reached it."""
     dead_lettered: list[int] = []
     function = Function(lambda given_now: reported(2) if b"2" in given_now else None)
     harness = handled_by(function, count=3)
@@ -243,7 +245,7 @@ def test_attempts_restart_when_a_function_gets_further() -> None:
 )
 @settings(max_examples=60)
 def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]) -> None:
-    """Each call begins at the first record that is not done, whatever was reported before."""
+    """Each call begins with the first record that is not done, regardless of earlier responses."""
     handled_count, answers = 0, iter(reports)
 
     def answer(given_now: list[bytes]) -> object:
@@ -261,14 +263,14 @@ def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]
                 return reported(*numbers)
 
     harness = handled_by(Function(answer), count=count)
-    reading = harness.reading(attempts=1000)
+    reader = harness.reading(attempts=1000)
     for _ in range(100):
         assert harness.holding.renew()
-        harness.steps(reading, 1)
+        harness.steps(reader, 1)
         if handled_count == count:
             break
     assert handled_count == count
-    harness.steps(reading, 1)
+    harness.steps(reader, 1)
     assert harness.store.row("s-0").checkpoint == Position(str(99 + count))
 
 
@@ -304,15 +306,17 @@ def test_coroutine_is_not_a_response() -> None:
 
 def test_context_has_the_fields_of_lambda_and_counts_down() -> None:
     """Functions stop early by the remaining time, which counts down from `handler_seconds`."""
-    now = [100.0]
-    function = LambdaFunction(Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: now[0])
-    function.use_source_arns(Arned())
+    clock_times = [100.0]
+    function = LambdaFunction(
+        Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: clock_times[0]
+    )
+    function.use_source_arns(SourceWithArn())
     harness = ReaderHarness(ShardRecords(create_records(2)), on_batch=function)
     harness.steps(harness.reading(), 2)
     context = function.function.contexts[0]  # type: ignore[attr-defined]  # the class above
-    now[0] = 101.5
+    clock_times[0] = 101.5
     assert context.get_remaining_time_in_millis() == 28500
-    now[0] = 200.0
+    clock_times[0] = 200.0
     assert context.get_remaining_time_in_millis() == 0
     assert (context.function_name, context.function_version, context.memory_limit_in_mb) == ("orders", "$LATEST", "128")
     assert context.invoked_function_arn == "arn:aws:lambda:us-east-2:111122223333:function:orders"
@@ -321,7 +325,7 @@ def test_context_has_the_fields_of_lambda_and_counts_down() -> None:
     assert len(context.aws_request_id) == 36
 
 
-class Arned(ListSource):
+class SourceWithArn(ListSource):
     """A source whose stream has an ARN."""
 
     def arn(self, _stream: str) -> str:
@@ -367,7 +371,7 @@ def of_three(event, context, more):
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module with Lambda functions, in the current folder."""
+    """Returns the name of a module with Lambda functions, in the current folder."""
     name = f"app_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(APP.format(shared=__name__))
     monkeypatch.chdir(tmp_path)
@@ -382,7 +386,7 @@ SEEN: list[tuple[int, str | None]] = []
 
 
 def called(event: Any, _context: Any, imported: str | None) -> None:  # noqa: ANN401  as Lambda calls it
-    """Note whether another call was at work."""
+    """Record whether another call was running at the same time."""
     OVERLAPS.append(not CALLS.acquire(blocking=False))
     for _ in range(100):
         os.sched_yield()
@@ -391,11 +395,11 @@ def called(event: Any, _context: Any, imported: str | None) -> None:  # noqa: AN
 
 
 def test_calls_in_one_process_run_one_at_a_time(app: str) -> None:
-    """Functions keep state between calls, so concurrent shards would mix up what they report."""
+    """Functions keep state between calls, so concurrent calls for several shards would mix up their results."""
     OVERLAPS.clear()
     SEEN.clear()
-    listed = four_shards()
-    source = ListSource(listed, {shard.id: ShardRecords(create_records(250), size=250, ended=True) for shard in listed})
+    shards = four_shards()
+    source = ListSource(shards, {shard.id: ShardRecords(create_records(250), size=250, ended=True) for shard in shards})
     options = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
     with leasehold.worker(source, f"lambda:{app}.handler", leases=f"memory://{app}", **options):
         until(lambda: sum(count for count, _ in SEEN) == 1000, "all shards are handled")
@@ -405,26 +409,26 @@ def test_calls_in_one_process_run_one_at_a_time(app: str) -> None:
 
 
 def test_runtime_variables_are_set_on_request_before_the_import(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries read these variables at import, and take them for a sign that they run on Lambda."""
+    """Libraries read these variables when they are imported, and conclude that they are running on Lambda."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    described = check_consumption_options(
+    consumption = check_consumption_options(
         ListSource(), "memory://variables", f"lambda:{app}.handler?environment=true&name=orders", {}
     )
     assert sys.modules[app].IMPORTED == "orders"
     assert os.environ["AWS_LAMBDA_FUNCTION_VERSION"] == "$LATEST"
     assert os.environ["_HANDLER"] == f"{app}.handler"
-    assert (described.handling.max_records, described.handling.most_calls) == (100, 1)
+    assert (consumption.handling.max_records, consumption.handling.most_calls) == (100, 1)
 
 
 def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
     """An unchanged function deaggregates by itself, as it does on Lambda."""
-    for given_now, opened in (
+    for url, opened_url in (
         ("kinesis://orders", "kinesis://orders?aggregates=whole"),
         ("kinesis://orders?region=eu-west-1", "kinesis://orders?region=eu-west-1&aggregates=whole"),
         ("kinesis://orders?aggregates=records", "kinesis://orders?aggregates=records"),
         ("dynamodb-streams://carts", "dynamodb-streams://carts"),
     ):
-        assert check_consumption_options(given_now, "memory://x", f"lambda:{app}.handler", {}).source == opened
+        assert check_consumption_options(url, "memory://x", f"lambda:{app}.handler", {}).source == opened_url
 
 
 @pytest.mark.parametrize(
@@ -466,9 +470,9 @@ def test_lambda_prefix_is_for_handlers_only() -> None:
 def test_file_named_lambda_can_be_imported(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(f"{app}.py").rename("lambda.py")
     monkeypatch.delitem(sys.modules, "lambda", raising=False)
-    described = check_consumption_options(ListSource(), "memory://x", "lambda:lambda.handler", {})
-    assert described.function is not None
-    assert (described.function.settings.target, described.function.settings.name) == ("lambda:handler", "lambda")
+    consumption = check_consumption_options(ListSource(), "memory://x", "lambda:lambda.handler", {})
+    assert consumption.function is not None
+    assert (consumption.function.settings.target, consumption.function.settings.name) == ("lambda:handler", "lambda")
 
 
 def test_slashes_in_the_handler_name_are_packages(app: str) -> None:

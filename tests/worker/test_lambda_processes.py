@@ -40,8 +40,8 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-APART = (1, 2)
-"""Two keys that go to different processes of two."""
+KEYS_OF_DIFFERENT_PROCESSES = (1, 2)
+"""Two keys that are assigned to different processes if there are two processes."""
 
 
 def keyed(keys: Sequence[int]) -> list[Record]:
@@ -50,8 +50,8 @@ def keyed(keys: Sequence[int]) -> list[Record]:
 
 
 @define(eq=False)
-class Judged(ParallelFunction):
-    """A parallel function whose parts fail at the given records, as often as the test says, without processes."""
+class FailingFunction(ParallelFunction):
+    """A parallel function without processes. The given records fail as often as the test says."""
 
     faults: dict[bytes, int] = field(factory=dict)
     calls: list[list[list[bytes]]] = field(factory=list)
@@ -63,35 +63,37 @@ class Judged(ParallelFunction):
         self.calls.append(sorted([record.data for record in records] for records in records_by_process.values()))
         replies = dict[FunctionProcess, FunctionReply]()
         for process, records in records_by_process.items():
-            failing = [index for index, record in enumerate(records) if self.faults.get(record.data, 0) > 0]
-            for index in failing[:1]:
+            failing_indexes = [index for index, record in enumerate(records) if self.faults.get(record.data, 0) > 0]
+            for index in failing_indexes[:1]:
                 self.faults[records[index].data] -= 1
-            self.succeeded += [record.data for record in records[: failing[0] if failing else None]]
-            replies[process] = FunctionReply(failing[0], "its function failed") if failing else FunctionReply()
+            self.succeeded += [record.data for record in records[: failing_indexes[0] if failing_indexes else None]]
+            replies[process] = (
+                FunctionReply(failing_indexes[0], "its function failed") if failing_indexes else FunctionReply()
+            )
         return replies
 
 
-def judged(concurrency: int, faults: Mapping[int, int]) -> Judged:
-    """Return a function whose numbered records fail this often."""
-    return Judged(
+def judged(concurrency: int, faults: Mapping[int, int]) -> FailingFunction:
+    """Return a function that fails at these records. `faults` maps the number of a record to how often it fails."""
+    return FailingFunction(
         lambda _event, _context: None,
         REPORTING,
         30.0,
         concurrency=concurrency,
-        faults={b"%d" % number: times for number, times in faults.items()},
+        faults={b"%d" % record_number: failure_count for record_number, failure_count in faults.items()},
     )
 
 
 def test_only_failed_records_are_repeated() -> None:
     """The checkpoint stops before the lowest failure, and later records that another process handled stay done."""
     function = judged(2, {2: 1})
-    keys = APART * 3
+    keys = KEYS_OF_DIFFERENT_PROCESSES * 3
     harness = ReaderHarness(ShardRecords(keyed(keys)), on_batch=function)
-    reading = harness.reading()
-    harness.steps(reading, 2)
+    reader = harness.reading()
+    harness.steps(reader, 2)
     assert function.calls == [[data(6)[0::2], data(6)[1::2]]]
     assert harness.store.row("s-0").checkpoint == Position("101")
-    harness.steps(reading, 3)
+    harness.steps(reader, 3)
     assert function.calls[1:] == [[[b"2", b"4"]]]
     assert harness.store.row("s-0").checkpoint == Position("105")
     assert sorted(function.succeeded) == data(6)
@@ -113,9 +115,9 @@ class Held:
 
 
 def test_returning_lease_is_handled_from_its_checkpoint() -> None:
-    """While it was away, an operator may have set it back to have records handled again."""
+    """While another worker owned the lease, an operator may have reset it so that records are handled again."""
     function = judged(2, {0: 100})
-    records = keyed(APART)
+    records = keyed(KEYS_OF_DIFFERENT_PROCESSES)
     for epoch in (1, 2):
         with pytest.raises(ReportedFailure):
             function(Delivery(records, records[-1].position, None, Held(epoch)))
@@ -135,7 +137,7 @@ CASES = st.tuples(
 def test_every_record_succeeds_once_in_order_of_its_key(
     case: tuple[list[int], int, dict[int, int], int | None, bool],
 ) -> None:
-    keys, concurrency, faults, limit, lettered = case
+    keys, concurrency, faults, max_records, has_dead_letter = case
     function, dead_lettered = judged(concurrency, faults), list[bytes]()
 
     def take(delivery: Delivery, _error: Exception) -> None:
@@ -143,19 +145,19 @@ def test_every_record_succeeds_once_in_order_of_its_key(
         dead_lettered.append(record.data)
 
     harness = ReaderHarness(ShardRecords(keyed(keys)), on_batch=function)
-    policy = {"attempts": 3, "dead_letter": take} if lettered else {"attempts": 1000}
-    reading = harness.reading(max_records=limit, **policy)
+    handling_options = {"attempts": 3, "dead_letter": take} if has_dead_letter else {"attempts": 1000}
+    reader = harness.reading(max_records=max_records, **handling_options)
     for _ in range(400):
         assert harness.holding.renew()
-        harness.steps(reading, 1)
+        harness.steps(reader, 1)
         checkpoint = harness.store.row("s-0").checkpoint
-        through = int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
-        assert set(data(through)) <= {*function.succeeded, *dead_lettered}
-        if through == len(keys):
+        checkpointed_count = int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
+        assert set(data(checkpointed_count)) <= {*function.succeeded, *dead_lettered}
+        if checkpointed_count == len(keys):
             break
     assert sorted([*function.succeeded, *dead_lettered], key=int) == data(len(keys))
     for key in set(keys):
-        succeeded = [int(each) for each in function.succeeded if keys[int(each)] == key]
+        succeeded = [int(record_data) for record_data in function.succeeded if keys[int(record_data)] == key]
         assert succeeded == sorted(succeeded)
 
 
@@ -220,27 +222,27 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
 
 
 def test_parts_run_in_separate_processes_and_their_faults_fail_the_batch(app: App) -> None:
-    """Exceptions, exits and crashes cost an attempt. A call that takes too long also costs its process."""
+    """An exception, an exit or a crash counts as a failed attempt. A call that takes too long also ends its process."""
     options = Options(concurrency=2, handler_seconds=60)
-    described = check_consumption_options(ListSource(), "memory://x", f"lambda:{app.name}.handler", options)
-    function = described.function
+    consumption = check_consumption_options(ListSource(), "memory://x", f"lambda:{app.name}.handler", options)
+    function = consumption.function
     assert isinstance(function, ParallelFunction)
-    assert (described.handling.max_records, described.handling.most_calls) == (100, 1)
-    harness = ReaderHarness(ShardRecords(keyed(APART)), on_batch=function)
-    reading = harness.reading(attempts=1000)
+    assert (consumption.handling.max_records, consumption.handling.most_calls) == (100, 1)
+    harness = ReaderHarness(ShardRecords(keyed(KEYS_OF_DIFFERENT_PROCESSES)), on_batch=function)
+    reader = harness.reading(attempts=1000)
     app.set_action(1, "raise ValueError('fault')")
     try:
         for statement in ("sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"):
             harness.holding.renew()
-            harness.steps(reading, 1 if app.calls() else 2)
+            harness.steps(reader, 1 if app.calls() else 2)
             app.set_action(1, statement)
         harness.holding.renew()
-        harness.steps(reading, 3)
+        harness.steps(reader, 3)
         calls = app.calls()
         assert [texts for _, texts, _ in calls].count(["k-2"]) == 1
         assert [texts for _, texts, _ in calls].count(["k-1"]) >= 4
         assert os.getpid() not in {process for process, _, _ in calls}
-        assert len({process for process, _, _ in calls}) == 3  # two, and one for the one that died
+        assert len({process for process, _, _ in calls}) == 3  # two, and a replacement for the one that died
         assert {name for _, _, name in calls} == {app.name}
     finally:
         function.close()
@@ -268,10 +270,10 @@ def test_hung_call_costs_an_attempt_and_its_process(
     def take(delivery: Delivery, _error: Exception) -> None:
         dead_lettered.extend((delivery.shard, int(record.data)) for record in delivery.records)
 
-    listed = create_even_shards(("s-0", "s-1"))
-    keys = {"s-0": APART * 2, "s-1": (5, 6) * 2}
-    source = ListSource(listed, {shard: ShardRecords(keyed(keys[shard]), size=2) for shard in keys})
-    app.set_action(APART[1], hang)
+    shards = create_even_shards(("s-0", "s-1"))
+    keys = {"s-0": KEYS_OF_DIFFERENT_PROCESSES * 2, "s-1": (5, 6) * 2}
+    source = ListSource(shards, {shard: ShardRecords(keyed(keys[shard]), size=2) for shard in keys})
+    app.set_action(KEYS_OF_DIFFERENT_PROCESSES[1], hang)
     worker = leasehold.worker(
         source,
         f"lambda:{app.name}.handler",
@@ -282,22 +284,30 @@ def test_hung_call_costs_an_attempt_and_its_process(
         attempts=attempts,
         dead_letter=take,
     )
-    everything = {(shard, number) for shard in keys for number in range(4)}
+    all_records = {(shard, number) for shard in keys for number in range(4)}
     with worker:
-        until(lambda: {*app.handled(), *dead_lettered} == everything, "everything is handled or dead-lettered")
+        until(lambda: {*app.handled(), *dead_lettered} == all_records, "everything is handled or dead-lettered")
     assert dead_lettered == dead
     handled = app.handled()
-    assert sorted(handled) == sorted(everything - {*dead})  # nothing is repeated that another process has handled
-    for shard, number in everything:
-        key = [each for each in handled if each[0] == shard and each[1] % 2 == number % 2]
-        assert key == sorted(key)
-    calls_of_hung = [process for process, texts, _ in app.calls() if f"k-{APART[1]}" in texts]
-    assert len({*calls_of_hung}) == len(calls_of_hung) - (not dead)  # each call that hung had its own process
+    assert sorted(handled) == sorted(all_records - {*dead})  # nothing is repeated that another process has handled
+    for shard, number in all_records:
+        records_of_key = [
+            handled_record
+            for handled_record in handled
+            if handled_record[0] == shard and handled_record[1] % 2 == number % 2
+        ]
+        assert records_of_key == sorted(records_of_key)
+    processes_of_hung_key = [
+        process for process, texts, _ in app.calls() if f"k-{KEYS_OF_DIFFERENT_PROCESSES[1]}" in texts
+    ]
+    assert len({*processes_of_hung_key}) == len(processes_of_hung_key) - (
+        not dead
+    )  # each call that hung had its own process
     until(lambda: not any(running(process) for process, _, _ in app.calls()), "the processes have ended")
 
 
 @contextmanager
-def called_in_one_process(app: App, limit: float) -> Iterator[Callable[[bytes], None]]:
+def calls_in_one_process(app: App, limit: float) -> Iterator[Callable[[bytes], None]]:
     """Return a function that calls the app with one record, which may take this many seconds."""
     options = Options(concurrency=1, handler_seconds=limit)
     function = check_consumption_options(ListSource(), "memory://x", f"lambda:{app.name}.handler", options).function
@@ -317,7 +327,7 @@ def test_slow_import_does_not_use_up_the_call_timeout(app: App, monkeypatch: pyt
     """The time limit of a call starts once its process has imported the function."""
     path = app.folder / f"{app.name}.py"
     path.write_text("import os, time\nif os.environ.get('SLOW'): time.sleep(1.5)\n" + path.read_text())
-    with called_in_one_process(app, 1.0) as call:
+    with calls_in_one_process(app, 1.0) as call:
         monkeypatch.setenv("SLOW", "1")
         call(b"0")
     assert app.handled() == [("s-0", 0)]
@@ -325,7 +335,7 @@ def test_slow_import_does_not_use_up_the_call_timeout(app: App, monkeypatch: pyt
 
 def test_stopped_process_times_out_like_any_other(app: App) -> None:
     """A stopped process reads nothing, and the call may be larger than the pipe's buffer."""
-    with called_in_one_process(app, 1.0) as call:
+    with calls_in_one_process(app, 1.0) as call:
         call(b"0")
         os.kill(app.calls()[0][0], signal.SIGSTOP)
         with pytest.raises(ReportedFailure):
@@ -350,11 +360,11 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
-    """They end even if the worker is killed and their call never returns. A drain waits for calls."""
-    # The interpreter's lock is held meanwhile, so nothing that is written in Python could end the process.
+    """The processes end even if the worker is killed and their call never returns. A drain waits for running calls."""
+    # This call holds the interpreter's lock, so no Python code could end the process.
     backtracking = "re.match('(a+)+$', 'a' * 50 + 'b')"
-    hang = backtracking if end == signal.SIGKILL else "time.sleep(0.5); print('slept')"
-    app.set_action(1, hang)
+    action = backtracking if end == signal.SIGKILL else "time.sleep(0.5); print('slept')"
+    app.set_action(1, action)
     (app.folder / "worker.py").write_text(WORKER.format(name=app.name))
     worker = subprocess.Popen(
         [sys.executable, "worker.py"],
@@ -379,7 +389,7 @@ def test_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
 
 
 def running(process: int) -> bool:
-    """Return whether there is such a process and it has not ended."""
+    """Return whether the process exists and has not ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

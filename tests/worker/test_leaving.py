@@ -1,4 +1,4 @@
-"""A worker that cannot continue leaves within a bounded time, with a reason, and keeps no lease without reading it."""
+"""A worker that cannot continue ends within a bounded time, with a reason, and keeps no lease without reading it."""
 
 import math
 import threading
@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 import pytest
 from attrs import define, field
 from handler_threads import joined
-from virtual_fleet import FaultyStore, stream_of_five
+from virtual_fleet import FaultyStore, stream_with_five_records
 from waiters import WAIT
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
@@ -29,17 +29,17 @@ STARTED: list["Ran"] = []
 
 @pytest.fixture(autouse=True)
 def _all_end() -> Iterator[None]:
-    """End whatever a failing test has left running."""
+    """End the runs that a failing test has left running."""
     yield
     while STARTED:
-        ran = STARTED.pop()
-        ran.runner.stop()
-        ran.thread.join(WAIT)
+        started_run = STARTED.pop()
+        started_run.runner.stop()
+        started_run.thread.join(WAIT)
 
 
 @define
 class Ran:
-    """A runner in a thread of its own, and how its run ended."""
+    """A runner in a separate thread, and the error with which its run ended."""
 
     runner: Runner
     faults: list[BaseException] = field(factory=list)
@@ -61,77 +61,77 @@ class Ran:
         return not self.thread.is_alive()
 
 
-def scarce(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Make the system start no thread of this name."""
-    start = Thread.start
+def refuse_threads_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Make the start of threads whose names begin with `name` fail."""
+    original_start = Thread.start
 
     def refuse(thread: Thread) -> None:
         if thread.name.startswith(name):
             raise RuntimeError("can't start new thread")
-        start(thread)
+        original_start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
 @pytest.mark.parametrize("name", ["leasehold-read", "leasehold-act", "leasehold-turn", "leasehold-renew"])
 def test_thread_that_cannot_start_ends_the_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    scarce(monkeypatch, name)
+    refuse_threads_named(monkeypatch, name)
     store = FaultyStore()
-    ran = Ran(Runner(joined(store, stream_of_five()), done_with))
+    started_run = Ran(Runner(joined(store, stream_with_five_records()), done_with))
     if name == "leasehold-renew":
-        scarce(monkeypatch, name)
-    assert ran.ended()
-    assert [type(fault) for fault in ran.faults] == [WorkerError]
-    assert "can't start new thread" in str(ran.faults[0])
+        refuse_threads_named(monkeypatch, name)
+    assert started_run.ended()
+    assert [type(fault) for fault in started_run.faults] == [WorkerError]
+    assert "can't start new thread" in str(started_run.faults[0])
     assert {lease.owner for lease in store.list().leases} <= {None}
 
 
 def test_worker_that_cannot_start_threads_withdraws_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, closed = joined(FaultyStore(), stream_of_five()), list[bool]()
-    close = worker.close
+    worker, close_calls = joined(FaultyStore(), stream_with_five_records()), list[bool]()
+    original_close = worker.close
 
     def note() -> None:
-        closed.append(True)
-        close()
+        close_calls.append(True)
+        original_close()
 
-    scarce(monkeypatch, "leasehold-close")
+    refuse_threads_named(monkeypatch, "leasehold-close")
     monkeypatch.setattr(worker, "close", note)
-    ran = Ran(Runner(worker, done_with))
-    ran.runner.stop()
-    assert ran.ended()
-    assert (closed, ran.faults) == ([True], [])
+    started_run = Ran(Runner(worker, done_with))
+    started_run.runner.stop()
+    assert started_run.ended()
+    assert (close_calls, started_run.faults) == ([True], [])
 
 
 def test_turn_that_is_ended_from_within_ends_the_run() -> None:
     store = FaultyStore()
     store.fault = SystemExit(3)
-    ran = Ran(Runner(joined(store, stream_of_five()), done_with))
-    assert ran.ended()
-    assert "SystemExit: 3" in str(ran.faults[0])
+    started_run = Ran(Runner(joined(store, stream_with_five_records()), done_with))
+    assert started_run.ended()
+    assert "SystemExit: 3" in str(started_run.faults[0])
 
 
 def test_failing_schedule_dispatcher_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     store, handled, broken = FaultyStore(), Event(), Event()
-    runner = Runner(joined(store, stream_of_five()), lambda _delivery: handled.set())
+    runner = Runner(joined(store, stream_with_five_records()), lambda _delivery: handled.set())
     schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing public makes it fail
-    take = schedule._process_message  # noqa: SLF001  likewise
+    original_process = schedule._process_message  # noqa: SLF001  likewise
 
     def fail_once(message: ScheduleMessage) -> None:
-        take(message)
+        original_process(message)
         if handled.is_set() and not broken.is_set():
             broken.set()
             raise MemoryError
 
     monkeypatch.setattr("leasehold.adapters.consumer.schedule.FAULT_SECONDS", 0.0)
     monkeypatch.setattr(schedule, "_process_message", fail_once)
-    ran = Ran(runner)
-    assert ran.ended()
-    assert "MemoryError" in str(ran.faults[0])
+    started_run = Ran(runner)
+    assert started_run.ended()
+    assert "MemoryError" in str(started_run.faults[0])
     assert {lease.owner for lease in store.list().leases} == {None}
 
 
 def raising(fault: BaseException) -> Callable[..., NoReturn]:
-    """Return a callable that raises this."""
+    """Return a callable that raises this exception."""
 
     def call(*_args: object) -> NoReturn:
         raise fault
@@ -141,43 +141,43 @@ def raising(fault: BaseException) -> Callable[..., NoReturn]:
 
 def test_hung_handler_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptureFixture) -> None:
     """Ctrl-C and SIGTERM still end the worker."""
-    store, begun, finish = FaultyStore(), Event(), Event()
-    others = set(threading.enumerate())
+    store, handler_began, finish = FaultyStore(), Event(), Event()
+    threads_before = set(threading.enumerate())
 
     def hang(delivery: Delivery) -> None:
         if delivery.shard == "s-0":
-            begun.set()
+            handler_began.set()
             finish.wait(WAIT)
 
-    runner = Runner(joined(store, stream_of_five()), hang, drain_seconds=0.5)
-    ran = Ran(runner)
-    assert begun.wait(WAIT)
-    (held,) = (holding for holding in runner.worker.holdings if holding.key == "s-0")
+    runner = Runner(joined(store, stream_with_five_records()), hang, drain_seconds=0.5)
+    started_run = Ran(runner)
+    assert handler_began.wait(WAIT)
+    (hung_holding,) = (holding for holding in runner.worker.holdings if holding.key == "s-0")
     runner.stop()
-    assert ran.ended()
-    assert ran.faults == []
+    assert started_run.ended()
+    assert started_run.faults == []
     owners = {lease.key: lease.owner for lease in store.list().leases}
     assert owners == {"s-0": "a-1", "s-1": None, "s-2": None, "s-3": None}
     assert "not released within 0.5 s, left to expire: s-0" in caplog.text
-    assert (held.why, "everything is released" in caplog.text) == ("left to expire", False)
-    before = store.row("s-0")
-    at_work = [thread for thread in threading.enumerate() if thread.name.startswith("leasehold-handle")]
-    at_work = [thread for thread in at_work if thread not in others]
+    assert (hung_holding.why, "everything is released" in caplog.text) == ("left to expire", False)
+    row_before = store.row("s-0")
+    handler_threads = [thread for thread in threading.enumerate() if thread.name.startswith("leasehold-handle")]
+    handler_threads = [thread for thread in handler_threads if thread not in threads_before]
     finish.set()
-    for thread in at_work:  # wait for the late return of the handler
+    for thread in handler_threads:  # wait for the late return of the handler
         thread.join(WAIT)
         assert not thread.is_alive()
-    assert store.row("s-0") == before, "nothing is written of a lease that others may have by then"
+    assert store.row("s-0") == row_before, "nothing is written of a lease that others may have by then"
 
 
 class Step:
-    """A step that fails as often as it is told to."""
+    """A step that fails as often as `fails` says."""
 
     def __init__(self) -> None:
         self.fails, self.steps = 0, 0
 
     def __call__(self, now: float) -> float:
-        """Fail, or be due in a second."""
+        """Raise an error, or return that the next call is due in a second."""
         self.steps += 1
         if self.fails:
             self.fails -= 1
@@ -224,8 +224,8 @@ class Leaving:
 
 
 @define
-class Guarded:
-    """A step of a holding on the schedule of a real worker. `run` calls it once more."""
+class GuardedStep:
+    """A holding's step on a real schedule. Each call of `run` runs the step once."""
 
     work: Step = field(factory=Step)
     held: Leaving = field(factory=Leaving)
@@ -234,7 +234,7 @@ class Guarded:
 
     def __attrs_post_init__(self) -> None:
         worker: Any = self.held
-        readings = LeaseReaders(
+        lease_readers = LeaseReaders(
             worker,
             Handling(done_with),
             readers=1,
@@ -245,32 +245,37 @@ class Guarded:
             failed=lambda _fault: None,
             end=lambda _reason: None,
         )
-        self.schedule = readings.schedule
-        readings.begin(cast("Holding", self.held))
-        (added,) = self.held.messages
-        self.scheduled = added.added
+        self.schedule = lease_readers.schedule
+        lease_readers.begin(cast("Holding", self.held))
+        (first_message,) = self.held.messages
+        self.scheduled = first_message.added
 
     def run(self) -> float:
         """Return the time at which the step wants to be called again."""
         self.schedule._run("s-0", self.scheduled)  # noqa: SLF001  as a task would
-        due: float = self.held.messages[-1].due
-        return due
+        due_time: float = self.held.messages[-1].due
+        return due_time
 
 
 def test_step_that_raises_four_times_in_a_row_releases_its_lease(caplog: pytest.LogCaptureFixture) -> None:
     """A failing step is retried, and only consecutive failures count."""
-    one = Guarded()
-    one.held.answers = [OutcomeUnknown("no answer"), False, True]
-    assert one.run() == 1001.0
-    one.work.fails = 2
-    assert [one.run(), one.run(), one.run()] == [1001.0, 1003.0, 1001.0]
-    one.work.fails = 4
-    assert [one.run(), one.run(), one.run()] == [1001.0, 1003.0, 1006.0]
-    assert (one.held.excluded, one.held.releasing) == ([], False)
-    assert [one.run(), one.run(), one.run(), one.run()] == [1000.0, 1001.0, 1001.0, math.inf]
-    assert one.work.steps == 8, "what is let go is not read again"
-    assert one.held.excluded == [("s-0", 60.0)] * 3
-    assert one.held.faults == ["s-0"] * 6
+    guarded_step = GuardedStep()
+    guarded_step.held.answers = [OutcomeUnknown("no answer"), False, True]
+    assert guarded_step.run() == 1001.0
+    guarded_step.work.fails = 2
+    assert [guarded_step.run(), guarded_step.run(), guarded_step.run()] == [1001.0, 1003.0, 1001.0]
+    guarded_step.work.fails = 4
+    assert [guarded_step.run(), guarded_step.run(), guarded_step.run()] == [1001.0, 1003.0, 1006.0]
+    assert (guarded_step.held.excluded, guarded_step.held.releasing) == ([], False)
+    assert [guarded_step.run(), guarded_step.run(), guarded_step.run(), guarded_step.run()] == [
+        1000.0,
+        1001.0,
+        1001.0,
+        math.inf,
+    ]
+    assert guarded_step.work.steps == 8, "what is let go is not read again"
+    assert guarded_step.held.excluded == [("s-0", 60.0)] * 3
+    assert guarded_step.held.faults == ["s-0"] * 6
     assert caplog.messages == [
         "lease s-0 cannot be read here and is not released yet: no answer",
         "lease s-0 cannot be read here and is released",
@@ -280,9 +285,9 @@ def test_step_that_raises_four_times_in_a_row_releases_its_lease(caplog: pytest.
 
 @pytest.mark.parametrize("releasing", [True, False])
 def test_step_that_raises_while_its_lease_is_leaving_is_not_retried(*, releasing: bool) -> None:
-    one = Guarded()
-    one.work.fails, one.held.releasing, one.held.answers = 1, releasing, [True]
+    guarded_step = GuardedStep()
+    guarded_step.work.fails, guarded_step.held.releasing, guarded_step.held.answers = 1, releasing, [True]
     if not releasing:
-        one.held.lost.set()
-    assert [one.run(), one.run()] == [1000.0, math.inf]
-    assert one.held.excluded == ([("s-0", 60.0)] if releasing else [])
+        guarded_step.held.lost.set()
+    assert [guarded_step.run(), guarded_step.run()] == [1000.0, math.inf]
+    assert guarded_step.held.excluded == ([("s-0", 60.0)] if releasing else [])

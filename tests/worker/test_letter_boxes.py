@@ -28,18 +28,21 @@ LETTERS = "leasehold.adapters.consumer.dead_letters"
 
 def test_dead_letter_is_stored_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{LETTERS}.sinks.time", SimpleNamespace(time=lambda: 0.008))
-    put, closed = list[object](), list[bool]()
-    sink: Any = SimpleNamespace(put=put.append, close=lambda: closed.append(True))
-    letters = DeadLetterHandler(sink, stream="orders", table="t", source="kinesis://orders")
-    letters(batch(""), ValueError("poison"))
+    stored_letters, closed = list[object](), list[bool]()
+    sink: Any = SimpleNamespace(put=stored_letters.append, close=lambda: closed.append(True))
+    handler = DeadLetterHandler(sink, stream="orders", table="t", source="kinesis://orders")
+    handler(batch(""), ValueError("poison"))
     DeadLetterHandler(sink)(batch(""), ValueError("poison"))
-    letters.close()
-    once = evolve(FULL, attempts=3, source="kinesis://orders")
-    assert (put, closed) == ([once, evolve(once, stream="", table="", source="")], [True])
+    handler.close()
+    expected_letter = evolve(FULL, attempts=3, source="kinesis://orders")
+    assert (stored_letters, closed) == (
+        [expected_letter, evolve(expected_letter, stream="", table="", source="")],
+        [True],
+    )
 
 
 def test_dead_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint passes the record, so its dead letter must survive a power failure."""
+    """The checkpoint moves past the record, so the dead letter must survive a power failure."""
     synced = list[tuple[int, bytes | None]]()
 
     def sync(number: int) -> None:
@@ -71,7 +74,7 @@ def test_dead_letter_whose_name_fails_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_missing_folder_is_a_dead_letter_error(tmp_path: Path) -> None:
-    """A replay reports it without a traceback."""
+    """A replay reports the missing folder without a traceback."""
     missing_folder = FolderSink(tmp_path / "gone")
     with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: "):
         missing_folder.put(FULL)
@@ -89,15 +92,15 @@ def test_unfinished_dead_letters_are_not_listed(tmp_path: Path) -> None:
 
 
 def test_folder_is_created_for_writing_dead_letters_and_not_for_reading(tmp_path: Path) -> None:
-    place = tmp_path / "a" / "b"
+    folder = tmp_path / "a" / "b"
     with pytest.raises(DeadLetterError, match=r"^there is no folder "):
-        open_dead_letters(f"file://{place}")
+        open_dead_letters(f"file://{folder}")
     for _ in range(2):
-        dead_letters(f"file://{place}", stream="orders", table="t")(batch(""), ValueError("poison"))
-    letters = open_dead_letters(f"file://{place}")
-    (name,) = letters.names()
+        dead_letters(f"file://{folder}", stream="orders", table="t")(batch(""), ValueError("poison"))
+    sink = open_dead_letters(f"file://{folder}")
+    (name,) = sink.names()
     assert name == FULL.name
-    assert evolve(dead_letter_from(letters.get(name) or b""), time_ms=8) == evolve(FULL, attempts=3)
+    assert evolve(dead_letter_from(sink.get(name) or b""), time_ms=8) == evolve(FULL, attempts=3)
     (tmp_path / "file").touch()
     with pytest.raises(DeadLetterError, match=r"^dead letters cannot be stored there: "):
         dead_letters(f"file://{tmp_path}/file")
@@ -105,10 +108,10 @@ def test_folder_is_created_for_writing_dead_letters_and_not_for_reading(tmp_path
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """An empty bucket, whatever its name."""
-    fake = Bucket()
-    monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", fake)
-    return fake
+    """Returns an empty bucket, which is used for every bucket name."""
+    memory_bucket = Bucket()
+    monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", memory_bucket)
+    return memory_bucket
 
 
 @pytest.mark.parametrize(
@@ -126,15 +129,15 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
 )
 def test_dead_letters_are_stored_directly_under_the_prefix(bucket: Bucket, place: str, prefix: str) -> None:
     bucket.there = {f"{prefix}deep/x": b"", prefix: b"", f"x{prefix}y/z": b""}
-    strange = dict(bucket.there)
+    unrelated_objects = dict(bucket.there)
     sink = open_dead_letters(f"s3://{place}?region=eu-west-1&endpoint=http://h:1")
     sink.put(FULL)
-    assert bucket.there == {**strange, f"{prefix}{FULL.name}": FULL.line}
+    assert bucket.there == {**unrelated_objects, f"{prefix}{FULL.name}": FULL.line}
     assert (sink.names(), sink.get(FULL.name), sink.get("x")) == ((FULL.name,), FULL.line, None)
     sink.remove(FULL.name)
-    assert bucket.there == strange
+    assert bucket.there == unrelated_objects
     dead_letters(f"s3://{place}")(batch(""), ValueError("poison"))
-    (dead_letter,) = (dead_letter_from(each) for name, each in bucket.there.items() if name not in strange)
+    (dead_letter,) = (dead_letter_from(body) for name, body in bucket.there.items() if name not in unrelated_objects)
     assert (dead_letter.stream, dead_letter.table) == ("", "")
     sink.close()
     with pytest.raises(DeadLetterError, match=r"^the bucket is closed$"):
@@ -188,24 +191,24 @@ class Kinesis:
 @pytest.fixture
 def kinesis(monkeypatch: pytest.MonkeyPatch) -> Kinesis:
     """Replace the service."""
-    fake = Kinesis()
-    monkeypatch.setattr("boto3.client", fake)
-    return fake
+    client = Kinesis()
+    monkeypatch.setattr("boto3.client", client)
+    return client
 
 
 def test_dead_letters_and_records_keep_their_partition_keys(kinesis: Kinesis) -> None:
     """The dead letter has the record's partition key, so a replayed record goes to the shard it came from."""
     sink = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
-    plain = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
-    for entry in (FULL, plain):
+    letter_without_key = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
+    for entry in (FULL, letter_without_key):
         sink.put(entry)
         sink.put_back(entry)
-    name = {"StreamName": "orders"}
+    stream_name = {"StreamName": "orders"}
     assert kinesis.puts == [
-        {**name, "Data": FULL.line, "PartitionKey": "k"},
-        {**name, "Data": b"d", "PartitionKey": "k", "ExplicitHashKey": "9"},
-        {**name, "Data": plain.line, "PartitionKey": "l-0"},
-        {**name, "Data": b"d", "PartitionKey": "l-0"},
+        {**stream_name, "Data": FULL.line, "PartitionKey": "k"},
+        {**stream_name, "Data": b"d", "PartitionKey": "k", "ExplicitHashKey": "9"},
+        {**stream_name, "Data": letter_without_key.line, "PartitionKey": "l-0"},
+        {**stream_name, "Data": b"d", "PartitionKey": "l-0"},
     ]
     sink.close()
     ((names, options),) = kinesis.opened
@@ -217,16 +220,16 @@ def test_dead_letters_and_records_keep_their_partition_keys(kinesis: Kinesis) ->
 
 
 def test_stream_that_rejects_a_dead_letter_is_a_dead_letter_error(kinesis: Kinesis) -> None:
-    letters = dead_letters("kinesis://orders")
+    handler = dead_letters("kinesis://orders")
     kinesis.code = "ProvisionedThroughputExceededException"
     with pytest.raises(
         DeadLetterError, match=r"^kinesis://orders: Kinesis throttled a request for stream 'orders': Prov"
     ):
-        letters(batch(), ValueError())
+        handler(batch(), ValueError())
 
 
 def test_missing_stream_is_reported_and_one_without_describe_permission_accepted(kinesis: Kinesis) -> None:
-    """The check needs no more rights than writing does."""
+    """The check requires no permissions other than those for writing."""
     kinesis.code = "ResourceNotFoundException"
     with pytest.raises(DeadLetterError, match=r"^there is no stream 'orders'$"):
         dead_letters("kinesis://orders")
@@ -251,13 +254,13 @@ def test_sink_that_cannot_be_opened_is_named_by_its_option(monkeypatch: pytest.M
         open_stream("file://x")
     with pytest.raises(ValueError, match=r"^letters URL: it names no folder"):
         open_dead_letters("file://")
-    bad = "endpoint=nothing"
+    bad_option = "endpoint=nothing"
     with pytest.raises(ValueError, match=r"^dead letter URL: option 'endpoint' must be"):
-        dead_letters(f"s3://b?{bad}")
+        dead_letters(f"s3://b?{bad_option}")
     with pytest.raises(ValueError, match=r"^letters URL: option 'endpoint' must be"):
-        open_dead_letters(f"s3://b?{bad}")
+        open_dead_letters(f"s3://b?{bad_option}")
     with pytest.raises(ValueError, match=r"^stream URL: option 'endpoint' must be"):
-        open_stream(f"kinesis://b?{bad}")
+        open_stream(f"kinesis://b?{bad_option}")
     with pytest.raises(ValueError, match=r"^dead letter URL: unknown scheme 'x'"):
         dead_letters("x://y")
 

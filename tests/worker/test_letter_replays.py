@@ -1,4 +1,4 @@
-"""What happens to each dead letter in a replay, by what its handler returns or raises."""
+"""Tests of the outcome of each dead letter in a replay, depending on what its handler returns or raises."""
 
 import asyncio
 from asyncio import CancelledError
@@ -18,7 +18,7 @@ from leasehold.balancer.model import Position
 
 @define
 class Folder:
-    """Dead letters by name, and what was done with them in order."""
+    """Dead letters by name, and a list of what was done with them, in order."""
 
     there: dict[str, bytes | None] = field(factory=dict)
     did: list[str] = field(factory=list)
@@ -40,7 +40,7 @@ class Folder:
         """Nothing to close."""
 
     def deliver(self, entry: DeadLetterEntry) -> Exception | None:
-        """Note the dead letter, and fail where the test says so."""
+        """Record the dead letter, and return the error that the test has set for it."""
         self.did.append(f"deliver {entry.name}")
         return self.failing.get(entry.name)
 
@@ -49,33 +49,44 @@ class Folder:
 
 
 def test_dead_letter_is_replayed_in_order_and_removed_once_handled() -> None:
-    first, second, third, gone = (dead_letter(number) for number in (7, 20, 100, 30))
-    lines: dict[str, bytes | None] = {entry.name: entry.line for entry in (third, first, second)}
-    folder = Folder({"z.txt": b"", **lines, gone.name: None, "a.txt": b"", "1-0-x-y.json": b"{", "2-0-x-y.json": b"["})
-    folder.failing = {second.name: ValueError("again")}
+    first_letter, second_letter, third_letter, missing_letter = (dead_letter(number) for number in (7, 20, 100, 30))
+    stored_lines: dict[str, bytes | None] = {
+        entry.name: entry.line for entry in (third_letter, first_letter, second_letter)
+    }
+    folder = Folder(
+        {
+            "z.txt": b"",
+            **stored_lines,
+            missing_letter.name: None,
+            "a.txt": b"",
+            "1-0-x-y.json": b"{",
+            "2-0-x-y.json": b"[",
+        }
+    )
+    folder.failing = {second_letter.name: ValueError("again")}
     assert replay(folder, folder.deliver, folder.tell) == ReplayVerdict(done=2, failed=1, strange=4)
     assert folder.did == [
         "a.txt: its name is not that of a dead letter",
         "z.txt: its name is not that of a dead letter",
         "1-0-x-y.json: it is not a dead letter: it is not JSON",
         "2-0-x-y.json: it is not a dead letter: it is not JSON",
-        f"deliver {first.name}",
-        f"remove {first.name}",
-        f"deliver {second.name}",
-        f"{second.name}: ValueError: again",
-        f"deliver {third.name}",
-        f"remove {third.name}",
+        f"deliver {first_letter.name}",
+        f"remove {first_letter.name}",
+        f"deliver {second_letter.name}",
+        f"{second_letter.name}: ValueError: again",
+        f"deliver {third_letter.name}",
+        f"remove {third_letter.name}",
     ]
 
 
 def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
-    """Return the fault of this handler."""
-    with HandlerCalls(handler) as calls:
-        return calls.deliver(FULL)
+    """Return the error that a replay with this handler reports, or None."""
+    with HandlerCalls(handler) as handler_calls:
+        return handler_calls.deliver(FULL)
 
 
 def test_replay_handler_gets_a_batch_that_cannot_be_lost() -> None:
-    """A handler may checkpoint or ask for its shard during a replay."""
+    """During a replay, a handler may still checkpoint, and read the shard and stream of its batch."""
     batches = list[Delivery]()
     assert delivered(batches.append) is None
     (batch,) = batches
@@ -108,10 +119,10 @@ def test_replay_handler_result_decides_whether_the_dead_letter_failed() -> None:
         return None
 
     assert delivered(raises(error)) is error
-    cancelled = delivered(raises(CancelledError("x")))
-    assert (type(cancelled), str(cancelled)) == (RuntimeError, "CancelledError: x")
-    for answers in (awaited, lambda _batch: False):
-        fault = delivered(answers)
+    cancelled_fault = delivered(raises(CancelledError("x")))
+    assert (type(cancelled_fault), str(cancelled_fault)) == (RuntimeError, "CancelledError: x")
+    for value_handler in (awaited, lambda _batch: False):
+        fault = delivered(value_handler)
         assert (type(fault), str(fault).partition(":")[0]) == (Unhandled, "it returned a value (bool)")
     assert delivered(done) is None
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""Dead letters: their content, that none is lost or duplicated, and that a replay removes only those it has handled."""
+"""Tests of dead letters: their content, that none is lost or duplicated, and that a replay removes only handled ones."""
 
 import errno
 import json
@@ -63,7 +63,7 @@ LETTERS = st.builds(
 @example(DeadLetterEntry("", "", "s-0", "s-0", Record(b"", "7", token="8 "), "E", "", 1, "w", 0))  # noqa: S106  an offset
 @given(LETTERS)
 def test_dead_letter_survives_a_round_trip_as_one_line(dead_letter: DeadLetterEntry) -> None:
-    """What is replayed is exactly what failed."""
+    """The replayed record equals the record that failed."""
     assert dead_letter.line.count(b"\n") == 1
     assert dead_letter_from(dead_letter.line) == dead_letter
     assert len(dead_letter.name) < 255
@@ -76,12 +76,12 @@ def url(folder: Path) -> str:
 
 
 def poison(*numbers: int) -> tuple[ReaderHarness, list[bytes]]:
-    """Return a worker whose handler cannot handle these records, and a list of what it handles."""
+    """Return a worker whose handler fails on these records, and the list to which it adds the data that it handles."""
     handled: list[bytes] = []
 
     def handle(delivery: Delivery) -> None:
-        if bad := [record.data for record in delivery.records if int(record.data) in numbers]:
-            raise ValueError(f"{bad[0]!r} is poison")
+        if poisoned_data := [record.data for record in delivery.records if int(record.data) in numbers]:
+            raise ValueError(f"{poisoned_data[0]!r} is poison")
         handled.extend(record.data for record in delivery.records)
 
     return ReaderHarness(ShardRecords(create_records(6)), on_batch=handle), handled
@@ -122,23 +122,23 @@ def test_failed_dead_letter_write_stops_the_shard(tmp_path: Path, caplog: pytest
     dead_letter = dead_letters(url(tmp_path / "letters"))
     (tmp_path / "letters").rmdir()
     harness.holding.progress.tell("vm", lambda: harness.clock.now, harness.clock.now)
-    harness.until_over(harness.reading(attempts=1, dead_letter=dead_letter))
+    harness.run_until_done(harness.reading(attempts=1, dead_letter=dead_letter))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happenings) == (None, TRIM_HORIZON, ["initialize", "stopped"])
     # The status names the sink, and so does the log.
     sink = f"{url(tmp_path / 'letters')}: the dead letter could not be written"
-    why = f"{sink}: No such file or directory"
-    assert f"neither its handler nor the dead letter accepted record 100.0: DeadLetterError: {why}" in caplog.text
+    reason = f"{sink}: No such file or directory"
+    assert f"neither its handler nor the dead letter accepted record 100.0: DeadLetterError: {reason}" in caplog.text
     progress = progress_of(row)
     assert progress is not None
     cause = f"its handler raised ValueError; the dead letter did not accept the record: {sink}"
     assert progress.cause.startswith(cause)  # a row keeps only the beginning of a long one
-    # Another attempt fails in the handler first, and the dead letter is still the cause.
-    after = ProgressMeter(row, "a-2")
-    after.failed("its handler raised ValueError (attempt 1 of 2)", 1.0)
-    assert sink in after.progress(1.0, 1.0).cause
-    after.progressed(2.0)
-    assert after.progress(2.0, 2.0).dead_letter == "", "the record was dead-lettered"
+    # Before the next dead letter, the handler fails again. The failed dead letter is still shown as the cause.
+    next_meter = ProgressMeter(row, "a-2")
+    next_meter.failed("its handler raised ValueError (attempt 1 of 2)", 1.0)
+    assert sink in next_meter.progress(1.0, 1.0).cause
+    next_meter.progressed(2.0)
+    assert next_meter.progress(2.0, 2.0).dead_letter == "", "the record was dead-lettered"
 
 
 def test_record_that_is_dead_lettered_twice_has_one_dead_letter_per_group(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def filled(folder: Path, *entries: DeadLetterEntry) -> Path:
 
 
 def test_replay_killed_half_way_is_completed_by_the_next(tmp_path: Path) -> None:
-    """Dead letters that are done do not come again, and the one being handled is kept."""
+    """Dead letters that were replayed are not replayed again, and the one that was being handled is kept."""
     folder = filled(tmp_path / "box", dead_letter("1"), dead_letter("2"), dead_letter("3"))
     replayed: list[bytes] = []
 
@@ -168,9 +168,9 @@ def test_replay_killed_half_way_is_completed_by_the_next(tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     for _ in range(2):
-        with HandlerCalls(killed) as calls:
+        with HandlerCalls(killed) as handler_calls:
             try:
-                replay(open_dead_letters(url(folder)), calls.deliver, lambda *_: None)
+                replay(open_dead_letters(url(folder)), handler_calls.deliver, lambda *_: None)
             except KeyboardInterrupt:
                 assert len(list(folder.iterdir())) == 2
     assert (replayed, list(folder.iterdir())) == ([b"1", b"2", b"2", b"3"], [])
@@ -228,7 +228,7 @@ def test_bad_usage_of_replay_is_one_sentence(arguments: list[str], status: int, 
     assert SECRET not in result.stderr
 
 
-ALIKE = st.builds(
+SIMILAR_LETTERS = st.builds(
     DeadLetterEntry,
     table=st.sampled_from(["dynamodb://app", "dynamodb://app?region=eu-west-1"]),
     stream=st.sampled_from(["orders", "ns/orders/$Default"]),
@@ -253,11 +253,11 @@ ALIKE = st.builds(
     time_ms=st.integers(0, 9),
     source=st.sampled_from(["kinesis://orders?region=eu-west-1", "kinesis://orders?region=us-east-1"]),
 )
-"""Dead letters of several groups, streams and shards whose ids and numbers are mostly the same."""
+"""Dead letters of several groups, streams and shards, most of which have the same ids and sequence numbers."""
 
 
-def of_record(dead_letter: DeadLetterEntry) -> DeadLetterEntry:
-    """Return what two dead letters of one record have in common."""
+def without_attempt_fields(dead_letter: DeadLetterEntry) -> DeadLetterEntry:
+    """Return the dead letter without the fields that differ between two failures of the same record."""
     return evolve(dead_letter, error="", text="", attempts=0, worker="", time_ms=0)
 
 
@@ -269,8 +269,8 @@ def stored_in_a_folder(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
 
 def stored_in_a_folder_without_links(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Return the same for a file system without hard links."""
-    refused = OSError(errno.EPERM, "no links")
-    with TemporaryDirectory() as folder, patch.object(Path, "hardlink_to", side_effect=refused):
+    no_links_error = OSError(errno.EPERM, "no links")
+    with TemporaryDirectory() as folder, patch.object(Path, "hardlink_to", side_effect=no_links_error):
         return stored(FolderSink(Path(folder)), entries)
 
 
@@ -281,7 +281,7 @@ def stored_in_a_bucket(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
 
 
 def stored(sink: FolderSink | ObjectSink, entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
-    """Write all, each a second time by another worker, and return what is there."""
+    """Write all dead letters, and each again as another worker, and return the stored dead letters."""
     for entry in (*entries, *(evolve(entry, worker="w-3", attempts=11, text="again") for entry in entries)):
         sink.put(entry)
     assert all(sort_key_of(name) for name in sink.names())
@@ -289,12 +289,12 @@ def stored(sink: FolderSink | ObjectSink, entries: list[DeadLetterEntry]) -> lis
 
 
 @pytest.mark.parametrize("store_in", [stored_in_a_folder, stored_in_a_folder_without_links, stored_in_a_bucket])
-@given(entries=st.lists(ALIKE, max_size=12))
+@given(entries=st.lists(SIMILAR_LETTERS, max_size=12))
 def test_each_distinct_dead_letter_is_stored_once_by_many_workers(
     store_in: Callable[[list[DeadLetterEntry]], list[DeadLetterEntry]], entries: list[DeadLetterEntry]
 ) -> None:
-    stored_entries = [of_record(entry) for entry in store_in(entries)]
-    assert sorted(stored_entries, key=repr) == sorted({of_record(entry) for entry in entries}, key=repr)
+    stored_entries = [without_attempt_fields(entry) for entry in store_in(entries)]
+    assert sorted(stored_entries, key=repr) == sorted({without_attempt_fields(entry) for entry in entries}, key=repr)
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def test_groups_that_differ_by_a_url_option_have_separate_dead_letters(
 ) -> None:
     for source, store in (one, one, other):
         open_dead_letter(url(tmp_path), source, store)(delivery(), ValueError("poison"))
-    written = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
-    assert sorted((entry.source, entry.table) for entry in written) == sorted([one, other])
+    stored_letters = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
+    assert sorted((entry.source, entry.table) for entry in stored_letters) == sorted([one, other])
 
 
 def test_url_options_that_name_no_place_do_not_duplicate_dead_letters(
@@ -328,9 +328,9 @@ def test_url_options_that_name_no_place_do_not_duplicate_dead_letters(
     ):
         open_dead_letter("file://dead", source, store)(delivery(), ValueError("poison"))
     (file,) = (tmp_path / "dead").iterdir()
-    written = dead_letter_from(file.read_bytes())
-    assert written.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
-    assert written.table == f"sqlite://{tmp_path}/leases.db"
+    stored_letter = dead_letter_from(file.read_bytes())
+    assert stored_letter.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
+    assert stored_letter.table == f"sqlite://{tmp_path}/leases.db"
 
 
 def delivery() -> Delivery:
@@ -353,13 +353,15 @@ def test_replay_continues_after_unreadable_dead_letters(tmp_path: Path) -> None:
     sink = FolderSink(tmp_path)
     for number in ("1", "3", "5"):
         sink.put(dead_letter(number))
-    unreadable = tmp_path / "2-0-s-0-0123456789ab.json", tmp_path / "4-0-s-0-0123456789ab.json"
-    unreadable[0].mkdir()
-    unreadable[1].write_bytes(b"\xff")
+    unreadable_files = tmp_path / "2-0-s-0-0123456789ab.json", tmp_path / "4-0-s-0-0123456789ab.json"
+    unreadable_files[0].mkdir()
+    unreadable_files[1].write_bytes(b"\xff")
     result = CliRunner().invoke(app, ["replay", url(tmp_path), "--handler", "builtins:print", "--json"])
     assert json.loads(result.stdout.splitlines()[-1]) == {"done": 3, "failed": 0, "strange": 2}
     assert result.exit_code == 1
-    first, second = result.stderr.splitlines()
-    assert first.startswith(f"leasehold replay: {unreadable[0].name} stays: a dead letter could not be read: ")
-    assert second == f"leasehold replay: {unreadable[1].name} stays: it is not a dead letter: it is not JSON"
-    assert sorted(tmp_path.iterdir())[:2] == sorted(unreadable)
+    first_line, second_line = result.stderr.splitlines()
+    assert first_line.startswith(
+        f"leasehold replay: {unreadable_files[0].name} stays: a dead letter could not be read: "
+    )
+    assert second_line == f"leasehold replay: {unreadable_files[1].name} stays: it is not a dead letter: it is not JSON"
+    assert sorted(tmp_path.iterdir())[:2] == sorted(unreadable_files)

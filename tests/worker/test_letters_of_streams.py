@@ -1,4 +1,4 @@
-"""What happens to each dead letter in a stream, and where its replay ends, without a stream or a worker's threads."""
+"""Tests of the outcome of each dead letter in a stream, and of where its replay ends, without a stream or worker threads."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ STREAM_REPLAY = "leasehold.adapters.consumer.dead_letters.replaying"
 
 @define
 class Stream:
-    """Replaces a worker's run over a stream of dead letters: the test dispatches its batches."""
+    """Replaces the run of a worker on a stream of dead letters. The test dispatches the batches."""
 
     runs: Callable[["Stream"], bool] = lambda _stream: True
     put: list[DeadLetterEntry] = field(factory=list)
@@ -46,7 +46,7 @@ class Stream:
     checkpoints: list[Position] = field(factory=list)
 
     def deliver(self, entry: DeadLetterEntry) -> Exception | None:
-        """Take it and return the next fault, or raise that fault if it is a DeadLetterError."""
+        """Record the dead letter, and return the next fault, or raise it if it is a DeadLetterError."""
         self.delivered.append(entry)
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, DeadLetterError):
@@ -54,7 +54,7 @@ class Stream:
         return fault
 
     def sink(self) -> Any:  # noqa: ANN401  a sink
-        """Return a sink that takes dead letters, unless the stream is closed."""
+        """Return a sink that accepts dead letters unless the stream is closed."""
 
         def put(entry: DeadLetterEntry) -> None:
             if self.closed:
@@ -64,8 +64,8 @@ class Stream:
         return SimpleNamespace(put=put)
 
     def dispatch(self, *lines: bytes) -> None:
-        """Dispatch a batch with these texts, with numbers from 1000."""
-        rows = tuple(Record(line, str(1000 + index)) for index, line in enumerate(lines))
+        """Dispatch a batch of records with this data. Their sequence numbers start with 1000."""
+        records = tuple(Record(line, str(1000 + index)) for index, line in enumerate(lines))
 
         def checkpoint(position: Position) -> bool:
             self.checkpoints.append(position)
@@ -73,7 +73,7 @@ class Stream:
 
         holding: Any = SimpleNamespace(checkpoint=checkpoint)
         assert self.handling is not None
-        self.handling.handler(Delivery(rows, rows[-1].position, None, holding))
+        self.handling.handler(Delivery(records, records[-1].position, None, holding))
 
     def replay(self, monkeypatch: pytest.MonkeyPatch, now: float = 9.0084) -> ReplayVerdict:
         def runner(worker: object, handling: Handling) -> "Stream":
@@ -142,18 +142,18 @@ def test_dead_letter_that_cannot_be_put_back_ends_the_replay_cleanly(monkeypatch
     """The dead letter is kept, and the worker's leases are released."""
 
     def runs(stream: Stream) -> bool:
-        with pytest.raises(SystemExit) as end:
+        with pytest.raises(SystemExit) as exc_info:
             stream.dispatch(dead_letter(1).line)
-        assert end.value.code == 1
+        assert exc_info.value.code == 1
         assert stream.checkpoints == []
-        raise end.value
+        raise exc_info.value
 
     with pytest.raises(DeadLetterError, match=r"^no such stream$"):
         Stream(runs, faults=[ValueError()], closed=True).replay(monkeypatch)
-    unreachable = DeadLetterError("nobody to hand it to")
-    with pytest.raises(DeadLetterError) as broken:
-        Stream(runs, faults=[unreachable]).replay(monkeypatch)
-    assert broken.value is unreachable
+    delivery_error = DeadLetterError("nobody to hand it to")
+    with pytest.raises(DeadLetterError) as exc_info:
+        Stream(runs, faults=[delivery_error]).replay(monkeypatch)
+    assert exc_info.value is delivery_error
 
 
 def test_replay_ended_by_a_handler_or_signal_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,17 +162,17 @@ def test_replay_ended_by_a_handler_or_signal_is_not_complete(monkeypatch: pytest
     def ends(_stream: Stream) -> bool:
         raise SystemExit(3)
 
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit) as exc_info:
         Stream(ends).replay(monkeypatch)
-    assert end.value.code == 3
+    assert exc_info.value.code == 3
     with pytest.raises(DeadLetterError, match=r"^it was stopped before all dead letters were replayed"):
         Stream(lambda _stream: False).replay(monkeypatch)
 
 
 def progress_row(**fields: Any) -> Lease:  # noqa: ANN401  the fields of Progress
     """Return a row with this annotation, written by its owner at 9 s."""
-    reach = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **fields})
-    return Lease("p", owner="r-2", annotations=((NOTE, reach.note),))
+    progress = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **fields})
+    return Lease("p", owner="r-2", annotations=((NOTE, progress.note),))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_unread_shard_is_not_over(read: float | None, monkeypatch: pytest.Monkey
 
 @define
 class Script:
-    """A source and its reader that respond as told."""
+    """A source and its reader, which return the given batches."""
 
     answers: list[Batch]
     opened: list[tuple[Lease, Position]] = field(factory=list)
@@ -226,40 +226,40 @@ class Script:
 
 
 def rows(*workers: str) -> tuple[Record, ...]:
-    """Return rows with dead letters written by these workers; "" is not a dead letter."""
+    """Return records with dead letters written by these workers. For "", the record is not a dead letter."""
     lines = (evolve(FULL, worker=name).line if name else b"mine" for name in workers)
     return tuple(Record(line, str(1 + index)) for index, line in enumerate(lines))
 
 
 def reader(*answers: Batch) -> tuple[DeadLetterReader, Script]:
-    """Return a reader for the replay of r-1."""
-    script = Script(list(answers))
-    source: Any = script
-    return DeadLetterSource(source, "r-1").open(Lease("p"), TRIM_HORIZON), script
+    """Return a reader of dead letters for the replay of r-1, and its source."""
+    scripted_source = Script(list(answers))
+    source: Any = scripted_source
+    return DeadLetterSource(source, "r-1").open(Lease("p"), TRIM_HORIZON), scripted_source
 
 
 def test_reading_ends_before_the_first_dead_letter_put_back_by_this_replay() -> None:
     records = rows("w-1", "", "w-2", "r-1", "w-1", "r-1")
-    ours, script = reader(Batch(records, Position("9"), 4.0, 0.2, ended=True, in_columns=tuple))
-    assert script.opened == [(Lease("p"), TRIM_HORIZON)]
-    batch = ours.read()
+    letter_reader, scripted_source = reader(Batch(records, Position("9"), 4.0, 0.2, ended=True, in_columns=tuple))
+    assert scripted_source.opened == [(Lease("p"), TRIM_HORIZON)]
+    batch = letter_reader.read()
     assert batch == Batch(records[:3], Position("3"), 0.0, 0.2, size=batch.size)
     assert batch.in_columns is None
-    assert [ours.read() for _ in range(2)] == [Batch((), None, 0.0, OVER_SECONDS)] * 2
-    ours.close()
-    assert script.closed
+    assert [letter_reader.read() for _ in range(2)] == [Batch((), None, 0.0, OVER_SECONDS)] * 2
+    letter_reader.close()
+    assert scripted_source.closed
 
 
 def test_read_that_begins_with_our_own_dead_letter_returns_nothing() -> None:
-    """The checkpoint stays before it."""
-    ours, _ = reader(Batch(rows("r-1", "w-1"), None, 4.0, 0.2))
-    batch = ours.read()
+    """The checkpoint stays before that dead letter."""
+    letter_reader, _ = reader(Batch(rows("r-1", "w-1"), None, 4.0, 0.2))
+    batch = letter_reader.read()
     assert (batch.records, batch.read_to, batch.behind_seconds) == ((), None, 0.0)
 
 
 @pytest.mark.parametrize(("behind", "expected"), [(0.0, UNKNOWN_SECONDS), (None, UNKNOWN_SECONDS), (4.0, 4.0)])
 def test_read_with_dead_letters_does_not_show_the_end(behind: float | None, expected: float) -> None:
-    batch, empty = Batch(rows("w-1", "w-2"), None, behind, 0.2, ended=True), Batch((), Position("9"), behind, 0.2)
-    ours, _ = reader(batch, empty)
-    assert ours.read() == evolve(batch, behind_seconds=expected)
-    assert ours.read() is empty
+    batch, empty_batch = Batch(rows("w-1", "w-2"), None, behind, 0.2, ended=True), Batch((), Position("9"), behind, 0.2)
+    letter_reader, _ = reader(batch, empty_batch)
+    assert letter_reader.read() == evolve(batch, behind_seconds=expected)
+    assert letter_reader.read() is empty_batch

@@ -1,4 +1,4 @@
-"""What a worker does as lookout or reader, as seen in the table: bulletins, renewals, and which leases it accepts."""
+"""Tests of what a lookout or a reader of bulletins writes to the table, and of which leases it accepts."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
 def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[DrivenWorker]:
-    """Workers at rest with the default cadence: the lookout first, then the others by rank."""
+    """Return workers at rest with the default cadence. The lookout is first, followed by the others in order of rank."""
     source = ListSource(create_even_shards(tuple(f"s-{number}" for number in range(shards))))
     members = [member(store, source, clock, name, f"p-{name}", CONFIG) for name in names]
     together(members, 60.0)
@@ -50,7 +50,7 @@ def test_other_workers_read_one_row_with_stale_reads() -> None:
 
 
 def test_bulletin_row_is_renewed_every_beat_and_other_rows_seldom() -> None:
-    """Other workers stand in for a lookout that renews too seldom (C2, C4)."""
+    """Other workers take the place of a lookout that renews too seldom (C2, C4)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -64,7 +64,7 @@ def test_bulletin_row_is_renewed_every_beat_and_other_rows_seldom() -> None:
 
 
 def test_bulletin_is_written_with_checkpoints_that_renew_its_row() -> None:
-    """A worker that reads any row of the lookout gets its news (C4)."""
+    """A worker that reads any row of the lookout gets its bulletin (C4)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -72,9 +72,9 @@ def test_bulletin_is_written_with_checkpoints_that_renew_its_row() -> None:
         for holding in lookout.worker.holdings:
             holding.checkpoint(Position(str(second)))
         together([lookout, reader], 1.0)
-    rows = {row.key: bulletin_of(row) for row in store.list().leases}
-    latest = rows[board(store, lookout).key].looks
-    assert all(latest - 3 <= rows[key].looks <= latest for key in lookout.held)
+    bulletins_by_key = {row.key: bulletin_of(row) for row in store.list().leases}
+    latest_looks = bulletins_by_key[board(store, lookout).key].looks
+    assert all(latest_looks - 3 <= bulletins_by_key[key].looks <= latest_looks for key in lookout.held)
 
 
 def test_checkpoint_counts_as_a_renewal() -> None:
@@ -96,17 +96,17 @@ def test_finding_of_the_lookout_is_written_at_once() -> None:
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
-    before = bulletin_of(board(store, lookout))
+    bulletin_before = bulletin_of(board(store, lookout))
     lookout.turn_due = clock.now
     store.rewrite(reader.held[0], lambda row: evolve(row, owner=None))
     lookout.worker.hurry()
     lookout.worker.turn(clock.now)
-    now = bulletin_of(board(store, lookout))
-    assert (now.looks, now.acts) == (before.looks + 1, before.acts + 1)
+    bulletin_after = bulletin_of(board(store, lookout))
+    assert (bulletin_after.looks, bulletin_after.acts) == (bulletin_before.looks + 1, bulletin_before.acts + 1)
 
 
 def test_count_of_an_ended_listing_stops_rising() -> None:
-    """Others stand in for a lookout that has stopped after one listing (C8)."""
+    """Other workers take the place of a lookout that has stopped after one listing (C8)."""
     clock, store = Clock(), FaultyStore()
     lookout, _ = fleet(store, clock, "a-1", "b-1")
     worker = lookout.worker
@@ -116,8 +116,8 @@ def test_count_of_an_ended_listing_stops_rising() -> None:
     clock.now += 3.5
     store.write_requests.clear()
     worker.renew(clock.now)
-    notes = [dict(write.annotations) for write in store.write_requests if isinstance(write, RenewLease)]
-    assert {note[CALL] for note in notes if CALL in note} == {"8 2 s-0"}
+    annotations_written = [dict(write.annotations) for write in store.write_requests if isinstance(write, RenewLease)]
+    assert {annotations[CALL] for annotations in annotations_written if CALL in annotations} == {"8 2 s-0"}
 
 
 def test_steal_without_a_request_is_noticed_by_the_next_listing() -> None:
@@ -125,11 +125,11 @@ def test_steal_without_a_request_is_noticed_by_the_next_listing() -> None:
     clock = Clock()
     store = FaultyStore()
     lookout, _ = fleet(store, clock, "a-1", "b-1")
-    stolen = next(h for h in lookout.worker.holdings if h.key != board(store, lookout).key)
-    store.write(StealLease(store.row(stolen.key), "java"))
+    stolen_holding = next(holding for holding in lookout.worker.holdings if holding.key != board(store, lookout).key)
+    store.write(StealLease(store.row(stolen_holding.key), "java"))
     lookout.worker.hurry()
     lookout.worker.turn(clock.now)
-    assert (stolen.lost.is_set(), stolen.why) == (True, "now owned by java")
+    assert (stolen_holding.lost.is_set(), stolen_holding.why) == (True, "now owned by java")
 
 
 def test_only_rows_just_read_are_taken_up_as_ours() -> None:
@@ -149,16 +149,19 @@ def test_only_rows_just_read_are_taken_up_as_ours() -> None:
 
 
 def test_only_leases_just_read_are_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others have changed leases since a reader's last listing, so its plan for them is outdated (C7)."""
+    """Since a reader's last listing, other workers have changed leases, so its plan for these leases is outdated (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
-    row = board(store, lookout)
-    other = next(store.row(key) for key in lookout.held if key != row.key)
-    steals = tuple(Steal(lease, lookout.worker.me, "M9") for lease in (row, other))
+    bulletin_row_read = board(store, lookout)
+    other_row = next(store.row(key) for key in lookout.held if key != bulletin_row_read.key)
+    steals = tuple(Steal(lease, lookout.worker.me, "M9") for lease in (bulletin_row_read, other_row))
     monkeypatch.setattr("leasehold.adapters.worker.worker.plan", lambda *_: steals)
     reader.worker.turn(reader.turn_due)
-    assert (store.row(row.key).owner, store.row(other.key).owner) == (reader.worker.me, lookout.worker.me)
+    assert (store.row(bulletin_row_read.key).owner, store.row(other_row.key).owner) == (
+        reader.worker.me,
+        lookout.worker.me,
+    )
 
 
 def test_handed_off_lease_is_accepted_without_a_listing() -> None:
@@ -166,15 +169,15 @@ def test_handed_off_lease_is_accepted_without_a_listing() -> None:
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
-    wanted = lookout.held[0]
-    store.write(RequestLease(store.row(wanted), reader.worker.me))
+    requested_key = lookout.held[0]
+    store.write(RequestLease(store.row(requested_key), reader.worker.me))
     reader.worker.hurry()
     reader.worker.turn(clock.now)
     store.readings.clear()
     together([lookout, reader], 8.0)
     assert isinstance(reader.worker.consumer, RecordingConsumer)
-    assert wanted in {holding.key for holding in reader.worker.consumer.begun}
-    assert ((wanted,), True) in store.readings
+    assert requested_key in {holding.key for holding in reader.worker.consumer.begun}
+    assert ((requested_key,), True) in store.readings
 
 
 def test_lease_taken_back_is_read_again() -> None:
@@ -204,15 +207,17 @@ def test_every_worker_lists_if_annotations_change_the_version() -> None:
 def test_news_is_written_to_the_row_that_readers_know() -> None:
     """A lookout that has just claimed its last row in shed order also writes to the row that others read now."""
     store, bulletin = FaultyStore(), bulletin_annotations(Bulletin(3, 1))
-    for key, notes in (("s-1", bulletin), ("s-5", bulletin), ("s-3", ())):  # in shed order
+    for key, annotations in (("s-1", bulletin), ("s-5", bulletin), ("s-3", ())):  # in shed order
         store.write(CreateLease(Lease(key)))
-        store.write(ClaimLease(store.row(key), "ann", notes))
+        store.write(ClaimLease(store.row(key), "ann", annotations))
 
     def renewed_keys(*keys: str) -> list[str]:
         identity = Identity("ann", "p-1")
         rows = [store.row(key) for key in keys]
-        held = [Holding(store, row, identity=identity, clock=Clock(), begun=0.0, lease_seconds=10.0) for row in rows]
-        return [holding.key for holding, _ in bulletin_renewals(held, "ann")]
+        holdings = [
+            Holding(store, row, identity=identity, clock=Clock(), begun=0.0, lease_seconds=10.0) for row in rows
+        ]
+        return [holding.key for holding, _ in bulletin_renewals(holdings, "ann")]
 
     assert (renewed_keys("s-1", "s-5"), renewed_keys("s-1", "s-5", "s-3"), renewed_keys()) == (
         ["s-5"],

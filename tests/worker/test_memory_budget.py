@@ -1,4 +1,4 @@
-"""One memory bound for the batches of all shards: who waits, who is admitted, and which batches are dropped."""
+"""Tests of the memory limit for the batches of all shards: which readers wait or are admitted, and which batches are dropped."""
 
 import heapq
 from random import Random
@@ -23,21 +23,21 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 LIMIT = 5 * MIN_BYTES
 
 
-def share_of(budget: MemoryBudget, key: str, size: int) -> MemoryShare:
-    """Return the share of a reader that asks for this much."""
+def share_with_expected_bytes(budget: MemoryBudget, key: str, size: int) -> MemoryShare:
+    """Return the share of a reader that requests this many bytes."""
     share = budget.share(key)
     share.expected_bytes = size
     return share
 
 
 def batch(size: int) -> Batch:
-    """Return an object of this many bytes."""
+    """Return a batch of this many bytes."""
     return Batch((), None, None, 0.0, size=size)
 
 
 @define
 class LeaseReaders:
-    """Readers that ask, get what they asked for or less, wait for another attempt, and finish."""
+    """Readers that request memory, use what they requested or less, wait for another attempt, and finish."""
 
     draw: Random
     woken: set[str] = field(factory=set)
@@ -49,18 +49,18 @@ class LeaseReaders:
         self.budget = MemoryBudget(LIMIT, self.woken.add)
 
     def ask(self, number: int) -> None:
-        share = share_of(self.budget, f"s-{number}", self.draw.randint(1, 2 * LIMIT))
+        share = share_with_expected_bytes(self.budget, f"s-{number}", self.draw.randint(1, 2 * LIMIT))
         if share.request():
             self.read(share)
         else:
             self.asking.append(share)
 
     def ask_again(self, _number: int) -> None:
-        """Ask again with a waiting reader; if it was admitted meanwhile, it was notified."""
+        """Repeat the request of a waiting reader. If it is now granted, the reader was notified or is first in the queue."""
         for share in self.draw.sample(self.asking, min(1, len(self.asking))):
-            woken = share.key in self.woken
+            was_woken = share.key in self.woken
             if share.request():
-                assert woken or share is self.asking[0]
+                assert was_woken or share is self.asking[0]
                 self.asking.remove(share)
                 self.read(share)
 
@@ -74,16 +74,16 @@ class LeaseReaders:
             share.idle(self.draw.random())
 
     def attempt(self, _number: int) -> None:
-        """Its turn has come: it has its batch, or knows that there is none."""
+        """Begin the next attempt of a reader, which either still has its batch or learns that it was dropped."""
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
-            dropped = share.protect() is None
-            assert dropped is (share not in self.budget.taken) is share.dropped
+            was_dropped = share.protect() is None
+            assert was_dropped is (share not in self.budget.taken) is share.dropped
             share.dropped = False
-            if dropped:
+            if was_dropped:
                 del self.holding[share]
 
     def finish(self, _number: int) -> None:
-        """Let a handler return or a lease be lost."""
+        """Free the memory of a reader, as when its handler returns or its lease is lost."""
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
             del self.holding[share]
             share.clear()
@@ -91,11 +91,11 @@ class LeaseReaders:
     @property
     def sizes(self) -> int:
         """The bytes that the budget should have taken."""
-        expected = {share: share.expected_bytes for share in self.asking}
-        return sum(size for share, size in (self.holding | expected).items() if share in self.budget.taken)
+        expected_sizes = {share: share.expected_bytes for share in self.asking}
+        return sum(size for share, size in (self.holding | expected_sizes).items() if share in self.budget.taken)
 
     def over(self) -> None:
-        """Let all that hold something finish. Every waiting reader must then get its turn."""
+        """Free the memory of all readers that have a batch. Every waiting reader must then be admitted."""
         for share in self.holding:
             share.clear()
         for share in self.asking:
@@ -106,56 +106,60 @@ class LeaseReaders:
 
 @given(draw=st.randoms(use_true_random=False))
 def test_memory_stays_within_the_bound_and_every_reader_gets_its_turn(draw: Random) -> None:
-    some = LeaseReaders(draw)
-    actions = [some.ask, some.ask, some.ask_again, some.wait, some.attempt, some.finish]
+    readers = LeaseReaders(draw)
+    actions = [readers.ask, readers.ask, readers.ask_again, readers.wait, readers.attempt, readers.finish]
     for number in range(60):
         draw.choice(actions)(number)
-        assert some.budget.used == some.sizes
-    some.over()
+        assert readers.budget.used == readers.sizes
+    readers.over()
 
 
 def test_batch_larger_than_the_bound_is_admitted_alone() -> None:
     woken: list[str] = []
     budget = MemoryBudget(LIMIT, woken.append)
-    small, large, later = (share_of(budget, key, size) for key, size in (("a", 1), ("b", 2 * LIMIT), ("c", 1)))
-    assert [share.request() for share in (small, large, later)] == [True, False, False], (
+    small_share, large_share, later_share = (
+        share_with_expected_bytes(budget, key, size) for key, size in (("a", 1), ("b", 2 * LIMIT), ("c", 1))
+    )
+    assert [share.request() for share in (small_share, large_share, later_share)] == [True, False, False], (
         "in the order in which they ask"
     )
-    small.clear()
-    assert (woken, large.request(), later.request()) == (["b"], True, False)
-    large.clear()
-    assert (woken, later.request()) == (["b", "c"], True)
+    small_share.clear()
+    assert (woken, large_share.request(), later_share.request()) == (["b"], True, False)
+    large_share.clear()
+    assert (woken, later_share.request()) == (["b", "c"], True)
 
 
 def test_batch_that_would_wait_longest_is_dropped_first() -> None:
     """A shard whose next attempt is due soon keeps its batch."""
     budget = MemoryBudget(LIMIT)
-    soon, late, other = (share_of(budget, key, 2 * MIN_BYTES) for key in "abc")
-    for share, due in ((soon, 1.0), (late, 9.0)):
+    share_due_soon, share_due_late, other_share = (
+        share_with_expected_bytes(budget, key, 2 * MIN_BYTES) for key in "abc"
+    )
+    for share, due in ((share_due_soon, 1.0), (share_due_late, 9.0)):
         assert share.request()
         share.hold(batch(2 * MIN_BYTES))
         share.idle(due)
-    assert other.request()
-    assert (soon.protect(), late.protect()) == (batch(2 * MIN_BYTES), None)
-    assert (soon.dropped, late.dropped) == (False, True)
+    assert other_share.request()
+    assert (share_due_soon.protect(), share_due_late.protect()) == (batch(2 * MIN_BYTES), None)
+    assert (share_due_soon.dropped, share_due_late.dropped) == (False, True)
 
 
 def test_batch_that_is_in_use_again_is_not_dropped() -> None:
     budget = MemoryBudget(LIMIT)
-    share, other = (share_of(budget, key, LIMIT) for key in "ab")
+    share, other_share = (share_with_expected_bytes(budget, key, LIMIT) for key in "ab")
     assert share.request()
     share.hold(batch(LIMIT))
     share.idle(1.0)
     share.protect()
-    assert not other.request()
+    assert not other_share.request()
     assert (share.batch, share.dropped) == (batch(LIMIT), False)
 
 
 def test_smaller_batch_than_requested_admits_waiting_readers() -> None:
     woken: list[str] = []
     budget = MemoryBudget(LIMIT, woken.append)
-    share, other = (share_of(budget, key, LIMIT) for key in "ab")
-    assert [asking.request() for asking in (share, other)] == [True, False]
+    share, other_share = (share_with_expected_bytes(budget, key, LIMIT) for key in "ab")
+    assert [requesting_share.request() for requesting_share in (share, other_share)] == [True, False]
     share.hold(batch(0))
     assert (woken, budget.used) == (["b"], LIMIT)
 
@@ -163,16 +167,16 @@ def test_smaller_batch_than_requested_admits_waiting_readers() -> None:
 def test_reader_that_leaves_the_queue_is_not_admitted_later() -> None:
     woken: list[str] = []
     budget = MemoryBudget(LIMIT, woken.append)
-    share, other = (share_of(budget, key, LIMIT) for key in "ab")
-    assert [asking.request() for asking in (share, other)] == [True, False]
-    other.clear()
+    share, other_share = (share_with_expected_bytes(budget, key, LIMIT) for key in "ab")
+    assert [requesting_share.request() for requesting_share in (share, other_share)] == [True, False]
+    other_share.clear()
     share.clear()
     assert (woken, budget.used) == ([], 0)
 
 
 @define
-class Crowd:
-    """Many readers of one worker, each called when it wants to be, under a clock of their own."""
+class ManyReaders:
+    """Many readers of one worker, each called when it is due, under a simulated clock."""
 
     shards: int
     budget: MemoryBudget
@@ -192,9 +196,11 @@ class Crowd:
 
     def run(self, seconds: float, **policy: float) -> Worker:
         """Run all readers for this long."""
-        names = tuple(f"s-{number:03}" for number in range(self.shards))
-        pages = [Record(bytes(MIN_BYTES), str(number)) for number in range(3)]
-        source = ListSource(create_even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
+        shard_ids = tuple(f"s-{reader_index:03}" for reader_index in range(self.shards))
+        records = [Record(bytes(MIN_BYTES), str(reader_index)) for reader_index in range(3)]
+        source = ListSource(
+            create_even_shards(shard_ids), {name: ShardRecords(list(records), size=1) for name in shard_ids}
+        )
         config, consumer = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), RecordingConsumer()
         worker = Worker(
             store=FaultyStore(),
@@ -204,32 +210,32 @@ class Crowd:
             consumer=consumer,
             scheduler=ThreadScheduler(self.clock),
         )
-        due = self.clock.now
+        next_turn = self.clock.now
         while len(worker.holdings) < self.shards:
-            self.clock.now = due
-            due = worker.turn(due)
+            self.clock.now = next_turn
+            next_turn = worker.turn(next_turn)
         handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # all of them are durations
-        readings = [handler_reader(worker, holding, handling, self.budget) for holding in consumer.begun]
-        steps = [(self.clock.now, number) for number in range(len(readings))]
-        end = self.clock.now + seconds
-        while steps[0][0] <= end:
-            when, number = heapq.heappop(steps)
-            self.clock.now = max(self.clock.now, when)
-            heapq.heappush(steps, (readings[number].step(self.clock.now), number))
+        readers = [handler_reader(worker, holding, handling, self.budget) for holding in consumer.begun]
+        step_queue = [(self.clock.now, reader_index) for reader_index in range(len(readers))]
+        end_time = self.clock.now + seconds
+        while step_queue[0][0] <= end_time:
+            step_time, reader_index = heapq.heappop(step_queue)
+            self.clock.now = max(self.clock.now, step_time)
+            heapq.heappush(step_queue, (readers[reader_index].step(self.clock.now), reader_index))
         return worker
 
 
 @define
-class Hesitant(ListSource):
+class StreamWithEmptyFirstRead(ListSource):
     """A stream whose readers return nothing at first, as a Kinesis iterator may."""
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a hesitant reader."""
-        return HesitantReader(super().open(lease, start))
+        """Return a reader whose first read returns nothing."""
+        return ReaderWithEmptyFirstRead(super().open(lease, start))
 
 
 @define
-class HesitantReader:
+class ReaderWithEmptyFirstRead:
     """Returns nothing from its first read."""
 
     reader: Reader
@@ -248,20 +254,20 @@ def test_dropped_batch_keeps_its_remaining_attempts() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(source=Hesitant(), on_batch=fails)
-    budget, policy = MemoryBudget(1), Handling(harness.handle, attempts=3)
-    reading, other = handler_reader(harness.worker, harness.holding, policy, budget), budget.share("other")
+    harness = ReaderHarness(source=StreamWithEmptyFirstRead(), on_batch=fails)
+    budget, handling = MemoryBudget(1), Handling(harness.handle, attempts=3)
+    reader, other_share = handler_reader(harness.worker, harness.holding, handling, budget), budget.share("other")
     while not harness.holding.lost.is_set():
-        harness.steps(reading, 1)
-        assert other.request(), "nothing is held but what may be forgotten"
-        other.clear()
+        harness.steps(reader, 1)
+        assert other_share.request(), "nothing is held but what may be forgotten"
+        other_share.clear()
         harness.worker.renew(harness.clock.now)
     assert harness.dispatched == [data(5)] * 3
     assert len(harness.source.opened) == 3
 
 
 def test_batch_dropped_before_the_first_checkpoint_is_read_from_the_pinned_position() -> None:
-    """LATEST in the row means the present tip, so reading starts at the pinned position."""
+    """LATEST in the row would mean the current end of the shard, so reading starts at the pinned position."""
 
     def fails_once(_delivery: Delivery) -> None:
         if len(harness.dispatched) == 1:
@@ -269,24 +275,24 @@ def test_batch_dropped_before_the_first_checkpoint_is_read_from_the_pinned_posit
 
     harness = ReaderHarness(ShardRecords(create_records(2)), lease=Lease("s-0", checkpoint=LATEST), on_batch=fails_once)
     budget = MemoryBudget(1)
-    reading, other = harness.reading(budget), budget.share("other")
-    harness.steps(reading, 1)
+    reader, other_share = harness.reading(budget), budget.share("other")
+    harness.steps(reader, 1)
     harness.shard_log.records += create_records(3, 2)
-    harness.steps(reading, 1)
-    assert other.request(), "the batch that failed is forgotten"
-    other.clear()
-    harness.steps(reading, 4)
+    harness.steps(reader, 1)
+    assert other_share.request(), "the batch that failed is forgotten"
+    other_share.clear()
+    harness.steps(reader, 4)
     assert harness.dispatched == [data(3, 2), data(3, 2)]
 
 
 def test_many_failing_shards_stay_within_the_bound_and_starve_no_other() -> None:
-    failing = frozenset(f"s-{number:03}" for number in range(190))
-    crowd = Crowd(200, MemoryBudget(50 * MIN_BYTES), failing)
-    worker = crowd.run(120.0, least_wait_seconds=5.0, most_wait_seconds=60.0)
+    failing_shards = frozenset(f"s-{number:03}" for number in range(190))
+    many_readers = ManyReaders(200, MemoryBudget(50 * MIN_BYTES), failing_shards)
+    worker = many_readers.run(120.0, least_wait_seconds=5.0, most_wait_seconds=60.0)
     assert len(worker.holdings) == 200
-    assert crowd.done == {f"s-{number:03}": ["0", "1", "2"] for number in range(190, 200)}
-    assert crowd.max_used <= 50 * MIN_BYTES
-    assert min(crowd.dispatched[name] for name in failing) >= 2, "they are tried again, too"
+    assert many_readers.done == {f"s-{number:03}": ["0", "1", "2"] for number in range(190, 200)}
+    assert many_readers.max_used <= 50 * MIN_BYTES
+    assert min(many_readers.dispatched[name] for name in failing_shards) >= 2, "they are tried again, too"
     rows = {lease.key: lease.checkpoint for lease in worker.store.list().leases}
-    assert {rows[name] for name in failing} == {TRIM_HORIZON}
-    assert {rows[name] for name in crowd.done} == {Position("2")}
+    assert {rows[name] for name in failing_shards} == {TRIM_HORIZON}
+    assert {rows[name] for name in many_readers.done} == {Position("2")}

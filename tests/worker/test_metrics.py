@@ -1,4 +1,4 @@
-"""The twelve OpenTelemetry metrics of a worker, on which alarms are built. Without OpenTelemetry it exports nothing."""
+"""The twelve OpenTelemetry metrics of a worker, which alarms use. Without OpenTelemetry, no metrics are exported."""
 
 import sys
 import time
@@ -33,7 +33,7 @@ SHARED = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
 def measured(config: Config = SHARED) -> tuple[FaultyStore, DrivenWorker, InMemoryMetricReader, WorkerMetrics]:
-    """A worker that has held four leases for a minute, and what it exports."""
+    """Return a worker that has held four leases for a minute, with its store, metric reader and metrics."""
     store, reader = FaultyStore(), InMemoryMetricReader()
     driven = member(store, ListSource(four_shards()), Clock(), config=config)
     driven.run(60)
@@ -48,18 +48,18 @@ def test_table_stream_and_lease_metrics_are_exported() -> None:
     config = Config(rules=Minimal(max_leases=3), lease_seconds=10.0, initial_position=TRIM_HORIZON)
     driven = member(store, source, clock, config=config)
     reader = InMemoryMetricReader()
-    metrics = WorkerMetrics(driven.worker, MeterProvider([reader]).get_meter("test"))
+    worker_metrics = WorkerMetrics(driven.worker, MeterProvider([reader]).get_meter("test"))
     assert exported_values(reader) == {
         ("worker_leases", "a-1"): 0,
         ("rows_remade", "a-1"): 0,
         ("contradictions", "a-1"): 0,
     }
     driven.run(60)
-    reading = handler_reader(
-        driven.worker, driven.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read)
+    lease_reader = handler_reader(
+        driven.worker, driven.worker.holdings[0], Handling(lambda _batch: None, measure=worker_metrics.read)
     )
     for _ in range(3):
-        clock.now = reading.step(clock.now)
+        clock.now = lease_reader.step(clock.now)
     assert exported_values(reader) == {
         ("total_leases", "a-1"): 4,
         ("total_shards", "a-1"): 4,
@@ -87,9 +87,9 @@ def test_table_stream_and_lease_metrics_are_exported() -> None:
 
 def test_application_lag_is_computed_from_all_rows() -> None:
     """Each worker knows only its own leases, so the lag is computed from the rows."""
-    store, driven, reader, metrics = measured()
-    for holding, behind in zip(driven.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
-        holding.progress.read(Batch((), None, behind, 0.2), driven.clock.now)
+    store, driven, reader, worker_metrics = measured()
+    for holding, behind_seconds in zip(driven.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
+        holding.progress.read(Batch((), None, behind_seconds, 0.2), driven.clock.now)
     note = Progress(time.time(), "b-1", behind=25.0, read=time.time()).note
     for key in ("s-1", "s-2"):
         store.rewrite(key, lambda lease: evolve(lease, owner="b-1", annotations=((NOTE, note),)))
@@ -99,11 +99,11 @@ def test_application_lag_is_computed_from_all_rows() -> None:
     values = exported_values(reader)
     # Rows keep times to the millisecond.
     assert (values["lag_max", "a-1"], values["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
-    assert metrics is not None
+    assert worker_metrics is not None
 
 
 def test_hung_handler_of_the_exporting_worker_is_exported() -> None:
-    """A single worker, or a lookout that hangs, still reports that a lease is not read."""
+    """Even if a single worker or the lookout hangs, it reports that a lease is not read."""
     _, driven, reader, metrics = measured()
     for holding in driven.worker.holdings:
         holding.progress.read(Batch((), None, 40.0, 0.2), driven.clock.now)
@@ -142,9 +142,9 @@ def test_outdated_table_reading_is_not_exported() -> None:
     _, driven, reader, metrics = measured()
     assert ("total_leases", "a-1") in exported_values(reader)
     driven.clock.now += 41
-    names = {name for name, _ in exported_values(reader)}
-    own = {"lease_status", "millis_behind_latest", "lease_lag_is_lower_bound"}
-    assert names == own | {"total_shards", "contradictions", "worker_leases", "rows_remade"}
+    metric_names = {name for name, _ in exported_values(reader)}
+    lease_metric_names = {"lease_status", "millis_behind_latest", "lease_lag_is_lower_bound"}
+    assert metric_names == lease_metric_names | {"total_shards", "contradictions", "worker_leases", "rows_remade"}
     assert metrics is not None
 
 
@@ -157,10 +157,10 @@ def test_moved_lease_is_exported_by_its_new_owner() -> None:
         )  # without the distance to the tip
     driven.worker.holdings[0].drop("stolen")
     values = exported_values(reader)
-    behind = {key: value for (name, key), value in values.items() if name == "millis_behind_latest"}
-    assert behind == {"s-1": 1500, "s-2": 59_000, "s-3": 59_000}, "two leases were never read"
-    bounds = {key: value for (name, key), value in values.items() if name == "lease_lag_is_lower_bound"}
-    assert bounds == {"s-1": 0, "s-2": 1, "s-3": 1}
+    lag_by_lease = {key: value for (name, key), value in values.items() if name == "millis_behind_latest"}
+    assert lag_by_lease == {"s-1": 1500, "s-2": 59_000, "s-3": 59_000}, "two leases were never read"
+    is_bound_by_lease = {key: value for (name, key), value in values.items() if name == "lease_lag_is_lower_bound"}
+    assert is_bound_by_lease == {"s-1": 0, "s-2": 1, "s-3": 1}
     driven.clock.now += 60
     values = exported_values(reader)
     assert values["millis_behind_latest", "s-1"] == 61500, "what nobody has read for a minute may be a minute old"
@@ -203,8 +203,8 @@ def test_metrics_are_exported_when_a_worker_ends(capsys: pytest.CaptureFixture[s
     with exporting("console") as meter:
         assert meter is not None
         meter.create_counter("records").add(3)
-    printed = capsys.readouterr()
-    assert (printed.out, '"name": "records"' in printed.err) == ("", True)
+    captured = capsys.readouterr()
+    assert (captured.out, '"name": "records"' in captured.err) == ("", True)
 
 
 def test_no_exporter_leaves_the_programs_provider_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,25 +216,25 @@ def test_no_exporter_leaves_the_programs_provider_in_use(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("late", [False, True], ids=["provider first", "workers first"])
 def test_two_workers_of_one_program_are_both_exported(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenTelemetry keeps only the first gauge of a name, so all workers of a program share one meter."""
-    program = opentelemetry.metrics._internal._ProxyMeterProvider()  # noqa: SLF001  one that no other test has set
-    monkeypatch.setattr("opentelemetry.metrics._internal._PROXY_METER_PROVIDER", program)
+    proxy_provider = opentelemetry.metrics._internal._ProxyMeterProvider()  # noqa: SLF001  one that no other test has set
+    monkeypatch.setattr("opentelemetry.metrics._internal._PROXY_METER_PROVIDER", proxy_provider)
     monkeypatch.setattr(metrics, "_own_meter", cache(metrics._own_meter.__wrapped__))  # noqa: SLF001
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
-    fleet = [member(store, source, clock, me, me, SHARED) for me in ("a-1", "b-1")]
+    fleet = [member(store, source, clock, worker_id, worker_id, SHARED) for worker_id in ("a-1", "b-1")]
     together(fleet, 60)
     reader, gauges = InMemoryMetricReader(), list[WorkerMetrics]()
     steps: list[Callable[[], object]] = [
-        partial(program.on_set_meter_provider, MeterProvider([reader])),
+        partial(proxy_provider.on_set_meter_provider, MeterProvider([reader])),
         lambda: gauges.extend(WorkerMetrics(driven.worker) for driven in fleet),
     ]
     for step in reversed(steps) if late else steps:
         step()
     data = reader.get_metrics_data()
     assert data is not None
-    held = [
+    leases_by_worker = [
         ((point.attributes or {})["worker"], getattr(point, "value", 0))
         for metric in data.resource_metrics[0].scope_metrics[0].metrics
         for point in metric.data.data_points
         if metric.name == "worker_leases"
     ]
-    assert (len(gauges), sorted(held)) == (2, [("a-1", 2), ("b-1", 2)])
+    assert (len(gauges), sorted(leases_by_worker)) == (2, [("a-1", 2), ("b-1", 2)])

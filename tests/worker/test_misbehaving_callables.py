@@ -14,7 +14,7 @@ from handler_threads import ProcessedRecords, joined
 from odd_values import SHOWN_BY, unsayable
 from reader_harness import ReaderHarness, data
 from running import run_to_its_end, running
-from virtual_fleet import FaultyStore, stream_of_five
+from virtual_fleet import FaultyStore, stream_with_five_records
 from waiters import WAIT
 
 from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
@@ -34,7 +34,7 @@ class Odd(BaseException):
 
 
 def raising(error: BaseException) -> Callable[..., None]:
-    """Return a callable that raises this for any arguments."""
+    """Return a callable that accepts any arguments and raises this exception."""
 
     def raises(*_args: object) -> None:
         raise error
@@ -45,7 +45,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 @pytest.mark.parametrize("error", [CancelledError(), GeneratorExit(), Odd("odd")], ids=repr)
 def test_any_handler_exception_fails_the_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     harness = ReaderHarness(on_batch=raising(error))
-    harness.until_over(harness.reading(attempts=2))
+    harness.run_until_done(harness.reading(attempts=2))
     row = harness.store.row("s-0")
     assert (harness.dispatched, harness.happenings) == ([data(5)] * 2, ["initialize", "stopped"])
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
@@ -57,9 +57,9 @@ def test_any_handler_exception_fails_the_batch(error: BaseException, caplog: pyt
 def test_exception_that_cannot_be_shown_is_retried_and_dead_lettered(
     by: str, base: type[BaseException], tmp_path: Path
 ) -> None:
-    letters = dead_letters(f"file://{tmp_path}")
+    dead_letter = dead_letters(f"file://{tmp_path}")
     harness = ReaderHarness(on_batch=raising(unsayable(by, base)))
-    harness.steps(harness.reading(attempts=2, dead_letter=letters), 40)
+    harness.steps(harness.reading(attempts=2, dead_letter=dead_letter), 40)
     assert harness.store.row("s-0").checkpoint == Position("104")
     assert len(list(tmp_path.glob("*.json"))) == 5
 
@@ -67,27 +67,27 @@ def test_exception_that_cannot_be_shown_is_retried_and_dead_lettered(
 @pytest.mark.parametrize("by", SHOWN_BY)
 @pytest.mark.parametrize("whose", ["observer", "measure", "dead_letter"])
 def test_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: str) -> None:
-    """An observer or a measure that raises it changes nothing, and a dead letter that raises it stops its shard."""
-    stops = whose == "dead_letter"
-    harness = ReaderHarness(on_batch=raising(ValueError("poison")) if stops else lambda _delivery: None)
-    policy: dict[str, Any] = {whose: raising(unsayable(by))}
-    harness.steps(harness.reading(attempts=1, **policy), 20 if stops else 4)
+    """Such an exception has no effect in an observer or a measure. In a dead letter, it stops the shard."""
+    stops_the_shard = whose == "dead_letter"
+    harness = ReaderHarness(on_batch=raising(ValueError("poison")) if stops_the_shard else lambda _delivery: None)
+    callables: dict[str, Any] = {whose: raising(unsayable(by))}
+    harness.steps(harness.reading(attempts=1, **callables), 20 if stops_the_shard else 4)
     row = harness.store.row("s-0")
-    assert (row.owner, row.checkpoint) == ((None, TRIM_HORIZON) if stops else ("a-1", Position("104")))
+    assert (row.owner, row.checkpoint) == ((None, TRIM_HORIZON) if stops_the_shard else ("a-1", Position("104")))
 
 
 def test_dead_letter_always_gets_an_exception() -> None:
-    letters: list[Exception] = []
+    errors: list[Exception] = []
     harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=raising(CancelledError()))
-    harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, error: letters.append(error)), 3)
-    assert [(type(error), type(error.__cause__)) for error in letters] == [(Unhandled, CancelledError)]
+    harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, error: errors.append(error)), 3)
+    assert [(type(error), type(error.__cause__)) for error in errors] == [(Unhandled, CancelledError)]
     assert harness.store.row("s-0").checkpoint == Position("100")
 
 
 @pytest.mark.parametrize("error", [CancelledError(), Odd(), OSError("disk full")], ids=repr)
 def test_any_dead_letter_exception_stops_the_shard(error: BaseException) -> None:
     harness = ReaderHarness(on_batch=raising(OSError()))
-    harness.until_over(harness.reading(attempts=1, dead_letter=raising(error)))
+    harness.run_until_done(harness.reading(attempts=1, dead_letter=raising(error)))
     assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
@@ -97,16 +97,16 @@ def test_callable_that_asks_the_process_to_end_stops_the_worker_cleanly(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, letters = FaultyStore(), list[Delivery]()
-    asks = raising(error)
+    end_process = raising(error)
     handling = {
-        "handler": Handling(asks, attempts=1, dead_letter=lambda delivery, _error: letters.append(delivery)),
-        "dead_letter": Handling(raising(OSError()), attempts=1, dead_letter=asks),
-        "observer": Handling(lambda _delivery: None, observer=asks),
-        "measure": Handling(lambda _delivery: None, measure=asks),
+        "handler": Handling(end_process, attempts=1, dead_letter=lambda delivery, _error: letters.append(delivery)),
+        "dead_letter": Handling(raising(OSError()), attempts=1, dead_letter=end_process),
+        "observer": Handling(lambda _delivery: None, observer=end_process),
+        "measure": Handling(lambda _delivery: None, measure=end_process),
     }[where]
-    with pytest.raises(type(error)) as ended:
-        run_to_its_end(Runner(joined(store, stream_of_five()), handling))
-    assert ended.value is error
+    with pytest.raises(type(error)) as exc_info:
+        run_to_its_end(Runner(joined(store, stream_with_five_records()), handling))
+    assert exc_info.value is error
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert letters == [], "what ends the worker is no poison"
     messages = [record for record in caplog.records if record.getMessage() == f"the worker ends: {said(error)}"]
@@ -120,7 +120,7 @@ def test_observer_that_raises_disturbs_neither_reading_nor_leaving(caplog: pytes
         happenings.append(happening)
         raise OSError("nobody listens")
 
-    with running(Runner(joined(store, stream_of_five()), Handling(processed.add, observer=observe))):
+    with running(Runner(joined(store, stream_with_five_records()), Handling(processed.add, observer=observe))):
         assert processed.all.wait(WAIT)
     assert (sorted(happenings), processed.by_shard) == (
         ["initialize"] * 4 + ["stopped"] * 4,
@@ -153,11 +153,11 @@ def test_async_observer_is_ignored_with_a_log_line(caplog: pytest.LogCaptureFixt
 def test_closed_event_pipe_ends_the_worker_cleanly() -> None:
     """`--events | head` stops the worker."""
     store = FaultyStore()
-    read_end, end = os.pipe()
+    read_end, write_end = os.pipe()
     os.close(read_end)
-    with os.fdopen(end, "w", encoding="utf-8") as out, pytest.raises(SystemExit) as ended:
-        run_to_its_end(Runner(joined(store, stream_of_five()), EventLines("a-1", out).handling))
-    assert ended.value.code == 141
+    with os.fdopen(write_end, "w", encoding="utf-8") as out, pytest.raises(SystemExit) as exc_info:
+        run_to_its_end(Runner(joined(store, stream_with_five_records()), EventLines("a-1", out).handling))
+    assert exc_info.value.code == 141
     assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, TRIM_HORIZON)] * 4
 
 
@@ -207,9 +207,9 @@ def test_handler_file_that_cannot_be_imported_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    with pytest.raises(ValueError, match="mine:handle") as caught:
+    with pytest.raises(ValueError, match="mine:handle") as exc_info:
         load_function("mine:handle")
-    assert str(caught.value).startswith(message.format(file=tmp_path / "mine.py"))
+    assert str(exc_info.value).startswith(message.format(file=tmp_path / "mine.py"))
 
 
 def test_file_in_the_working_directory_does_not_shadow_a_library(

@@ -22,9 +22,9 @@ from leasehold.adapters.sources.protocol import Record
 
 
 def encoded(**fields: object) -> bytes:
-    """Return a dead letter as another program writes it: the required fields and these."""
-    needed = {"shard": "s", "lease": "l", "sequence_number": "7", "data": base64.b64encode(b"d").decode()}
-    return json.dumps(needed | fields).encode()
+    """Return a dead letter as another program may write it, with the required fields and the given ones."""
+    required_fields = {"shard": "s", "lease": "l", "sequence_number": "7", "data": base64.b64encode(b"d").decode()}
+    return json.dumps(required_fields | fields).encode()
 
 
 def test_dead_letter_needs_only_the_required_fields() -> None:
@@ -52,7 +52,7 @@ def test_json_that_is_not_an_object_is_no_dead_letter(line: bytes) -> None:
 
 
 TEXT, WHOLE = "it must be a string", "it must be a whole number"
-DECIMAL = "it must be a decimal number, as a string"
+DECIMAL_MESSAGE = "it must be a decimal number, as a string"
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,17 @@ DECIMAL = "it must be a decimal number, as a string"
         ("alone", "1", WHOLE),
         ("attempts", -1, f"{WHOLE} from 0 to {MAX_INTEGER - 1}"),
         ("attempts", MAX_INTEGER, f"{WHOLE} from 0 to {MAX_INTEGER - 1}"),
-        ("sequence_number", "", DECIMAL),
-        ("sequence_number", "1a", DECIMAL),
-        ("sequence_number", "\u0663", DECIMAL),
+        ("sequence_number", "", DECIMAL_MESSAGE),
+        ("sequence_number", "1a", DECIMAL_MESSAGE),
+        ("sequence_number", "\u0663", DECIMAL_MESSAGE),
         ("data", "%", "it is not base64"),
         ("data", "ZA==%", "it is not base64"),
     ],
 )
 def test_field_of_the_wrong_type_is_named(field: str, value: object, message: str) -> None:
-    with pytest.raises(BadDeadLetter) as refused:
+    with pytest.raises(BadDeadLetter) as exc_info:
         dead_letter_from(encoded(**{field: value}))
-    assert str(refused.value) == f"{field}: {message}"
+    assert str(exc_info.value) == f"{field}: {message}"
 
 
 @pytest.mark.parametrize("number", [0, MAX_INTEGER - 1])
@@ -98,7 +98,7 @@ def test_dead_letter_contains_its_records_origin_and_error() -> None:
 
 
 def test_dead_letter_contains_the_raised_error_without_its_cause() -> None:
-    """It contains what the handler chose to raise rather than our wrapper or its cause."""
+    """The dead letter contains the exception that the handler raised, rather than our wrapper or its cause."""
     error = ValueError("mine")
     error.__cause__ = OSError("disk")
 
@@ -113,5 +113,5 @@ def test_dead_letter_contains_the_raised_error_without_its_cause() -> None:
 
 
 def test_dead_letter_that_failed_again_describes_the_latest_attempt() -> None:
-    retried = with_failed_attempt(FULL, OSError("y" * 2 * MAX_ERROR_TEXT), worker="r-1", now=9.0124)
-    assert retried == evolve(FULL, alone=1, error="OSError", text="y" * MAX_ERROR_TEXT, worker="r-1", time_ms=9012)
+    failed_again = with_failed_attempt(FULL, OSError("y" * 2 * MAX_ERROR_TEXT), worker="r-1", now=9.0124)
+    assert failed_again == evolve(FULL, alone=1, error="OSError", text="y" * MAX_ERROR_TEXT, worker="r-1", time_ms=9012)

@@ -28,34 +28,34 @@ Lost = Literal["every response", "responses to writes", "every request"]
 
 
 class OneWay:
-    """A connection that loses one direction from some time on.
+    """A connection that loses messages in one direction from the time `since` on.
 
-    `since` is the time from which it does.
+    By default, it loses none.
     """
 
-    def __init__(self, far: Any, lost: Lost, clock: Clock, reads: frozenset[str]) -> None:  # noqa: ANN401  a store, or objects
-        self._far, self._lost, self._clock, self._reads = far, lost, clock, reads
+    def __init__(self, target: Any, lost: Lost, clock: Clock, reads: frozenset[str]) -> None:  # noqa: ANN401  a store, or objects
+        self._far, self._lost, self._clock, self._reads = target, lost, clock, reads
         self.since = float("inf")
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the far side
-        there = getattr(self._far, name)
-        if not callable(there) or name in {"close", "prove"}:
-            return there
+        attribute = getattr(self._far, name)
+        if not callable(attribute) or name in {"close", "prove"}:
+            return attribute
 
         def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  the far side's signature
-            sick = self._clock.now >= self.since
-            if sick and self._lost == "every request":
+            is_faulty = self._clock.now >= self.since
+            if is_faulty and self._lost == "every request":
                 raise OutcomeUnknown("the request is lost")
-            answer = there(*arguments, **named)
-            if sick and (self._lost == "every response" or name not in self._reads):
+            response = attribute(*arguments, **named)
+            if is_faulty and (self._lost == "every response" or name not in self._reads):
                 raise OutcomeUnknown("the response is lost")
-            return answer
+            return response
 
         return call
 
 
-def _sick(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
-    """Return a healthy worker's store, a sick worker's store on the same table, and what loses its responses."""
+def make_healthy_and_sick_stores(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
+    """Return the store of a healthy worker, that of a sick worker on the same table, and the sick worker's connection."""
     if layout == "rows":
         table = FaultyStore()
         line = OneWay(table, lost, clock, frozenset({"list", "get"}))
@@ -74,7 +74,7 @@ CONFIGS = {
     "kcl": Config(Kcl(), lease_seconds=LEASE_SECONDS),
     "kcl-rust": Config(KclRust(), lease_seconds=LEASE_SECONDS),
     "minimal": Config(Minimal(), lease_seconds=LEASE_SECONDS),
-    # In the proportions of the SDKs: the table is read four times per lease time.
+    # As with the SDKs, the table is read four times per lease duration.
     "event-hubs": Config(EventHubs(), lease_seconds=LEASE_SECONDS, cycle_seconds=LEASE_SECONDS / 4),
 }
 
@@ -87,27 +87,29 @@ CASES = list(product([True, False], ["rows", "sessions", "objects"], get_args(Lo
 def test_one_way_connection_leaves_no_shard_unread_for_two_lease_times(
     layout: str, lost: Lost, rules: str, from_the_start: bool
 ) -> None:
-    """The sick worker's claims and renewals arrive, so its leases look alive to others."""
+    """The sick worker's claims and renewals may arrive, so its leases look alive to other workers."""
     clock = Clock()
     config = CONFIGS[rules]
-    healthy_store, sick_store, line = _sick(layout, lost, clock)
+    healthy_store, sick_store, line = make_healthy_and_sick_stores(layout, lost, clock)
     source = ListSource(four_shards())
-    well = member(healthy_store, source, clock, "well", "p-1", config)  # type: ignore[arg-type]  # any store does
-    together([well], 60.0)
-    sick = member(sick_store, source, clock, "sick", "p-2", config)  # type: ignore[arg-type]  # likewise
+    healthy_worker = member(healthy_store, source, clock, "well", "p-1", config)  # type: ignore[arg-type]  # any store does
+    together([healthy_worker], 60.0)
+    sick_worker = member(sick_store, source, clock, "sick", "p-2", config)  # type: ignore[arg-type]  # likewise
     if not from_the_start:
-        together([well, sick], 120.0)
-        assert sick.held
+        together([healthy_worker, sick_worker], 120.0)
+        assert sick_worker.held
     line.since = clock.now
-    read_at = dict.fromkeys(("s-0", "s-1", "s-2", "s-3"), clock.now)
-    longest = 0.0
+    last_read_times = dict.fromkeys(("s-0", "s-1", "s-2", "s-3"), clock.now)
+    longest_unread = 0.0
     for _ in range(1200):
-        together([well, sick], 0.5)
-        for key in read_at:
-            if key in well.held or any(holding.key == key and not holding.expired for holding in sick.worker.holdings):
-                read_at[key] = clock.now
-        longest = max(longest, clock.now - min(read_at.values()))
-    # If reads still succeed, the sick worker steals again, and the lease it took stands still from its
-    # second try on, at its next look.
-    looks = 2 * config.cycle_seconds if lost == "responses to writes" else 0.0
-    assert longest <= 2 * LEASE_SECONDS + looks
+        together([healthy_worker, sick_worker], 0.5)
+        for key in last_read_times:
+            if key in healthy_worker.held or any(
+                holding.key == key and not holding.expired for holding in sick_worker.worker.holdings
+            ):
+                last_read_times[key] = clock.now
+        longest_unread = max(longest_unread, clock.now - min(last_read_times.values()))
+    # If reads still succeed, the sick worker steals the lease again at its next look. Only from this second attempt on
+    # does the lease stop being renewed.
+    extra_seconds = 2 * config.cycle_seconds if lost == "responses to writes" else 0.0
+    assert longest_unread <= 2 * LEASE_SECONDS + extra_seconds

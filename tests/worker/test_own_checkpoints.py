@@ -1,4 +1,4 @@
-"""Handlers that write their own checkpoints: a batch is not done when they return."""
+"""Handlers that write their own checkpoints. A batch is not done when such a handler returns."""
 
 from collections.abc import Callable
 
@@ -26,51 +26,51 @@ def record_final_checkpoint(
 
 
 def test_return_moves_no_checkpoint_and_a_later_one_does() -> None:
-    """A batch that a child process still holds in memory is not done."""
+    """A batch that a child process still has in memory is not done."""
     harness = ReaderHarness(ShardRecords(create_records(6), size=2))
-    reading = harness.reading(final_checkpoint=record_final_checkpoint([]))
-    harness.steps(reading, 3)
+    reader = harness.reading(final_checkpoint=record_final_checkpoint([]))
+    harness.steps(reader, 3)
     assert harness.dispatched == [data(2), data(2, 2)]
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
     assert harness.holding.checkpoint(Position("101"))
-    harness.steps(reading, 2)
+    harness.steps(reader, 2)
     assert harness.dispatched == [data(2), data(2, 2), data(2, 4)]
     assert harness.store.row("s-0").checkpoint == Position("101")
 
 
 def test_final_checkpoint_is_requested_before_the_lease_is_released() -> None:
-    """After a stop, only what the handler has not finished comes again."""
+    """After a stop, only records that the handler has not finished are delivered again."""
     calls: list[str] = []
     harness = ReaderHarness(ShardRecords(create_records(6), size=2))
-    reading = harness.reading(
+    reader = harness.reading(
         final_checkpoint=record_final_checkpoint(
             calls, lambda final_checkpoint: final_checkpoint.checkpoint(Position("102"))
         )
     )
-    harness.steps(reading, 3)
+    harness.steps(reader, 3)
     harness.holding.ask_release()
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert (calls, harness.happenings[-1]) == (["leaving"], "stopped")
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == (None, Position("102"))
 
 
 def test_release_without_a_checkpoint_stores_none() -> None:
-    """The handler may not have finished the last batch that it returned from."""
+    """The handler may have returned from the last batch without having finished it."""
     calls: list[str] = []
     harness = ReaderHarness(ShardRecords(create_records(6), size=2))
-    reading = harness.reading(final_checkpoint=record_final_checkpoint(calls))
-    harness.steps(reading, 3)
+    reader = harness.reading(final_checkpoint=record_final_checkpoint(calls))
+    harness.steps(reader, 3)
     harness.holding.ask_release()
-    asked_at = harness.clock.now
-    harness.until_over(reading)
+    request_time = harness.clock.now
+    harness.run_until_done(reader)
     row = harness.store.row("s-0")
     assert (calls, row.owner, row.checkpoint) == (["leaving"], None, TRIM_HORIZON)
-    assert harness.clock.now == asked_at, "the lease does not wait"
+    assert harness.clock.now == request_time, "the lease does not wait"
 
 
 def test_failed_handler_restarts_at_its_checkpoint() -> None:
-    """A new child process has none of the batches that the previous one had not finished."""
+    """A new child process does not have the batches that the previous child had not finished."""
 
     def on_batch(delivery: Delivery) -> None:
         if len(harness.dispatched) == 2:
@@ -79,11 +79,11 @@ def test_failed_handler_restarts_at_its_checkpoint() -> None:
             raise OSError("the child has ended")
 
     harness, budget = ReaderHarness(ShardRecords(create_records(6), size=2), on_batch=on_batch), MemoryBudget()
-    reading = harness.reading(budget, final_checkpoint=record_final_checkpoint([]))
+    reader = harness.reading(budget, final_checkpoint=record_final_checkpoint([]))
     while len(harness.dispatched) < 3:
-        harness.steps(reading, 1)
+        harness.steps(reader, 1)
     assert budget.used == 0, "nobody has the batch that failed"
-    harness.steps(reading, 4)
+    harness.steps(reader, 4)
     assert harness.dispatched[:5] == [data(2), data(2, 2), data(2, 4), data(2, 3), data(1, 5)]
     assert harness.store.row("s-0").checkpoint == Position("102")
 
@@ -91,17 +91,17 @@ def test_failed_handler_restarts_at_its_checkpoint() -> None:
 def test_batch_whose_thread_came_after_expiry_is_dispatched_later() -> None:
     """A batch counts as dispatched only once its handler has begun."""
     harness, executor = ReaderHarness(ShardRecords(create_records(4), size=2)), ManualExecutor()
-    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint([]))
-    harness.steps(reading, 2)
+    reader = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint([]))
+    harness.steps(reader, 2)
     harness.clock.now += 11.0
     executor.waiting.pop()()
-    harness.steps(reading, 1)
+    harness.steps(reader, 1)
     assert harness.holding.renew()
     for _ in range(6):
-        harness.due_times[reading] = min(
-            harness.due_times[reading], harness.clock.now + 1.0
+        harness.due_times[reader] = min(
+            harness.due_times[reader], harness.clock.now + 1.0
         )  # a call's end wakes its reader
-        harness.steps(reading, 1)
+        harness.steps(reader, 1)
         while executor.waiting:
             executor.waiting.pop()()
     assert harness.dispatched == [data(2), data(2, 2)]
@@ -109,24 +109,24 @@ def test_batch_whose_thread_came_after_expiry_is_dispatched_later() -> None:
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_failed_handler_without_a_checkpoint_restarts_at_the_pinned_position(numbered: bool) -> None:
-    """LATEST in the row means the present tip, so reading restarts at the pinned position."""
+    """LATEST in the row would mean the current end of the shard, so reading restarts at the pinned position."""
 
     def on_batch(_delivery: Delivery) -> None:
         if len(harness.dispatched) == 2:
             raise OSError("the child has ended")
 
-    notes = latest_annotations(Position("101", 0, "101") if numbered else at_timestamp(FIRST_MS + 2))
-    lease = Lease("s-0", checkpoint=LATEST, annotations=notes)
+    annotations = latest_annotations(Position("101", 0, "101") if numbered else at_timestamp(FIRST_MS + 2))
+    lease = Lease("s-0", checkpoint=LATEST, annotations=annotations)
     harness = ReaderHarness(ShardRecords(create_records(2), size=2), lease=lease, on_batch=on_batch)
-    reading = harness.reading(final_checkpoint=record_final_checkpoint([]))
-    harness.steps(reading, 1)
+    reader = harness.reading(final_checkpoint=record_final_checkpoint([]))
+    harness.steps(reader, 1)
     harness.shard_log.records += create_records(4, 2)
-    harness.steps(reading, 6)
+    harness.steps(reader, 6)
     assert harness.dispatched == [data(2, 2), data(2, 4), data(2, 2), data(2, 4)]
 
 
 def test_always_failing_batch_stops_its_shard() -> None:
-    """Earlier batches that pass again leave the count of attempts unchanged."""
+    """Earlier batches that are handled again do not reset the number of attempts."""
 
     def on_batch(delivery: Delivery) -> None:
         if delivery.records[-1].data == data(1, 5)[0]:
@@ -134,7 +134,7 @@ def test_always_failing_batch_stops_its_shard() -> None:
 
     calls: list[str] = []
     harness = ReaderHarness(ShardRecords(create_records(6), size=2), on_batch=on_batch)
-    harness.until_over(harness.reading(final_checkpoint=record_final_checkpoint(calls), attempts=3))
+    harness.run_until_done(harness.reading(final_checkpoint=record_final_checkpoint(calls), attempts=3))
     assert (calls, harness.happenings[-1]) == (["leaving"], "stopped")
     assert harness.dispatched == [data(2), data(2, 2), data(2, 4)] * 3
     row = harness.store.row("s-0")
@@ -149,10 +149,10 @@ def test_kept_lease_is_read_from_its_checkpoint_after_a_failed_final_checkpoint(
 
     calls: list[str] = []
     harness = ReaderHarness(ShardRecords(create_records(6), size=2))
-    reading = harness.reading(final_checkpoint=record_final_checkpoint(calls, fail))
-    harness.steps(reading, 3)
+    reader = harness.reading(final_checkpoint=record_final_checkpoint(calls, fail))
+    harness.steps(reader, 3)
     harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
-    harness.steps(reading, 6)  # the row has no next owner, as the gift finds
+    harness.steps(reader, 6)  # the hand-off is rejected, because the row has no next owner
     assert (calls, harness.happenings, harness.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
     assert harness.dispatched == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
 
@@ -166,7 +166,7 @@ def test_records_checkpointed_before_a_failed_final_checkpoint_are_not_repeated(
 
     calls: list[str] = []
     harness = ReaderHarness(ShardRecords(create_records(4), size=2, ended=True))
-    harness.until_over(harness.reading(final_checkpoint=record_final_checkpoint(calls, fail)))
+    harness.run_until_done(harness.reading(final_checkpoint=record_final_checkpoint(calls, fail)))
     assert (calls, harness.happenings[-1]) == (["ended"] * 2, "shard-ended")
     assert harness.dispatched == [data(2), data(2, 2), data(1, 3)]
 
@@ -180,10 +180,10 @@ def test_lease_is_released_without_a_final_checkpoint_if_no_thread_is_free(
         ManualExecutor(refuses=not begun),
         list[str](),
     )
-    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint(calls))
-    harness.steps(reading, 2)
+    reader = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint(calls))
+    harness.steps(reader, 2)
     executor.stuck = True
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert (calls, harness.happenings[-1], harness.store.row("s-0").owner) == ([], "stopped", None)
     assert caplog.text.count("stops here") == 1
 
@@ -193,14 +193,14 @@ def test_lease_of_a_hung_handler_is_released_without_a_final_checkpoint() -> Non
 
     def hang(_delivery: Delivery) -> None:
         harness.clock.now += 5.0
-        harness.until_over(reading)
+        harness.run_until_done(reader)
         calls.append("returned")
 
     harness.on_batch = hang
-    reading = harness.reading(
+    reader = harness.reading(
         dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint(calls), handler_seconds=5.0
     )
-    harness.steps(reading, 2)
+    harness.steps(reader, 2)
     executor.waiting.pop()()
     assert (calls, harness.happenings[-1], harness.store.row("s-0").owner) == (["returned"], "stopped", None)
 
@@ -216,7 +216,7 @@ def test_shard_ends_only_by_the_handlers_checkpoint(silent: int) -> None:
     harness = ReaderHarness(
         ShardRecords(create_records(4), size=2, ended=True, children=(create_shard("s-1", 0, 9, "s-0"),))
     )
-    harness.until_over(harness.reading(final_checkpoint=record_final_checkpoint(calls, end)))
+    harness.run_until_done(harness.reading(final_checkpoint=record_final_checkpoint(calls, end)))
     assert calls == ["ended"] * (silent + 1)
     assert harness.happenings[-1] == "shard-ended"
     assert harness.dispatched == [data(2), data(2, 2)] * (silent + 1)
@@ -225,6 +225,6 @@ def test_shard_ends_only_by_the_handlers_checkpoint(silent: int) -> None:
 
 
 def test_handler_that_checkpoints_takes_no_dead_letter() -> None:
-    """A dead letter marks a record as done, and here only the handler's own checkpoint does."""
+    """A dead letter marks a record as done, but for these handlers only their own checkpoints do that."""
     with pytest.raises(ValueError, match=r"^dead_letter: a handler that checkpoints by itself goes without one$"):
         Handling(lambda _batch: None, final_checkpoint=lambda _parting: None, dead_letter=lambda _batch, _error: None)

@@ -1,4 +1,4 @@
-"""Which creations of leases wait, for how long, and where a lease at LATEST begins after its wait."""
+"""Tests of which lease creations wait, how long they wait, and where a lease at LATEST begins after its wait."""
 
 from attrs import evolve
 
@@ -15,7 +15,7 @@ NEW_GROUP = Create(LATER, rule="L5")
 
 
 class Tip:
-    """A shard's tip, which may not respond."""
+    """Returns the position of a shard's tip. If it is None, the source does not respond."""
 
     def __init__(self) -> None:
         self.position: Position | None = Position("7")
@@ -30,32 +30,32 @@ class Tip:
 def test_creation_of_a_deleted_row_waits_unless_dropped_here() -> None:
     """A lease that this worker has dropped has no owner that could recreate its row."""
     creations = PendingCreations(CONFIG, Tip().of)
-    deleted = Create(evolve(LATER, checkpoint=Position("5")), rule="L13")
-    assert creations.held_back([deleted], (), (), 0.0, map) == {deleted: CONFIG.renew_seconds}
-    assert creations.held_back([deleted], (), ("s-0",), 0.0, map) == {}
-    assert creations.held_back([deleted], (), (), CONFIG.renew_seconds, map) == {}
+    creation = Create(evolve(LATER, checkpoint=Position("5")), rule="L13")
+    assert creations.held_back([creation], (), (), 0.0, map) == {creation: CONFIG.renew_seconds}
+    assert creations.held_back([creation], (), ("s-0",), 0.0, map) == {}
+    assert creations.held_back([creation], (), (), CONFIG.renew_seconds, map) == {}
 
 
 def test_wait_starts_when_the_lease_is_missing_and_restarts_after_an_outage() -> None:
-    """While the table is silent, no owner can recreate its row."""
+    """While the table does not respond, no owner can recreate its row."""
     creations = PendingCreations(CONFIG, Tip().of)
-    unseen = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L6")
-    whole = CONFIG.renew_seconds + CONFIG.cycle_seconds
-    assert creations.held_back([unseen], (), (), 0.0, map) == {unseen: whole}
-    assert creations.held_back([unseen], (), (), 1.0, map) == {unseen: whole - 1.0}
+    creation = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L6")
+    whole_wait = CONFIG.renew_seconds + CONFIG.cycle_seconds
+    assert creations.held_back([creation], (), (), 0.0, map) == {creation: whole_wait}
+    assert creations.held_back([creation], (), (), 1.0, map) == {creation: whole_wait - 1.0}
     assert list(creations.keys) == ["s-0"]
     creations.table_silent()
-    assert creations.held_back([unseen], (), (), 2.0, map) == {unseen: whole}
+    assert creations.held_back([creation], (), (), 2.0, map) == {creation: whole_wait}
 
 
 def test_new_group_waits_at_latest_and_not_at_trim_horizon() -> None:
     """At TRIM_HORIZON nothing can be skipped."""
     creations = PendingCreations(CONFIG, Tip().of)
-    first = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L5")
-    assert creations.held_back([first, NEW_GROUP], (), (), 0.0, map) == {
+    creation_at_trim_horizon = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L5")
+    assert creations.held_back([creation_at_trim_horizon, NEW_GROUP], (), (), 0.0, map) == {
         NEW_GROUP: CONFIG.renew_seconds + RETRY_SECONDS
     }
-    assert creations.pinned(first) == first
+    assert creations.pinned(creation_at_trim_horizon) == creation_at_trim_horizon
 
 
 def test_latest_is_resolved_once_before_the_wait() -> None:

@@ -1,4 +1,4 @@
-"""What an owner writes about its lag, and what a listing makes of it."""
+"""Tests of the lag that an owner writes to its row, and of the lag that is computed from a listing."""
 
 import pytest
 from attrs import evolve
@@ -30,7 +30,7 @@ EMPTY = Batch((), None, 0.0, 0.2)
 
 
 def meter(lease: Lease | None = None) -> ProgressMeter:
-    """Return a meter of worker a that writes annotations, by a wall clock at NOW when the other clock is at 0."""
+    """Return a meter of worker a that writes annotations. Its wall clock shows NOW when the other clock shows 0."""
     moment[0] = 0.0
     progress_meter = ProgressMeter(lease or Lease("s-0"), "a")
     progress_meter.tell("vm-7", lambda: NOW + moment[0], 0.0)
@@ -40,16 +40,16 @@ def meter(lease: Lease | None = None) -> ProgressMeter:
 moment = [0.0]
 
 
-def noted(measured: ProgressMeter, now: float) -> Progress:
-    """Return the annotation that a row gets now."""
+def noted(progress_meter: ProgressMeter, now: float) -> Progress:
+    """Return the progress that is written to the row at this time."""
     moment[0] = now
-    reach = progress_of(Lease("s-0", annotations=measured.annotations(now)))
-    assert reach is not None
-    return reach
+    progress = progress_of(Lease("s-0", annotations=progress_meter.annotations(now)))
+    assert progress is not None
+    return progress
 
 
 class Columns(Batch):
-    """Records in columns, as for Spark. They are counted without becoming objects."""
+    """A batch of records in columns, as for Spark, whose records are counted without creating objects."""
 
     @property
     def count(self) -> int:
@@ -70,8 +70,14 @@ def test_running_batch_counts_as_unread_until_done() -> None:
     progress_meter.read(BATCH, 0.0)
     assert noted(progress_meter, 10.0).behind == 15.0
     progress_meter.done(moment[0])
-    finished = noted(progress_meter, 10.0)
-    assert (finished.behind, finished.end, finished.arrived, finished.read, finished.host) == (
+    progress_when_done = noted(progress_meter, 10.0)
+    assert (
+        progress_when_done.behind,
+        progress_when_done.end,
+        progress_when_done.arrived,
+        progress_when_done.read,
+        progress_when_done.host,
+    ) == (
         4.0,
         False,
         NOW - 5,
@@ -79,13 +85,13 @@ def test_running_batch_counts_as_unread_until_done() -> None:
         "vm-7",
     )
     progress_meter.read(EMPTY, 11.0)
-    tip = noted(progress_meter, 12.0)
-    assert (tip.behind, tip.end, tip.arrived) == (0.0, True, NOW - 5)
+    progress_at_tip = noted(progress_meter, 12.0)
+    assert (progress_at_tip.behind, progress_at_tip.end, progress_at_tip.arrived) == (0.0, True, NOW - 5)
 
 
 @pytest.mark.parametrize(("wait", "grows"), [(SILENT_SECONDS + 1, True), (0.0, False)])
 def test_lag_is_the_wait_of_the_first_unfinished_record(wait: float, grows: bool) -> None:
-    """The service reports such a read as at the tip."""
+    """The service reports that such a read is at the tip."""
     wall = [NOW]
     progress_meter = ProgressMeter(Lease("s-0"), "a", 0.0)
     progress_meter.tell("vm", lambda: wall[0], 0.0)
@@ -93,39 +99,43 @@ def test_lag_is_the_wait_of_the_first_unfinished_record(wait: float, grows: bool
     for step in range(1, STEPS + 1):
         now = step * STEP_SECONDS
         wall[0] = NOW + now
-        # Only 2 s of the records of 20 s are handled; without a wait, all of them.
+        # If `grows`, only the records of 2 s are handled in each step of 20 s. Otherwise all of them are.
         progress_meter.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
     assert progress_meter.progress(now, wall[0]).grows == grows
 
 
 def test_age_of_the_first_record_lasts_until_it_is_handled() -> None:
-    """A failing read, an empty response on the way, or a change of owner does not reset it."""
-    first = meter()
-    first.read(BATCH, 0.0)
-    first.failed("its handler raised X", 30.0)
-    first.read(evolve(EMPTY, behind_seconds=3.0), 31.0)
-    first.done(31.0)
-    first.read(evolve(EMPTY, behind_seconds=None, fault="throttled"), 32.0)
-    released = noted(first, 40.0)
-    assert (released.behind, released.oldest, released.fault) == (45.0, NOW - 5, "throttled")
-    second = ProgressMeter(Lease("s-0", annotations=((NOTE, released.note),)), "b", 0.0)
-    second.tell("vm", lambda: NOW + 100.0, 0.0)
-    assert second.progress(0.0, NOW + 100.0).behind == 105.0
-    second.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
-    second.done(1.0)
-    progress = second.progress(2.0, NOW + 102.0)
-    assert (progress.behind, progress.fault, progress.done) == (107.0, "throttled", released.done)
-    second.read(BATCH, 3.0)
-    second.progressed(4.0, NOW + 104.0)
-    assert second.progress(5.0, NOW + 105.0).oldest is not None
-    second.done(5.0)
-    progress = second.progress(5.0, NOW + 105.0)
+    """A failing read, an empty response, or a change of owner does not reset the age."""
+    first_meter = meter()
+    first_meter.read(BATCH, 0.0)
+    first_meter.failed("its handler raised X", 30.0)
+    first_meter.read(evolve(EMPTY, behind_seconds=3.0), 31.0)
+    first_meter.done(31.0)
+    first_meter.read(evolve(EMPTY, behind_seconds=None, fault="throttled"), 32.0)
+    progress_at_release = noted(first_meter, 40.0)
+    assert (progress_at_release.behind, progress_at_release.oldest, progress_at_release.fault) == (
+        45.0,
+        NOW - 5,
+        "throttled",
+    )
+    second_meter = ProgressMeter(Lease("s-0", annotations=((NOTE, progress_at_release.note),)), "b", 0.0)
+    second_meter.tell("vm", lambda: NOW + 100.0, 0.0)
+    assert second_meter.progress(0.0, NOW + 100.0).behind == 105.0
+    second_meter.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
+    second_meter.done(1.0)
+    progress = second_meter.progress(2.0, NOW + 102.0)
+    assert (progress.behind, progress.fault, progress.done) == (107.0, "throttled", progress_at_release.done)
+    second_meter.read(BATCH, 3.0)
+    second_meter.progressed(4.0, NOW + 104.0)
+    assert second_meter.progress(5.0, NOW + 105.0).oldest is not None
+    second_meter.done(5.0)
+    progress = second_meter.progress(5.0, NOW + 105.0)
     assert (progress.behind, progress.oldest, progress.fault) == (4.0, None, "")
 
 
 def test_response_at_the_tip_ends_an_age_inherited_from_an_earlier_owner() -> None:
-    released = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
-    progress_meter = meter(Lease("s-0", annotations=((NOTE, released.note),)))
+    progress_at_release = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
+    progress_meter = meter(Lease("s-0", annotations=((NOTE, progress_at_release.note),)))
     assert progress_meter.progress(0.0, NOW).behind == 60.0
     progress_meter.read(EMPTY, 1.0)
     progress_meter.done(1.0)
@@ -163,7 +173,7 @@ def test_unread_shard_falls_behind() -> None:
 
 
 def test_no_time_is_written_unless_requested() -> None:
-    """A simulated worker writes no real times. A reader that was never able to read still writes that."""
+    """A simulated worker writes no real times. A reader that has never been able to read writes this fact."""
     assert ProgressMeter(Lease("s-0"), "a").annotations(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").annotation_due(1_000.0)
     progress_meter = meter()
@@ -172,22 +182,22 @@ def test_no_time_is_written_unless_requested() -> None:
         True,
     )
     noted(progress_meter, FIRST_SECONDS)
-    again = FIRST_SECONDS + TELL_SECONDS
-    assert (progress_meter.annotation_due(again - 1), progress_meter.annotation_due(again)) == (False, True)
+    next_due = FIRST_SECONDS + TELL_SECONDS
+    assert (progress_meter.annotation_due(next_due - 1), progress_meter.annotation_due(next_due)) == (False, True)
 
 
 def test_finished_handler_is_no_longer_at_work() -> None:
-    for ended in (ProgressMeter.rested, lambda each: each.done(2.0)):
+    for end_work in (ProgressMeter.rested, lambda finished_meter: finished_meter.done(2.0)):
         progress_meter = meter()
         progress_meter.working(1.0)
         assert noted(progress_meter, 2.0).work == NOW + 1.0
-        ended(progress_meter)
+        end_work(progress_meter)
         assert noted(progress_meter, 3.0).work is None
 
 
 def test_moves_are_counted_across_owners() -> None:
-    first = Progress(NOW, "b", moves=2)
-    row = Lease("s-0", owner="b", idle=1.0, annotations=((NOTE, first.note),))
+    first_progress = Progress(NOW, "b", moves=2)
+    row = Lease("s-0", owner="b", idle=1.0, annotations=((NOTE, first_progress.note),))
     for worker, moves in (("b", 2), ("a", 3)):
         progress_meter = ProgressMeter(row, worker)
         progress_meter.tell("vm", lambda: NOW, 0.0)
@@ -215,13 +225,13 @@ def test_moves_are_counted_across_owners() -> None:
     ],
 )
 def test_unreadable_annotation_has_no_meaning(note: str) -> None:
-    """Any writer with access to the table may have written it."""
+    """Any program with access to the table may have written the annotation."""
     assert progress_of(Lease("s-0", annotations=((NOTE, note),))) is None
 
 
-def row(owner: str | None, reach: Progress, idle: float = 1.0) -> Lease:
+def row(owner: str | None, progress: Progress, idle: float = 1.0) -> Lease:
     """Return a lease with this annotation."""
-    return Lease("s-0", owner=owner, idle=idle, annotations=((NOTE, reach.note),))
+    return Lease("s-0", owner=owner, idle=idle, annotations=((NOTE, progress.note),))
 
 
 RECENT = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
@@ -242,7 +252,7 @@ RECENT = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW -
     ],
 )
 def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
-    """An unread lease loses its last good values."""
+    """If a lease is not read, its last good values are no longer shown."""
     assert lag_of(lease, NOW, 10.0) == lag
 
 
@@ -253,7 +263,7 @@ def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
         (row("a", evolve(RECENT, read=NOW - 10 - SILENT_SECONDS)), False),
         (row("a", evolve(RECENT, read=NOW - 11 - SILENT_SECONDS)), True),
         (row("a", evolve(RECENT, read=None)), True),
-        # The first unhandled record is known, and so is its age.
+        # The first unhandled record and its age are known.
         (row("a", evolve(RECENT, read=NOW - 90, oldest=NOW - 91)), False),
         (row("a", evolve(RECENT, behind=None, read=None)), False),
         # No request was made since.
@@ -266,8 +276,8 @@ def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
 def test_lag_is_a_lower_bound_while_the_stream_is_silent(lease: Lease, at_least: bool) -> None:
     """A lag that includes silence is marked wherever it is shown."""
     lag = lag_of(lease, NOW, 10.0)
-    whole = fleet_lag({"s-0": lag, "s-1": LeaseLag(1.0)})
-    assert (lag.at_least, lag.as_json().get("at_least", False), whole.at_least) == (at_least,) * 3
+    total_lag = fleet_lag({"s-0": lag, "s-1": LeaseLag(1.0)})
+    assert (lag.at_least, lag.as_json().get("at_least", False), total_lag.at_least) == (at_least,) * 3
 
 
 def test_application_lag_is_that_of_its_worst_lease() -> None:
@@ -276,12 +286,12 @@ def test_application_lag_is_that_of_its_worst_lease() -> None:
         evolve(row(None, RECENT), key="s-1"),
         Lease("s-2", owner="j", idle=1.0),
     ]
-    whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
-    assert (whole.most, whole.total) == (12.0, 14.0)
+    total_lag = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
+    assert (total_lag.most, total_lag.total) == (12.0, 14.0)
 
 
 def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> None:
-    """On blobs, where annotations look like renewals, it is not written."""
+    """On blobs, an annotation looks like a renewal, so none is written."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     source.shard_logs["s-0"] = ShardRecords(create_records(3), size=20)
@@ -289,9 +299,9 @@ def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> Non
     driven.run(60)
     holding = driven.worker.holdings[0]
     holding.progress.tell("vm-7", lambda: NOW, clock.now)
-    reading = handler_reader(driven.worker, holding, Handling(lambda _batch: None))
+    reader = handler_reader(driven.worker, holding, Handling(lambda _batch: None))
     for _ in range(3):
-        reading.step(clock.now)
+        reader.step(clock.now)
     assert progress_of(store.get(["s-0"])[0]) is None
     clock.now += TELL_SECONDS
     driven.worker.renew(clock.now)
@@ -301,21 +311,21 @@ def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> Non
 
 
 def test_stream_is_asked_for_lag_that_no_row_shows() -> None:
-    java = Lease("s-0", owner="java", checkpoint=Position("10"))
-    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
+    java_lease = Lease("s-0", owner="java", checkpoint=Position("10"))
+    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java_lease], {"s-0": LeaseLag()}) == {
         "s-0": LeaseLag(None, 2)
     }
     owner_lags = {"s-0": LeaseLag(3.0)}
-    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], owner_lags) == owner_lags
+    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java_lease], owner_lags) == owner_lags
     source = FaultySource(four_shards(), present=at_timestamp(round(NOW * 1000)))
-    waiting = [record._replace(arrived=NOW - 30) for record in create_records(3)]
-    source.shard_logs["s-0"] = ShardRecords(waiting, size=20)
-    lags = lags_from_stream(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})
+    waiting_records = [record._replace(arrived=NOW - 30) for record in create_records(3)]
+    source.shard_logs["s-0"] = ShardRecords(waiting_records, size=20)
+    lags = lags_from_stream(source, [evolve(java_lease, checkpoint=Position("100"))], {"s-0": LeaseLag()})
     assert lags["s-0"].seconds == 30.0
     assert [reader.closed for reader in source.readers] == [True]
-    # No worker has read at LATEST yet, so a batch read there shows nothing.
-    unknown = {"s-0": LeaseLag()}
-    assert lags_from_stream(source, [evolve(java, checkpoint=LATEST)], unknown) == unknown
+    # No worker has read at LATEST yet, so a batch that is read there shows no lag.
+    unknown_lags = {"s-0": LeaseLag()}
+    assert lags_from_stream(source, [evolve(java_lease, checkpoint=LATEST)], unknown_lags) == unknown_lags
     assert len(source.readers) == 1
 
 
@@ -350,18 +360,18 @@ def test_record_without_lag_has_its_age() -> None:
 
 
 def test_lag_of_an_owner_that_never_read_counts_from_its_claim() -> None:
-    first = noted(meter(), 10.0)
-    assert first.behind is None
-    released = row(None, first)
-    assert [lag_of(released, NOW + seconds, 10.0).seconds for seconds in (SILENT_SECONDS, 50.0)] == [None, 50.0]
-    assert lag_of(released, NOW + 50.0, 10.0).at_least
-    second = ProgressMeter(released, "b", 0.0)
-    second.tell("vm", lambda: NOW + 100.0, 0.0)
-    assert second.behind(0.0) == 100.0
+    first_progress = noted(meter(), 10.0)
+    assert first_progress.behind is None
+    released_lease = row(None, first_progress)
+    assert [lag_of(released_lease, NOW + seconds, 10.0).seconds for seconds in (SILENT_SECONDS, 50.0)] == [None, 50.0]
+    assert lag_of(released_lease, NOW + 50.0, 10.0).at_least
+    second_meter = ProgressMeter(released_lease, "b", 0.0)
+    second_meter.tell("vm", lambda: NOW + 100.0, 0.0)
+    assert second_meter.behind(0.0) == 100.0
 
 
 def test_shard_that_waits_for_its_parents_has_no_lag() -> None:
-    """None of its records should be read yet."""
+    """The shard's records must not be read yet."""
     progress_meter = meter()
     progress_meter.excused("its parents are not done", 0.0)
     annotation = noted(progress_meter, 500.0)

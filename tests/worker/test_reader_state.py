@@ -1,4 +1,4 @@
-"""What the reader of a lease does next, decided without I/O: each row of the tables at the head of the module."""
+"""Tests of what a lease reader does next, without I/O: one case for each row of the tables in the module's docstring."""
 
 from typing import Any
 
@@ -41,15 +41,15 @@ def state_of(kind: ConsumerKind = "returns") -> ReaderState:
 
 
 def read_to(state: ReaderState, position: Position, now: float = 0.0, *, gap: float = 0.0) -> Batch:
-    """Have the state note a batch that ends at this position."""
-    read = Batch((), position, 0.0, 1.0, unlinked_seconds=gap)
+    """Tell the state that a batch that ends at this position was read, and return the batch."""
+    batch = Batch((), position, 0.0, 1.0, unlinked_seconds=gap)
     state.cursor.batch_read(position)
-    state.batch_read(read, now, renew_seconds=3.0)
-    return read
+    state.batch_read(batch, now, renew_seconds=3.0)
+    return batch
 
 
 def test_reading_begins_after_the_parents_with_growing_waits() -> None:
-    """The first order opens the shard, and a wait for parents grows to its limit."""
+    """The first order opens the shard. The waits for parents grow up to their limit."""
     state = ReaderState(TRIM_HORIZON, lambda low, _high: low)
     assert state.order(0.0, TEN, **HELD) == BeginReading()
     assert [state.parents_pending() for _ in range(5)] == [1.0, 2.0, 4.0, PARENT_WAITS[1], PARENT_WAITS[1]]
@@ -88,32 +88,32 @@ def test_waits_after_faults_grow_until_a_step_succeeds() -> None:
 
 
 def test_rejection_is_retried_until_a_response_ends_the_series() -> None:
-    """Only a response shows that a rejection has passed: steps that send no request do not count."""
-    state, fault = state_of(), TransientRejection("the token is new")
+    """Only a response shows that the rejections have ended. Steps that send no request do not show it."""
+    state, rejection = state_of(), TransientRejection("the token is new")
 
     def tries() -> int:
-        return sum(state.request_rejected(fault, 0.0) is not None for _ in range(REJECTION_RETRIES + 2))
+        return sum(state.request_rejected(rejection, 0.0) is not None for _ in range(REJECTION_RETRIES + 2))
 
     assert tries() == REJECTION_RETRIES
     state.step_done()
     state.source_responded(Batch((), None, None, 1.0, fault="no response"))
     assert tries() == 0
     state.source_responded(Batch((), None, 0.0, 1.0))
-    due = state.request_rejected(fault, 0.0)
-    assert due is not None
-    assert REJECTED_WAITS[0] <= due <= REJECTED_WAITS[1]
+    retry_time = state.request_rejected(rejection, 0.0)
+    assert retry_time is not None
+    assert REJECTED_WAITS[0] <= retry_time <= REJECTED_WAITS[1]
     assert state_of().request_rejected(SourceError("no such stream"), 0.0) is None
 
 
 def test_lease_is_confirmed_after_a_gap_in_the_connection() -> None:
-    """Another reader may have had the connection during a gap as long as a renewal."""
+    """During a gap as long as a renewal interval, another reader may have had the connection."""
     state = state_of()
-    unconfirmed = list[bool]()
+    unconfirmed_states = list[bool]()
     for gap in (3.0, 3.1, 0.0):
         read_to(state, TWENTY, gap=gap)
-        unconfirmed.append(state.unconfirmed)
+        unconfirmed_states.append(state.unconfirmed)
     state.lease_confirmed()
-    assert [*unconfirmed, state.unconfirmed] == [False, True, True, False]
+    assert [*unconfirmed_states, state.unconfirmed] == [False, True, True, False]
 
 
 def test_plain_handler_gets_unfinished_records_again() -> None:
@@ -157,7 +157,7 @@ def test_failures_are_forgotten_once_everything_that_failed_was_delivered() -> N
 
 
 def test_next_checkpoint_is_due_after_a_pause_or_with_all_leases() -> None:
-    """Checkpoints of one write come due together. A checkpoint that a release will write moves no mark."""
+    """Checkpoints that are written together are due together. A checkpoint that a release will write moves no position."""
     state = state_of()
     read_to(state, TWENTY)
     state.cursor.rows_delivered(TWENTY)
@@ -178,13 +178,13 @@ EVENTS = st.lists(
     ),
     max_size=40,
 )
-FACTS = st.fixed_dictionaries({name: st.booleans() for name in ("lost", "leaving", "expired", "free", "room")})
+LEASE_FACTS = st.fixed_dictionaries({name: st.booleans() for name in ("lost", "leaving", "expired", "free", "room")})
 
 
-@given(st.sampled_from(("returns", "checkpoints", "commits")), EVENTS, FACTS)
+@given(st.sampled_from(("returns", "checkpoints", "commits")), EVENTS, LEASE_FACTS)
 def test_no_order_skips_a_record(kind: ConsumerKind, events: list[tuple[str, int]], facts: dict[str, bool]) -> None:
     """Only acknowledged positions are stored, and reading continues after the rows in memory."""
-    state, now, finished = state_of(kind), 0.0, TEN
+    state, now, finished_position = state_of(kind), 0.0, TEN
     for event, number in events:
         now += 0.5
         cursor = state.cursor
@@ -194,7 +194,7 @@ def test_no_order_skips_a_record(kind: ConsumerKind, events: list[tuple[str, int
             case "deliver":
                 cursor.rows_delivered(cursor.read)
             case "pass" if cursor.has_unacknowledged:
-                finished = max(finished, cursor.delivered, key=lambda position: position.order)
+                finished_position = max(finished_position, cursor.delivered, key=lambda position: position.order)
                 state.piece_done(Batch((), cursor.read, 0.0, 1.0), cursor.delivered)
             case "checkpoint":
                 state.checkpoint_moved(Position(str(int(cursor.acknowledged.sequence) + number)))
@@ -214,8 +214,11 @@ def test_no_order_skips_a_record(kind: ConsumerKind, events: list[tuple[str, int
                 state.checkpoint_stored(position, now, number, aligned=False)
             case _:
                 pass
-        marks = [mark.order for mark in (cursor.committed, cursor.acknowledged, cursor.delivered, cursor.read)]
-        assert marks == sorted(marks)
+        position_orders = [
+            position_mark.order
+            for position_mark in (cursor.committed, cursor.acknowledged, cursor.delivered, cursor.read)
+        ]
+        assert position_orders == sorted(position_orders)
         match order := state.order(now, cursor.committed, **facts):
             case StoreCheckpoint(position) | ReleaseAt(position):
                 assert position.order <= cursor.acknowledged.order

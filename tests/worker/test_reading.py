@@ -1,4 +1,4 @@
-"""Reading one held lease, step by step: order, faults, steals and ends."""
+"""Reads one held lease step by step, with faults, steals and shard ends."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Pos
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import CheckpointLease, RenewLease, StealLease, Write
-from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.contract.actors import create_lease_with_owner
 from leasehold_lab.simulator.world.world import (
     FIRST_MS,
     ListSource,
@@ -40,36 +40,36 @@ def test_records_are_dispatched_in_order_and_checkpointed() -> None:
 
 
 def test_shard_is_read_under_the_epoch_of_its_handler() -> None:
-    """A sink that fences by the handler's epoch must accept the owner's own reader."""
-    source, tokens = FaultySource(), []
-    harness = ReaderHarness(source=source, on_batch=lambda delivery: tokens.append(delivery.epoch))
+    """A sink that uses the handler's epoch for fencing must accept the reader of the same owner."""
+    source, handler_epochs = FaultySource(), []
+    harness = ReaderHarness(source=source, on_batch=lambda delivery: handler_epochs.append(delivery.epoch))
     assert harness.holding.renew()
     assert harness.holding.renew()
     harness.steps(harness.reading(), 2)
-    assert source.epochs == tokens == [harness.holding.epoch]
+    assert source.epochs == handler_epochs == [harness.holding.epoch]
     assert harness.store.row("s-0").epoch > harness.holding.epoch
 
 
 def test_checkpoint_seconds_limits_checkpoint_writes() -> None:
     harness = ReaderHarness(ShardRecords(create_records(5), size=1))
-    reading = harness.reading(checkpoint_seconds=60)
-    harness.steps(reading, 6)
+    reader = harness.reading(checkpoint_seconds=60)
+    harness.steps(reader, 6)
     assert harness.store.row("s-0").checkpoint == Position("100")
     harness.clock.now += 60
     harness.worker.renew(harness.clock.now)
-    harness.steps(reading, 1)
+    harness.steps(reader, 1)
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
 def test_child_waits_for_its_parents() -> None:
     """Records of one key stay in order (L12)."""
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
-    create_placed_lease(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
-    reading = harness.reading()
-    harness.steps(reading, 3)
+    create_lease_with_owner(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
+    reader = harness.reading()
+    harness.steps(reader, 3)
     assert (harness.dispatched, harness.source.opened) == ([], [])
     harness.store.rewrite("p", lambda lease: evolve(lease, checkpoint=SHARD_END))
-    harness.steps(reading, 3)
+    harness.steps(reader, 3)
     assert harness.dispatched == [data(5)]
 
 
@@ -101,9 +101,9 @@ def test_latest_is_pinned_before_the_first_read() -> None:
 def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
     source, latest = FaultySource(), Position("101", 0, "101")
     source.present = latest
-    notes = latest_annotations(latest) if noted else ()
+    annotations = latest_annotations(latest) if noted else ()
     harness = ReaderHarness(
-        ShardRecords(create_records(5)), lease=Lease("s-0", checkpoint=LATEST, annotations=notes), source=source
+        ShardRecords(create_records(5)), lease=Lease("s-0", checkpoint=LATEST, annotations=annotations), source=source
     )
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", latest)]
@@ -111,20 +111,20 @@ def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
 
 
 def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
-    """A second try must not pin a later position."""
+    """A second attempt must not pin a later position."""
     harness = ReaderHarness(ShardRecords(create_records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.lose_replies = 1
-    reading = harness.reading()
-    due = harness.steps(reading, 1)
+    reader = harness.reading()
+    due_time = harness.steps(reader, 1)
     harness.shard_log.records += create_records(3, 2)
-    harness.clock.now = due
-    harness.steps(reading, 2)
+    harness.clock.now = due_time
+    harness.steps(reader, 2)
     assert harness.store.row("s-0").annotation("latest_ms") == str(FIRST_MS + 2)
     assert harness.dispatched == [data(3, 2)]
 
 
 def test_record_skipped_by_a_failed_read_is_read_again() -> None:
-    """If a source raises in the middle of a read, the records it fetched are read again."""
+    """If a source raises an exception during a read, the records that it had fetched are read again."""
 
     def break_off_once(_batch: Batch) -> None:
         if len(harness.source.opened) == 1:
@@ -145,7 +145,7 @@ def test_nothing_is_read_until_latest_is_pinned() -> None:
 def test_lease_lost_while_pinning_latest_is_left_unread() -> None:
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=LATEST))
     harness.steal()
-    harness.until_over(harness.reading())
+    harness.run_until_done(harness.reading())
     assert (harness.source.opened, harness.happenings) == ([], ["lease-lost"])
 
 
@@ -168,16 +168,16 @@ def test_shard_that_opens_at_the_second_try_is_reported_then() -> None:
 def test_connection_is_closed_before_the_lease_is_reported_as_left() -> None:
     source, closed = FaultySource(), list[bool]()
     harness = ReaderHarness(source=source)
-    reading = harness.reading(observer=lambda _happening, _holding: closed.append(source.readers[0].closed))
-    harness.steps(reading, 2)
+    reader = harness.reading(observer=lambda _happening, _holding: closed.append(source.readers[0].closed))
+    harness.steps(reader, 2)
     harness.holding.ask_release()
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert closed == [False, True]
 
 
 @define(frozen=True)
-class Uncountable(Batch):
-    """A batch that cannot be held."""
+class UncountableBatch(Batch):
+    """A batch that cannot be kept in memory, because its records cannot be counted."""
 
     @property
     def count(self) -> int:
@@ -186,8 +186,8 @@ class Uncountable(Batch):
 
 def test_batch_that_could_not_be_held_is_read_again() -> None:
     def broken_once(batch: Batch) -> Batch:
-        created = Uncountable if len(harness.source.opened) == 1 else Batch
-        return created(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
+        batch_class = UncountableBatch if len(harness.source.opened) == 1 else Batch
+        return batch_class(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
 
     harness = ReaderHarness(ShardRecords(create_records(2)), source=FaultySource(on_read=broken_once))
     harness.steps(harness.reading(), 4)
@@ -237,15 +237,15 @@ def test_woken_reader_still_waits_until_its_due_time() -> None:
             raise ValueError("a passing fault")
 
     harness = ReaderHarness(ShardRecords(create_records(2), wait_seconds=3.0), on_batch=fails_once)
-    reading, now = harness.reading(), harness.clock.now
-    again = harness.steps(reading, 2)
-    assert again > now
-    assert (reading.step(now), len(harness.dispatched)) == (again, 1)
-    harness.clock.now = again
+    reader, start_time = harness.reading(), harness.clock.now
+    retry_time = harness.steps(reader, 2)
+    assert retry_time > start_time
+    assert (reader.step(start_time), len(harness.dispatched)) == (retry_time, 1)
+    harness.clock.now = retry_time
     harness.shard_log.records += create_records(1, 2)
-    assert reading.step(again) == now + 3.0
-    assert (reading.step(again), len(harness.dispatched)) == (now + 3.0, 2)
-    reading.step(now + 3.0)
+    assert reader.step(retry_time) == start_time + 3.0
+    assert (reader.step(retry_time), len(harness.dispatched)) == (start_time + 3.0, 2)
+    reader.step(start_time + 3.0)
     assert harness.dispatched == [data(2), data(2), data(1, 2)]
 
 
@@ -254,7 +254,7 @@ def test_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: py
         raise OSError("for good")
 
     harness = ReaderHarness(on_batch=fails)
-    harness.until_over(harness.reading(attempts=3))
+    harness.run_until_done(harness.reading(attempts=3))
     row = harness.store.row("s-0")
     assert (harness.dispatched, harness.happenings) == ([data(5)] * 3, ["initialize", "stopped"])
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
@@ -264,55 +264,55 @@ def test_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: py
 
 
 def test_checkpoint_of_a_stolen_lease_raises_in_the_handler() -> None:
-    lost: list[bool] = []
+    results: list[bool] = []
 
     def steals_lease(delivery: Delivery) -> None:
         harness.steal()
-        lost.append(delivery.checkpoint())
-        lost.append(delivery.lost)
+        results.append(delivery.checkpoint())
+        results.append(delivery.lost)
 
     harness = ReaderHarness(on_batch=steals_lease)
-    harness.until_over(harness.reading())
-    assert (lost, harness.happenings) == ([False, True], ["initialize", "lease-lost"])
+    harness.run_until_done(harness.reading())
+    assert (results, harness.happenings) == ([False, True], ["initialize", "lease-lost"])
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
 def test_finished_work_may_be_checkpointed_after_a_steal() -> None:
-    """With `late_checkpoints` the new owner does not repeat what was done."""
+    """With `late_checkpoints`, the new owner does not repeat records that the former owner has handled."""
 
     def steals_lease(_delivery: Delivery) -> None:
         harness.steal()
 
     harness = ReaderHarness(on_batch=steals_lease)
-    harness.until_over(harness.reading(late_checkpoints=True))
+    harness.run_until_done(harness.reading(late_checkpoints=True))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == ("b-1", Position("104"))
 
 
 def test_checkpoint_beyond_the_batch_is_rejected() -> None:
-    refused: list[str] = []
+    messages: list[str] = []
 
     def overreaches(delivery: Delivery) -> None:
-        with pytest.raises(ValueError, match="behind this batch, which ends at 104") as caught:
+        with pytest.raises(ValueError, match="behind this batch, which ends at 104") as exc_info:
             delivery.checkpoint(Record(b"", "105"))
-        refused.append(str(caught.value))
+        messages.append(str(exc_info.value))
 
     harness = ReaderHarness(on_batch=overreaches)
     harness.steps(harness.reading(), 2)
-    assert len(refused) == 1
+    assert len(messages) == 1
 
 
 def test_shard_ends_after_its_last_record_and_child_leases() -> None:
-    """A crash in between neither strands the children nor skips the last records (L3)."""
+    """A crash between these writes neither loses the children nor skips the last records (L3)."""
     children = (create_shard("c-0", 0, 4, "s-0"), create_shard("c-1", 5, 9, "s-0"))
     harness = ReaderHarness(ShardRecords(create_records(3), children, ended=True))
-    harness.until_over(harness.reading())
+    harness.run_until_done(harness.reading())
     row = harness.store.row("s-0")
     assert harness.store.writes[-3:] == ["c-0", "c-1", "s-0"]
     assert (harness.dispatched, harness.happenings) == ([data(3)], ["initialize", "shard-ended"])
     assert (row.checkpoint, row.owner) == (SHARD_END, None)
-    created = [(lease.key, lease.parents, lease.checkpoint) for lease in harness.store.get(["c-0", "c-1"])]
-    assert created == [("c-0", ("s-0",), TRIM_HORIZON), ("c-1", ("s-0",), TRIM_HORIZON)]
+    created_leases = [(lease.key, lease.parents, lease.checkpoint) for lease in harness.store.get(["c-0", "c-1"])]
+    assert created_leases == [("c-0", ("s-0",), TRIM_HORIZON), ("c-1", ("s-0",), TRIM_HORIZON)]
     harness.clock.now = harness.worker.turn(harness.clock.now)
     assert harness.worker.holdings != (), "a lifecycle turn at once"
     harness.worker.turn(harness.clock.now)
@@ -326,7 +326,7 @@ def test_failed_last_batch_keeps_the_shard_open() -> None:
     harness = ReaderHarness(
         ShardRecords(create_records(3), (create_shard("c-0", 0, 9, "s-0"),), ended=True), on_batch=fails
     )
-    harness.until_over(harness.reading(attempts=2))
+    harness.run_until_done(harness.reading(attempts=2))
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
     assert harness.store.get(["c-0"]) == ()
 
@@ -335,7 +335,7 @@ def test_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
     child = create_shard("c-0", 0, 9, "s-0", "s-1")
     harness = ReaderHarness(ShardRecords(create_records(1), (child,), ended=True))
     harness.source.listed = [create_shard("s-0", 0, 4, open=False), create_shard("s-1", 5, 9, open=False), child]
-    harness.until_over(harness.reading())
+    harness.run_until_done(harness.reading())
     assert harness.store.get(["c-0"]) == ()
     assert harness.store.row("s-0").ended
 
@@ -344,14 +344,14 @@ def test_shard_end_without_named_children_lists_them() -> None:
     """Some services do not name children."""
     harness = ReaderHarness(ShardRecords(create_records(1), ended=True))
     harness.source.listed = [create_shard("s-0", 0, 9, open=False), create_shard("c-0", 0, 9, "s-0")]
-    harness.until_over(harness.reading())
+    harness.run_until_done(harness.reading())
     assert [lease.key for lease in harness.store.get(["c-0"])] == ["c-0"]
 
 
 def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
     """The KCL counts such leases as load, so a group with its rules must count the same."""
     harness = ReaderHarness(ShardRecords(create_records(1), ended=True), config=KCL)
-    harness.until_over(harness.reading())
+    harness.run_until_done(harness.reading())
     assert (harness.store.row("s-0").owner, harness.store.row("s-0").ended) == ("a-1", True)
     assert [holding.key for holding in harness.worker.holdings] == ["s-0"]
 
@@ -362,16 +362,16 @@ def test_unreadable_shard_stops_and_is_released() -> None:
             raise SourceError(f"{lease.key} at {start.sequence}: no such shard")
 
     harness = ReaderHarness(source=Broken())
-    harness.until_over(harness.reading())
+    harness.run_until_done(harness.reading())
     assert (harness.happenings, harness.store.row("s-0").owner) == (["stopped"], None)
 
 
 def test_checkpoint_with_an_unknown_outcome_is_settled_first() -> None:
     harness = ReaderHarness(ShardRecords(create_records(4), size=2))
-    reading = harness.reading()
-    harness.steps(reading, 1)
+    reader = harness.reading()
+    harness.steps(reader, 1)
     harness.store.lose_replies = 1
-    harness.steps(reading, 4)
+    harness.steps(reader, 4)
     assert harness.dispatched == [data(2), data(2, 2)]
     assert (harness.store.row("s-0").checkpoint, harness.holding.lost.is_set()) == (Position("103"), False)
 
@@ -382,10 +382,10 @@ def test_release_comes_before_another_attempt_and_stores_finished_work() -> None
             raise OSError("passing")
 
     harness = ReaderHarness(ShardRecords(create_records(4), size=2), on_batch=fails_on_the_second)
-    reading = harness.reading(checkpoint_seconds=3600)
-    harness.steps(reading, 3)
+    reader = harness.reading(checkpoint_seconds=3600)
+    harness.steps(reader, 3)
     harness.holding.ask_release()
-    assert reading.step(harness.clock.now) == float("inf")
+    assert reader.step(harness.clock.now) == float("inf")
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happenings) == (None, Position("101"), ["initialize", "stopped"])
 
@@ -398,7 +398,7 @@ def test_lease_without_a_known_start_time_is_named(caplog: pytest.LogCaptureFixt
 
 
 def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
-    """Return a callback for reads that says for how long the link was not ours."""
+    """Return a callback for reads, which sets for how long another reader may have had the connection."""
     return lambda batch: evolve(batch, unlinked_seconds=seconds)
 
 
@@ -410,23 +410,23 @@ def test_late_connection_dispatches_nothing_once_the_lease_is_stolen(
 ) -> None:
     source = FaultySource(on_read=unlinked_for(renewals * MINIMAL.renew_seconds))
     harness = ReaderHarness(source=source)
-    reading = harness.reading()
-    harness.steps(reading, 1)
+    reader = harness.reading()
+    harness.steps(reader, 1)
     harness.steal()
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert (harness.dispatched, harness.happenings) == (dispatched, ["initialize", "lease-lost"])
 
 
 def test_late_connection_waits_for_a_renewal_to_confirm_the_lease() -> None:
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
-    reading = harness.reading()
-    harness.steps(reading, 1)
+    reader = harness.reading()
+    harness.steps(reader, 1)
     harness.store.down = True
-    harness.steps(reading, 2)
+    harness.steps(reader, 2)
     assert harness.dispatched == []
     harness.store.down = False
-    harness.steps(reading, 1)
+    harness.steps(reader, 1)
     assert harness.dispatched == [data(5)]
 
 
@@ -439,44 +439,44 @@ def test_late_connection_waits_for_a_renewal_to_confirm_the_lease() -> None:
 def test_late_checkpoint_stays_between_the_stored_and_the_handled_position(
     sizes: list[int], stolen: int, new_owner: int, fails: int
 ) -> None:
-    calls = iter(range(100))
-    before: list[Position] = []
+    call_numbers = iter(range(100))
+    checkpoints_at_steal: list[Position] = []
 
     def steals_lease(delivery: Delivery) -> None:
-        call = next(calls)
+        call = next(call_numbers)
         if call == stolen:
-            now = harness.store.row("s-0")
-            harness.store.write(StealLease(now, "b-1", (("process", "p-2/b-1"),)))
+            current_row = harness.store.row("s-0")
+            harness.store.write(StealLease(current_row, "b-1", (("process", "p-2/b-1"),)))
             if new_owner:
                 harness.store.write(CheckpointLease(harness.store.row("s-0"), Position(str(99 + new_owner))))
-            before.append(harness.store.row("s-0").checkpoint)
+            checkpoints_at_steal.append(harness.store.row("s-0").checkpoint)
         if call == fails:
             raise ValueError(delivery)
         handled.extend(record.position for record in delivery.records)
 
     handled: list[Position] = []
     harness = ReaderHarness(ShardRecords(create_records(12), size=sizes[0] if sizes else 3), on_batch=steals_lease)
-    reading = harness.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
-    harness.steps(reading, 20)
+    reader = harness.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
+    harness.steps(reader, 20)
     row = harness.store.row("s-0").checkpoint
-    if before:
-        expected = max([*before, *handled], key=lambda position: position.order)
-        assert before[0].order <= row.order <= expected.order
+    if checkpoints_at_steal:
+        expected = max([*checkpoints_at_steal, *handled], key=lambda position: position.order)
+        assert checkpoints_at_steal[0].order <= row.order <= expected.order
 
 
 def test_unconfirmed_batch_stays_unconfirmed_after_it_was_dropped() -> None:
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
-    reading = harness.reading()
-    harness.steps(reading, 1)
+    reader = harness.reading()
+    harness.steps(reader, 1)
     harness.store.down = True
-    harness.steps(reading, 1)
+    harness.steps(reader, 1)
     source.on_read = unlinked_for(0.0)
-    assert isinstance(reading.consumer, HandlerConsumer)
-    reading.consumer._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
+    assert isinstance(reader.consumer, HandlerConsumer)
+    reader.consumer._memory.drop()  # noqa: SLF001  as another reader that needs memory would do
     harness.store.down = False
     harness.steal()
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert (harness.dispatched, harness.happenings) == ([], ["initialize", "lease-lost"])
 
 
@@ -484,28 +484,28 @@ def test_one_renewal_confirms_a_late_connection() -> None:
     """The batch is dispatched once, and later batches cost no further renewals."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(ShardRecords(create_records(4), size=2), source=source)
-    reading = harness.reading()
-    harness.steps(reading, 1)
+    reader = harness.reading()
+    harness.steps(reader, 1)
     harness.store.down = True
-    harness.steps(reading, 2)
+    harness.steps(reader, 2)
     harness.store.down, source.on_read = False, unlinked_for(0.0)
     renewals: list[Write] = []
-    stored = harness.store.write
+    original_write = harness.store.write
 
     def counted(write: Write) -> Outcome:
         renewals.extend([write] if isinstance(write, RenewLease) else [])
-        return stored(write)
+        return original_write(write)
 
     harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
-    harness.steps(reading, 4)
+    harness.steps(reader, 4)
     assert (harness.dispatched, len(renewals)) == ([data(2), data(2, 2)], 1)
 
 
 def test_steal_of_an_idle_shard_writes_nothing() -> None:
     harness = ReaderHarness()
-    reading = harness.reading(late_checkpoints=True)
-    harness.steps(reading, 1)
+    reader = harness.reading(late_checkpoints=True)
+    harness.steps(reader, 1)
     harness.steal()
     assert not harness.holding.renew()
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "lease-lost"], TRIM_HORIZON)

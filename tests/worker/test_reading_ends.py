@@ -1,4 +1,4 @@
-"""How the reading of a lease ends, step by step: stolen, asked to release, or ended by a user's exception."""
+"""Tests of how the reading of a lease ends: by a steal, a requested release, or an exception of the user's handler."""
 
 import logging
 import math
@@ -25,13 +25,13 @@ from leasehold.stores.writes import CheckpointLease, CreateLease, GiveLease, Req
 from leasehold_lab.simulator.world.world import ListReader, ShardRecords, create_records
 
 
-def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
+def requested_writes_of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
     """Return the requested writes of this kind."""
     return [write for write in store.write_requests if isinstance(write, kind)]
 
 
 def steal_and_renew(harness: ReaderHarness) -> None:
-    """Let it be stolen, and let a renewal find that out."""
+    """Let another worker steal the lease, and let a renewal discover the steal."""
     harness.steal()
     assert not harness.holding.renew()
 
@@ -45,7 +45,7 @@ def test_batch_read_while_the_lease_was_lost_is_not_dispatched() -> None:
 
 
 def test_worker_that_slept_before_a_shard_end_creates_no_children() -> None:
-    """Other workers may have finished and deleted the children meanwhile."""
+    """Other workers may have finished and deleted the children in the meantime."""
     for slept_in in (None, CreateLease):
         harness = ReaderHarness()
         children = (Shard("s-1", parents=("s-0",)), Shard("s-2", parents=("s-0",)))
@@ -80,8 +80,8 @@ def test_steal_between_two_halves_of_a_failing_batch_ends_the_reading() -> None:
         harness.steal()
 
     harness = ReaderHarness(ShardRecords(create_records(2)), on_batch=fails_whole)
-    reading = harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None)
-    assert harness.steps(reading, 3) == math.inf
+    reader = harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None)
+    assert harness.steps(reader, 3) == math.inf
     assert (harness.dispatched, harness.happenings) == ([data(2), data(1)], ["initialize", "lease-lost"])
 
 
@@ -103,9 +103,9 @@ def test_batch_fully_checkpointed_before_its_handler_raised_is_done() -> None:
 
 def test_shard_end_is_handled_without_a_wait() -> None:
     harness = ReaderHarness(ShardRecords(create_records(2), ended=True, wait_seconds=60.0))
-    reading = harness.reading()
-    harness.steps(reading, 1)
-    assert harness.steps(reading, 1) == harness.clock.now
+    reader = harness.reading()
+    harness.steps(reader, 1)
+    assert harness.steps(reader, 1) == harness.clock.now
 
 
 def test_next_owner_waits_only_for_the_running_batch() -> None:
@@ -119,14 +119,14 @@ def test_next_owner_waits_only_for_the_running_batch() -> None:
         assert harness.holding.releasing
 
     harness.on_batch = is_asked_for
-    reading = harness.reading()
-    harness.steps(reading, 1)
-    assert harness.steps(reading, 1) == harness.clock.now
-    assert harness.steps(reading, 1) == math.inf
-    assert of_kind(store, CheckpointLease) == []
-    (gift,) = of_kind(store, GiveLease)
-    assert isinstance(gift, GiveLease)
-    assert (gift.position, store.row("s-0").owner) == (Position("101"), "b-1")
+    reader = harness.reading()
+    harness.steps(reader, 1)
+    assert harness.steps(reader, 1) == harness.clock.now
+    assert harness.steps(reader, 1) == math.inf
+    assert requested_writes_of_kind(store, CheckpointLease) == []
+    (give_write,) = requested_writes_of_kind(store, GiveLease)
+    assert isinstance(give_write, GiveLease)
+    assert (give_write.position, store.row("s-0").owner) == (Position("101"), "b-1")
     assert harness.happenings == ["initialize", "stopped"]
 
 
@@ -143,14 +143,14 @@ def test_exception_that_ends_the_process_releases_the_lease_at_once(
     harness = ReaderHarness(
         ShardRecords(create_records(1)), on_batch=interrupted if source_of_error == "handler" else fails
     )
-    reading = harness.reading(attempts=2 if source_of_error == "handler" else 1, dead_letter=interrupted)
+    reader = harness.reading(attempts=2 if source_of_error == "handler" else 1, dead_letter=interrupted)
     for _ in range(10):
-        due = reading.step(harness.clock.now)
+        due_time = reader.step(harness.clock.now)
         if harness.holding.releasing:
             break
-    assert due == harness.clock.now
+    assert due_time == harness.clock.now
     assert "stops here" not in caplog.text, "no fault of the shard"
-    assert reading.step(harness.clock.now) == math.inf
+    assert reader.step(harness.clock.now) == math.inf
     assert (harness.store.row("s-0").owner, harness.store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
 
 
@@ -169,9 +169,9 @@ def test_log_names_the_record_that_stops_the_shard(caplog: pytest.LogCaptureFixt
         raise OSError("disk full")
 
     harness = ReaderHarness(ShardRecords(create_records(1)), on_batch=fails)
-    harness.until_over(harness.reading(attempts=1, dead_letter=fails))
+    harness.run_until_done(harness.reading(attempts=1, dead_letter=fails))
     assert "neither its handler nor the dead letter accepted record 100.0: OSError: disk full" in caplog.text
-    # A row has only the class, because the message may contain a record.
+    # The row contains only the class of the exception, because its message may contain a record.
     raised = "its handler raised OSError (attempt 1 of 1)"
     cause = harness.holding.progress.progress(harness.clock.now, 0.0).cause
     assert cause == f"{raised}; the dead letter did not accept the record: it raised OSError"
@@ -179,59 +179,59 @@ def test_log_names_the_record_that_stops_the_shard(caplog: pytest.LogCaptureFixt
 
 def test_lease_stolen_before_the_shard_end_is_lost_and_not_ended() -> None:
     harness = ReaderHarness(ShardRecords(create_records(1), ended=True))
-    reading = harness.reading()
-    harness.steps(reading, 2)
+    reader = harness.reading()
+    harness.steps(reader, 2)
     harness.steal()
-    assert harness.steps(reading, 1) == math.inf
+    assert harness.steps(reader, 1) == math.inf
     assert harness.happenings == ["initialize", "lease-lost"]
 
 
 def test_withdrawn_request_keeps_the_reader_going() -> None:
     harness = ReaderHarness(ShardRecords(create_records(2)))
-    reading = harness.reading()
-    harness.steps(reading, 1)
+    reader = harness.reading()
+    harness.steps(reader, 1)
     harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
     assert harness.holding.releasing
-    harness.clock.now += 11.0  # the row has no next owner any more, as the renewal finds
-    assert reading.step(harness.clock.now) == harness.clock.now
+    harness.clock.now += 11.0  # the renewal shows that the row has no next owner any more
+    assert reader.step(harness.clock.now) == harness.clock.now
     assert (harness.happenings, harness.store.row("s-0").owner) == (["initialize"], "a-1")
-    harness.steps(reading, 1)
+    harness.steps(reader, 1)
     assert harness.dispatched == [data(2)]
 
 
 # Results of checking a handler
 
 
-def handed_over(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
+def reader_with_waiting_batch(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
     """Return a reader whose batch waits for a thread, which the test controls."""
     executor = ManualExecutor()
-    reading = harness.reading(dispatcher=Dispatcher(executor), slow_seconds=42.0, cooldown_seconds=30.0)
-    harness.steps(reading, 2)
+    reader = harness.reading(dispatcher=Dispatcher(executor), slow_seconds=42.0, cooldown_seconds=30.0)
+    harness.steps(reader, 2)
     assert len(executor.waiting) == 1
-    return reading, executor
+    return reader, executor
 
 
 def test_slow_handler_is_checked_on_time_while_nothing_is_read() -> None:
-    read: list[Batch] = []
-    harness = ReaderHarness(ShardRecords(create_records(2), size=1), source=FaultySource(on_read=read.append))
-    reading, executor = handed_over(harness)
-    assert harness.due_times[reading] == harness.clock.now + 42.0
-    assert reading.step(harness.clock.now + 7.0) == harness.clock.now + 49.0
-    assert (len(read), len(executor.waiting)) == (1, 1)
+    batches_read: list[Batch] = []
+    harness = ReaderHarness(ShardRecords(create_records(2), size=1), source=FaultySource(on_read=batches_read.append))
+    reader, executor = reader_with_waiting_batch(harness)
+    assert harness.due_times[reader] == harness.clock.now + 42.0
+    assert reader.step(harness.clock.now + 7.0) == harness.clock.now + 49.0
+    assert (len(batches_read), len(executor.waiting)) == (1, 1)
 
 
 def test_handler_of_a_lost_lease_is_abandoned_at_once() -> None:
     harness = ReaderHarness(ShardRecords(create_records(2)))
-    reading, _ = handed_over(harness)
+    reader, _ = reader_with_waiting_batch(harness)
     harness.holding.drop("stolen")
-    assert (reading.step(harness.clock.now), harness.happenings) == (math.inf, ["initialize", "lease-lost"])
+    assert (reader.step(harness.clock.now), harness.happenings) == (math.inf, ["initialize", "lease-lost"])
 
 
 def test_abandoned_handler_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     harness = ReaderHarness(ShardRecords(create_records(2)))
-    reading, executor = handed_over(harness)
+    reader, executor = reader_with_waiting_batch(harness)
     executor.stuck = True
-    assert (reading.step(harness.clock.now), harness.holding.releasing) == (harness.clock.now, True)
+    assert (reader.step(harness.clock.now), harness.holding.releasing) == (harness.clock.now, True)
     assert "all threads hang in handlers; released, not taken again for 30 s" in caplog.text
 
 
@@ -270,13 +270,13 @@ def test_reader_that_waits_for_memory_asks_again_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     harness = ReaderHarness(ShardRecords(create_records(2)))
-    reading = harness.reading()
-    harness.steps(reading, 1)
-    assert isinstance(reading.consumer, HandlerConsumer)
-    monkeypatch.setattr(reading.consumer._memory, "request", lambda: False)  # noqa: SLF001  the only replaced part
+    reader = harness.reading()
+    harness.steps(reader, 1)
+    assert isinstance(reader.consumer, HandlerConsumer)
+    monkeypatch.setattr(reader.consumer._memory, "request", lambda: False)  # noqa: SLF001  the only replaced part
     now = harness.clock.now
     harness.holding.throughput.add(600, now - MEASURE_SECONDS)
-    assert reading.step(now) == now + MEMORY_SECONDS == now + 1.0
+    assert reader.step(now) == now + MEMORY_SECONDS == now + 1.0
     assert harness.holding.throughput.average(now) is None
 
 
@@ -303,6 +303,6 @@ def test_memory_is_freed_once_a_batch_is_no_longer_needed(how: str) -> None:
     if how == "stolen":
         harness.store.write(StealLease(harness.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
         assert not harness.holding.renew()
-        harness.until_over(reading)
+        harness.run_until_done(reading)
     assert budget.used == 0
     assert reader.closed is (how in {"broken", "stolen"})

@@ -1,4 +1,4 @@
-"""Records that are too old: they go to the dead letter in order, and none is passed over."""
+"""Records that are too old become dead letters in order, and none is skipped."""
 
 import logging
 from collections.abc import Callable
@@ -32,8 +32,8 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 NOW, MAX_AGE = 1_000_000.0, 60.0
 
 
-def aged(*ages: float | None) -> list[Record]:
-    """Return one record for each age in seconds; None: when it arrived is unknown."""
+def records_with_ages(*ages: float | None) -> list[Record]:
+    """Return one record for each age in seconds. None means that the arrival time is unknown."""
     return [
         Record(b"%d" % number, str(100 + number), arrived=None if age is None else NOW - age)
         for number, age in enumerate(ages)
@@ -41,8 +41,8 @@ def aged(*ages: float | None) -> list[Record]:
 
 
 @define
-class Aged:
-    """A shard of records with ages, and what became of each record."""
+class ShardWithAges:
+    """A shard of records with ages, and the outcome of each record."""
 
     harness: ReaderHarness
     dead_lettered: list[bytes] = field(factory=list)
@@ -62,9 +62,9 @@ class Aged:
         self.attempts.append((delivery.attempts, delivery.in_parts))
 
 
-def shard_of(*ages: float | None, on_batch: Callable[[Delivery], object] = lambda _delivery: None) -> Aged:
-    """Return a shard of one batch of records with these ages, and what the handler does."""
-    return Aged(ReaderHarness(ShardRecords(aged(*ages)), on_batch=on_batch))
+def shard_of(*ages: float | None, on_batch: Callable[[Delivery], object] = lambda _delivery: None) -> ShardWithAges:
+    """Return a shard with one batch of records of these ages, whose handler calls `on_batch`."""
+    return ShardWithAges(ReaderHarness(ShardRecords(records_with_ages(*ages)), on_batch=on_batch))
 
 
 def test_old_records_are_dead_lettered_singly_and_others_handled(
@@ -113,7 +113,7 @@ def test_failed_dead_letter_stops_the_shard_before_the_old_record() -> None:
     shard = shard_of(5, 90)
     logging.disable(logging.CRITICAL)
     try:
-        shard.harness.until_over(shard.reading(dead_letter=full, max_records=1))
+        shard.harness.run_until_done(shard.reading(dead_letter=full, max_records=1))
     finally:
         logging.disable(logging.NOTSET)
     row = shard.harness.store.row("s-0")
@@ -121,13 +121,13 @@ def test_failed_dead_letter_stops_the_shard_before_the_old_record() -> None:
 
 
 def test_old_record_waits_while_the_lease_is_lost() -> None:
-    """Only the present owner dead-letters it."""
+    """Only the current owner may dead-letter the record."""
     shard = shard_of(90, 80)
-    reading = shard.reading()
-    shard.harness.steps(reading, 2)
+    reader = shard.reading()
+    shard.harness.steps(reader, 2)
     shard.harness.steal()
     shard.harness.holding.renew()
-    shard.harness.until_over(reading)
+    shard.harness.run_until_done(reader)
     assert shard.dead_lettered == data(1)
 
 
@@ -146,44 +146,44 @@ CASES = st.tuples(
 def test_each_record_is_handled_or_dead_lettered_in_order(
     case: tuple[list[float | None], int, frozenset[int], int, int | None, list[bool]],
 ) -> None:
-    """The checkpoint covers only settled records, whatever fails or is dropped."""
-    ages, size, poison, attempts, limit, forgotten = case
-    settled: list[bytes] = []
-    began_with: list[int] = []
+    """The checkpoint covers only handled or dead-lettered records, regardless of failures and dropped batches."""
+    ages, size, poison, attempts, max_records, batch_is_dropped = case
+    settled_records: list[bytes] = []
+    first_numbers: list[int] = []
 
     def handle(delivery: Delivery) -> None:
         values = [record.data for record in delivery.records]
-        began_with.append(int(values[0]))
+        first_numbers.append(int(values[0]))
         if poison & set(map(int, values)):
             raise ValueError("poison")
-        settled.extend(values)
+        settled_records.extend(values)
 
-    shard = Aged(ReaderHarness(ShardRecords(aged(*ages), size=size), on_batch=handle))
+    shard = ShardWithAges(ReaderHarness(ShardRecords(records_with_ages(*ages), size=size), on_batch=handle))
     budget = MemoryBudget()
 
     def take(delivery: Delivery, _error: Exception) -> None:
         (record,) = delivery.records
         assert int(record.data) in poison or (ages[int(record.data)] or 0) > MAX_AGE
-        settled.append(record.data)
+        settled_records.append(record.data)
 
-    reading = shard.reading(attempts=attempts, max_records=limit, dead_letter=take, budget=budget)
+    reader = shard.reading(attempts=attempts, max_records=max_records, dead_letter=take, budget=budget)
     logging.disable(logging.CRITICAL)
     try:
-        due = shard.harness.clock.now
+        due_time = shard.harness.clock.now
         for step in range(500):
-            for share in tuple(budget.taken) if step < len(forgotten) and forgotten[step] else ():
+            for share in tuple(budget.taken) if step < len(batch_is_dropped) and batch_is_dropped[step] else ():
                 share.drop()
-            shard.harness.clock.now = max(shard.harness.clock.now, due)
+            shard.harness.clock.now = max(shard.harness.clock.now, due_time)
             shard.harness.worker.renew(shard.harness.clock.now)
-            due = reading.step(shard.harness.clock.now)
+            due_time = reader.step(shard.harness.clock.now)
             checkpoint = shard.harness.store.row("s-0").checkpoint
-            assert not checkpoint.numbered or int(checkpoint.sequence) - 99 <= len(settled)
-            if len(settled) == len(ages):
+            assert not checkpoint.numbered or int(checkpoint.sequence) - 99 <= len(settled_records)
+            if len(settled_records) == len(ages):
                 break
     finally:
         logging.disable(logging.NOTSET)
-    assert settled == data(len(ages))
-    assert all((ages[number] or 0) <= MAX_AGE for number in began_with)
+    assert settled_records == data(len(ages))
+    assert all((ages[number] or 0) <= MAX_AGE for number in first_numbers)
 
 
 def test_record_age_limit_needs_a_dead_letter_sink() -> None:
@@ -192,22 +192,24 @@ def test_record_age_limit_needs_a_dead_letter_sink() -> None:
 
 
 def test_dead_letters_are_counted() -> None:
-    reader = InMemoryMetricReader()
-    taken: list[str] = []
+    metric_reader = InMemoryMetricReader()
+    dead_lettered: list[str] = []
     handling = Handling(
         print,
         dead_letter=lambda _batch, _error: None,
         max_age_seconds=MAX_AGE,
-        dead_lettered=lambda holding, error: taken.append(f"{holding.key} {type(error).__name__}"),
+        dead_lettered=lambda holding, error: dead_lettered.append(f"{holding.key} {type(error).__name__}"),
     )
-    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(aged(NOW - 1, NOW - 1, NOW - 1))})
-    with running(Runner(joined(FaultyStore(), source), handling, meter=MeterProvider([reader]).get_meter("test"))):
-        until(lambda: len(taken) == 3, "all three are dead letters")
-    assert (taken, exported_values(reader)["dead_letters", "s-0"]) == (["s-0 TooOld"] * 3, 3)
+    source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records_with_ages(NOW - 1, NOW - 1, NOW - 1))})
+    with running(
+        Runner(joined(FaultyStore(), source), handling, meter=MeterProvider([metric_reader]).get_meter("test"))
+    ):
+        until(lambda: len(dead_lettered) == 3, "all three are dead letters")
+    assert (dead_lettered, exported_values(metric_reader)["dead_letters", "s-0"]) == (["s-0 TooOld"] * 3, 3)
 
 
 def test_record_age_option_needs_a_dead_letter_option() -> None:
-    """The message names both options as the user writes them."""
+    """The error names both options in the form in which the user writes them."""
 
     def take(_delivery: Delivery, _error: Exception) -> None:
         """Take the record."""

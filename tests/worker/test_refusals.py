@@ -1,4 +1,4 @@
-"""A rejection after a first success, as with new roles and refreshed tokens, is retried and ends no worker."""
+"""A rejection after a first success, as with new roles and refreshed tokens, is retried and does not end the worker."""
 
 import pytest
 from virtual_fleet import DrivenWorker, FaultyStore, four_shards, member
@@ -14,8 +14,8 @@ REFUSED = StoreError("leases: AccessDeniedException: 403")
 ALL = ["s-0", "s-1", "s-2", "s-3"]
 
 
-class Choosy(ListSource):
-    """A source that rejects a table with a lease of another stream in it."""
+class SelectiveListSource(ListSource):
+    """A source that rejects a table that contains a lease of another stream."""
 
     def reads(self, lease: Lease) -> bool:
         if lease.key == "stranger":
@@ -24,7 +24,7 @@ class Choosy(ListSource):
 
 
 def at_work(store: FaultyStore, source: ListSource) -> DrivenWorker:
-    """Return a worker that holds everything."""
+    """Return a worker that holds all leases."""
     driven = member(store, source, Clock())
     driven.run(30.0)
     assert driven.held == ALL
@@ -42,7 +42,7 @@ def test_rejected_listing_is_retried_while_held_leases_are_read(caplog: pytest.L
 
 def test_lease_unknown_to_the_source_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     store = FaultyStore()
-    driven = at_work(store, Choosy(four_shards()))
+    driven = at_work(store, SelectiveListSource(four_shards()))
     store.write(CreateLease(Lease("stranger")))
     driven.run(120.0)
     assert driven.held == ALL
@@ -67,13 +67,13 @@ def test_store_or_source_that_never_worked_is_an_error() -> None:
     store.fault = REFUSED
     with pytest.raises(StoreError, match="403"):
         member(store, ListSource(four_shards()), Clock()).run(1.0)
-    strange = FaultyStore()
-    strange.write(CreateLease(Lease("stranger")))
+    store_with_foreign_lease = FaultyStore()
+    store_with_foreign_lease.write(CreateLease(Lease("stranger")))
     with pytest.raises(SourceError, match="another hub"):
-        member(strange, Choosy(four_shards()), Clock()).run(1.0)
+        member(store_with_foreign_lease, SelectiveListSource(four_shards()), Clock()).run(1.0)
 
 
-class Dated(ListSource):
+class SourceWithIncarnation(ListSource):
     """A stream that reports its incarnation."""
 
     def __init__(self, name: str) -> None:
@@ -87,13 +87,13 @@ class Dated(ListSource):
 def test_worker_on_another_streams_table_ends_and_leaves_the_table_alone() -> None:
     """The rows of the group that owns the table are left unchanged."""
     store, clock = FaultyStore(), Clock()
-    owner = member(store, Dated("orders"), clock)
+    owner = member(store, SourceWithIncarnation("orders"), clock)
     owner.run(30.0)
-    rows = [(lease.key, lease.version, lease.annotations) for lease in store.list().leases]
-    stranger = member(store, Dated("returns"), clock, me="stranger")
+    rows_before = [(lease.key, lease.version, lease.annotations) for lease in store.list().leases]
+    worker_of_other_stream = member(store, SourceWithIncarnation("returns"), clock, me="stranger")
     with pytest.raises(WorkerError, match="the leases are those of 1:orders, and 1:returns is read: give each stream"):
-        stranger.worker.turn(clock.now)
-    assert [(lease.key, lease.version, lease.annotations) for lease in store.list().leases] == rows
+        worker_of_other_stream.worker.turn(clock.now)
+    assert [(lease.key, lease.version, lease.annotations) for lease in store.list().leases] == rows_before
     owner.run(30.0)
     assert owner.held == ALL
 
@@ -101,7 +101,7 @@ def test_worker_on_another_streams_table_ends_and_leaves_the_table_alone() -> No
 def test_foreign_row_that_appears_later_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
     """The row may be removed by the worker that wrote it."""
     store = FaultyStore()
-    driven = at_work(store, Dated("orders"))
+    driven = at_work(store, SourceWithIncarnation("orders"))
     store.write(CreateLease(Lease("s-9", annotations=((INCARNATION, "1:returns:1700000000"),))))
     driven.run(120.0)
     assert "the leases are those of 1:returns, and 1:orders is read" in caplog.text

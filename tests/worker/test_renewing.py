@@ -1,4 +1,4 @@
-"""Renewals that stall: no other lease waits for them, and an unconfirmed lease is soon dropped."""
+"""Renewals that stall do not delay other leases, and a lease that is not confirmed is soon dropped."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -25,8 +25,8 @@ from leasehold_lab.simulator.world.world import ListSource
 
 
 @define
-class Stalling:
-    """Starts what it is given; renewals of one lease never return."""
+class StallingMap:
+    """Starts the renewals that it is given. The renewals of one lease never return."""
 
     key: str
     begun: list[str] = field(factory=list)
@@ -39,53 +39,53 @@ class Stalling:
         return ()
 
 
-def stalled() -> tuple[FaultyStore, DrivenWorker, Stalling]:
-    """A worker of four leases, one of which gets no more responses."""
-    store, stalling = FaultyStore(), Stalling("s-0")
-    alone = member(store, ListSource(four_shards()), Clock())
-    alone.run(1)
-    assert alone.held == ["s-0", "s-1", "s-2", "s-3"]
-    alone.each_renewal = stalling
-    return store, alone, stalling
+def worker_with_stalled_renewal() -> tuple[FaultyStore, DrivenWorker, StallingMap]:
+    """Return a worker with four leases. The renewals of one of them get no more responses."""
+    store, stalling = FaultyStore(), StallingMap("s-0")
+    driven = member(store, ListSource(four_shards()), Clock())
+    driven.run(1)
+    assert driven.held == ["s-0", "s-1", "s-2", "s-3"]
+    driven.each_renewal = stalling
+    return store, driven, stalling
 
 
 def test_stalled_renewal_delays_no_other() -> None:
-    store, alone, _ = stalled()
-    before = store.row("s-1").epoch
-    _, *others = alone.worker.holdings
-    alone.run(30)
-    assert not any(holding.lost.is_set() for holding in others)
-    assert store.row("s-1").epoch >= before + 8
+    store, driven, _ = worker_with_stalled_renewal()
+    epoch_before = store.row("s-1").epoch
+    _, *other_holdings = driven.worker.holdings
+    driven.run(30)
+    assert not any(holding.lost.is_set() for holding in other_holdings)
+    assert store.row("s-1").epoch >= epoch_before + 8
 
 
 def test_stalled_renewal_is_not_started_twice() -> None:
-    _, alone, stalling = stalled()
-    alone.run(9)
+    _, driven, stalling = worker_with_stalled_renewal()
+    driven.run(9)
     assert stalling.begun.count("s-0") == 1
 
 
 def test_waiting_renewal_is_checked_again_a_second_later() -> None:
-    _, alone, _ = stalled()
-    alone.run(6)
-    alone.each_renewal = lambda function, items: ()  # noqa: ARG005  no renewal gets a response any more
-    waits, drop_at = [], alone.worker.holdings[0].confirmed + 10.0 * 4 / 3
+    _, driven, _ = worker_with_stalled_renewal()
+    driven.run(6)
+    driven.each_renewal = lambda function, items: ()  # noqa: ARG005  no renewal gets a response any more
+    waits, drop_time = [], driven.worker.holdings[0].confirmed + 10.0 * 4 / 3
     for _ in range(4):
-        alone.clock.now = max(alone.clock.now, alone.renew_due)
-        due = alone.worker.renew(alone.clock.now, alone.each_renewal)
-        waits.append(round(due - alone.clock.now, 6))
-        alone.renew_due = due
-    assert alone.clock.now < drop_at
-    # Each lease waits by itself, and two of three are checked together.
+        driven.clock.now = max(driven.clock.now, driven.renew_due)
+        due_time = driven.worker.renew(driven.clock.now, driven.each_renewal)
+        waits.append(round(due_time - driven.clock.now, 6))
+        driven.renew_due = due_time
+    assert driven.clock.now < drop_time
+    # Each lease waits separately, and two of the three are checked at the same time.
     assert round(waits[1] + waits[2], 3) == 1.0
 
 
 def test_unconfirmed_lease_is_dropped_although_its_renewal_stalls() -> None:
-    _, alone, _ = stalled()
-    (holding, *_) = alone.worker.holdings
-    due = holding.confirmed + 10.0 * 4 / 3
-    alone.run(due - alone.clock.now)
+    _, driven, _ = worker_with_stalled_renewal()
+    (holding, *_) = driven.worker.holdings
+    drop_time = holding.confirmed + 10.0 * 4 / 3
+    driven.run(drop_time - driven.clock.now)
     assert not holding.lost.is_set()
-    alone.run(0.2)
+    driven.run(0.2)
     assert holding.lost.is_set()
 
 
@@ -97,7 +97,7 @@ class HangingStore(FaultyStore):
         self.hanging, self.answer = Event(), Event()
 
     def write(self, write: Write) -> Outcome:
-        """Write at once, or much later."""
+        """Write immediately, or for one lease only when the test sets `answer`."""
         if isinstance(write, RenewLease) and write.lease.key == "s-0":
             self.hanging.set()
             assert self.answer.wait(2 * WAIT)
@@ -112,19 +112,19 @@ def test_runner_keeps_renewing_during_a_hung_request() -> None:
     runner = Runner(worker, lambda _delivery: None)
     with running(runner):
         assert store.hanging.wait(WAIT)
-        others = {lease.key: lease.epoch + 5 for lease in store.list().leases if lease.key != "s-0"}
+        expected_epochs = {lease.key: lease.epoch + 5 for lease in store.list().leases if lease.key != "s-0"}
         deadline = time.monotonic() + WAIT
-        while any(store.row(key).epoch < epoch for key, epoch in others.items()):
-            assert time.monotonic() < deadline, f"{store.list().leases}, not yet {others}"
+        while any(store.row(key).epoch < epoch for key, epoch in expected_epochs.items()):
+            assert time.monotonic() < deadline, f"{store.list().leases}, not yet {expected_epochs}"
             time.sleep(0.02)
         store.answer.set()
 
 
 def test_lease_is_checked_when_due_and_at_every_beat() -> None:
     clock, store = Clock(), FaultyStore()
-    leases = [Lease(f"s-{place}", owner="a", version=Version("1")) for place in range(3)]
+    leases = [Lease(f"s-{number}", owner="a", version=Version("1")) for number in range(3)]
     identity = Identity("a", "p", lambda: "")
-    first, second, third = held = tuple(
+    first_holding, second_holding, third_holding = held = tuple(
         Holding(store, lease, identity=identity, clock=lambda: clock.now, begun=0.0, lease_seconds=10.0)
         for lease in leases
     )
@@ -135,19 +135,19 @@ def test_lease_is_checked_when_due_and_at_every_beat() -> None:
         clock.now = now
         return renewing.begin(holdings, now, Me("a"), Look(0.0), map, pause=1.5)
 
-    assert looked_at(0.1) == [first, second, third]
+    assert looked_at(0.1) == [first_holding, second_holding, third_holding]
     assert looked_at(1.4) == []
     assert renewing.due(1.4) == pytest.approx(1.6)
-    second.ask_release()
-    assert looked_at(1.6) == [first, second, third]
-    assert released == [second]
-    assert looked_at(1.7, (first, third)) == []
-    fourth = Holding(
+    second_holding.ask_release()
+    assert looked_at(1.6) == [first_holding, second_holding, third_holding]
+    assert released == [second_holding]
+    assert looked_at(1.7, (first_holding, third_holding)) == []
+    fourth_holding = Holding(
         store, evolve(leases[0], key="s-4"), identity=identity, clock=lambda: clock.now, begun=1.7, lease_seconds=10.0
     )
-    with_fourth = (first, third, fourth)
-    assert looked_at(1.8, with_fourth) == [fourth]
-    assert {lease.key for lease in looked_at(3.4, with_fourth)} == {"s-0", "s-2", "s-4"}
+    remaining_holdings = (first_holding, third_holding, fourth_holding)
+    assert looked_at(1.8, remaining_holdings) == [fourth_holding]
+    assert {lease.key for lease in looked_at(3.4, remaining_holdings)} == {"s-0", "s-2", "s-4"}
 
 
 def claimed(store: FaultyStore, key: str) -> Lease:
@@ -159,38 +159,38 @@ def claimed(store: FaultyStore, key: str) -> Lease:
     return outcome.lease
 
 
-def held_since(clock: Clock, *begun: float) -> tuple[Holding, ...]:
-    """Return leases s-0, s-1 and so on of one worker, each held since its time."""
+def held_since(clock: Clock, *claim_times: float) -> tuple[Holding, ...]:
+    """Return the holdings s-0, s-1 and so on of one worker, which it has held since these times."""
     store, identity = FaultyStore(), Identity("a", "p", lambda: "")
     return tuple(
         Holding(
             store,
-            claimed(store, f"s-{place}"),
+            claimed(store, f"s-{number}"),
             identity=identity,
             clock=lambda: clock.now,
-            begun=since,
+            begun=held_since_time,
             lease_seconds=10.0,
         )
-        for place, since in enumerate(begun)
+        for number, held_since_time in enumerate(claim_times)
     )
 
 
 def test_leases_renewed_by_one_write_come_due_together() -> None:
-    """The leases of a session share one write, which a group pays for once."""
+    """The leases of a session share one write, so the group pays only once."""
     clock = Clock()
-    held = held_since(clock, 0.0, 2.0, 4.0)
-    for holding in held:
+    holdings = held_since(clock, 0.0, 2.0, 4.0)
+    for holding in holdings:
         holding.grouped = True
-    renewing, tended = Renewing(Config(lease_seconds=10.0), lambda _holding: None), list[list[str]]()
+    renewing, renewed_keys = Renewing(Config(lease_seconds=10.0), lambda _holding: None), list[list[str]]()
 
     def each(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
-        tended.append([holding.key for holding, _ in items])
+        renewed_keys.append([holding.key for holding, _ in items])
         return map(function, items)
 
     def looked(now: float) -> list[str]:
         clock.now = now
-        renewing.begin(held, now, Me("a"), Look(0.0), each)
-        return tended.pop()
+        renewing.begin(holdings, now, Me("a"), Look(0.0), each)
+        return renewed_keys.pop()
 
     looked(4.1)
     assert looked(5.4) == ["s-0", "s-1", "s-2"], "the first is due, and brings the others with it"
@@ -202,17 +202,17 @@ def test_leases_renewed_by_one_write_come_due_together() -> None:
 def test_leases_of_one_time_are_renewed_in_key_order() -> None:
     """A simulation writes in the same order every time, so that its failures can be reproduced."""
     clock = Clock(6.0)
-    held = held_since(clock, *[0.0] * 9)
-    for holding in held[::2]:
+    holdings = held_since(clock, *[0.0] * 9)
+    for holding in holdings[::2]:
         holding.ask_release()
-    renewed, released = list[str](), list[str]()
+    renewed_keys, released_keys = list[str](), list[str]()
 
     def each(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
         items = list(items)
-        renewed.extend(holding.key for holding, _ in items)
+        renewed_keys.extend(holding.key for holding, _ in items)
         return map(function, items)
 
-    renewing = Renewing(Config(lease_seconds=10.0), lambda holding: released.append(holding.key))
-    renewing.begin(held, 6.0, Me("a"), Look(0.0), each)
-    keys = [holding.key for holding in held]
-    assert (renewed, released) == ([*keys[::2], *keys[1::2]], keys[::2])
+    renewing = Renewing(Config(lease_seconds=10.0), lambda holding: released_keys.append(holding.key))
+    renewing.begin(holdings, 6.0, Me("a"), Look(0.0), each)
+    keys = [holding.key for holding in holdings]
+    assert (renewed_keys, released_keys) == ([*keys[::2], *keys[1::2]], keys[::2])

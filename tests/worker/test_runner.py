@@ -1,4 +1,4 @@
-"""The runner's threads: one batch of a shard at a time, and a run that ends owning nothing."""
+"""The runner's threads. They process one batch of a shard at a time, and after a run no leases are owned."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 import pytest
 from attrs import define, field
 from running import WAIT, run_to_its_end, running
-from virtual_fleet import FaultySource, FaultyStore, RecordingConsumer, stream_of_five
+from virtual_fleet import FaultySource, FaultyStore, RecordingConsumer, stream_with_five_records
 from waiters import until
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
@@ -49,33 +49,33 @@ def run(runner: Runner) -> None:
 
 @pytest.fixture
 def schedule() -> Iterator[Schedule]:
-    """A pool of four threads."""
-    new_schedule = Schedule(4, ThreadScheduler(time.monotonic), _raised)
-    yield new_schedule
-    new_schedule.close(time.monotonic() + WAIT)
+    """A schedule with four threads."""
+    thread_schedule = Schedule(4, ThreadScheduler(time.monotonic), _raised)
+    yield thread_schedule
+    thread_schedule.close(time.monotonic() + WAIT)
 
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
-    """Return a worker that starts at the beginning."""
+    """Return a worker that starts at the beginning of each shard."""
     config = Config(lease_seconds=10.0, initial_position=Position("TRIM_HORIZON"))
     return Worker(store=store, source=source, me="a-1", config=config)
 
 
 def test_steps_of_a_shard_never_overlap(schedule: Schedule) -> None:
-    busy, beside, calls = Lock(), [], []
+    running_lock, overlapping_calls, calls = Lock(), [], []
 
     def step(now: float) -> float:
-        if not busy.acquire(blocking=False):
-            beside.append(now)
+        if not running_lock.acquire(blocking=False):
+            overlapping_calls.append(now)
             return now
         calls.append(now)
         schedule.wake("s")  # woken while it runs
-        busy.release()
+        running_lock.release()
         return float("inf") if len(calls) == 200 else now
 
     schedule.add("s", step)
     assert schedule.drain(time.monotonic() + WAIT)
-    assert (len(calls), beside) == (200, [])
+    assert (len(calls), overlapping_calls) == (200, [])
 
 
 def test_stop_finishes_the_running_batch_checkpoints_and_releases() -> None:
@@ -85,7 +85,7 @@ def test_stop_finishes_the_running_batch_checkpoints_and_releases() -> None:
         started.set()
         assert finish.wait(WAIT)
 
-    runner = Runner(joined(store, stream_of_five()), handle)
+    runner = Runner(joined(store, stream_with_five_records()), handle)
     with running(runner):
         assert started.wait(WAIT)
         runner.stop()
@@ -99,7 +99,7 @@ def test_stop_finishes_the_running_batch_checkpoints_and_releases() -> None:
 
 def test_worker_can_be_stopped_before_its_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore()
-    runner = Runner(joined(store, stream_of_five()), lambda _delivery: None)
+    runner = Runner(joined(store, stream_with_five_records()), lambda _delivery: None)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 1e6)
     with running(runner):
         runner.stop()
@@ -114,19 +114,19 @@ def test_renewals_continue_while_a_handler_is_slow() -> None:
         started.set()
         assert finish.wait(2 * WAIT)
 
-    runner = Runner(Worker(store=store, source=stream_of_five(), me="a-1", config=config), handle)
+    runner = Runner(Worker(store=store, source=stream_with_five_records(), me="a-1", config=config), handle)
     with running(runner):
         assert started.wait(WAIT)
-        before = {lease.key: lease.epoch for lease in store.list().leases}
+        epochs_before = {lease.key: lease.epoch for lease in store.list().leases}
         deadline = time.monotonic() + WAIT
-        while any(lease.epoch < before[lease.key] + 5 for lease in store.list().leases):
-            assert time.monotonic() < deadline, f"{store.list().leases} since {before}"
+        while any(lease.epoch < epochs_before[lease.key] + 5 for lease in store.list().leases):
+            assert time.monotonic() < deadline, f"{store.list().leases} since {epochs_before}"
             time.sleep(0.02)
         finish.set()
 
 
 def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
-    store, waiting, lost = FaultyStore(), Event(), Event()
+    store, was_read, lost = FaultyStore(), Event(), Event()
     # A lost lease stays lost for an hour, because a lease won again would also wake the reader.
     config = Config(rules=Kcl(), lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
@@ -136,9 +136,9 @@ def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
         if event == "lease-lost":
             lost.set()
 
-    handling = Handling(lambda _delivery: None, observer=observe, measure=lambda _holding, _batch: waiting.set())
+    handling = Handling(lambda _delivery: None, observer=observe, measure=lambda _holding, _batch: was_read.set())
     with running(Runner(worker, handling)):
-        assert waiting.wait(WAIT)
+        assert was_read.wait(WAIT)
         while not isinstance(store.write(StealLease(store.row("s-0"), "b-1")), Done):
             pass  # a renewal came in between
         assert lost.wait(WAIT)
@@ -146,44 +146,45 @@ def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
-    ending = signal.Signals[name]
-    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
-    before = signal.getsignal(ending)
-    store, seen = FaultyStore(), Lock()
+    ending_signal = signal.Signals[name]
+    original_sighup_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
+    original_handler = signal.getsignal(ending_signal)
+    store, signal_sent = FaultyStore(), Lock()
     happenings: list[str] = []
 
     def handle(_delivery: Delivery) -> None:
-        if seen.acquire(blocking=False):
-            os.kill(os.getpid(), ending)
+        if signal_sent.acquire(blocking=False):
+            os.kill(os.getpid(), ending_signal)
 
     try:
         run(
             Runner(
-                joined(store, stream_of_five()), Handling(handle, observer=lambda event, _: happenings.append(event))
+                joined(store, stream_with_five_records()),
+                Handling(handle, observer=lambda event, _: happenings.append(event)),
             )
         )
-        assert signal.getsignal(ending) is before
+        assert signal.getsignal(ending_signal) is original_handler
     finally:
-        signal.signal(signal.SIGHUP, hung_up)
+        signal.signal(signal.SIGHUP, original_sighup_handler)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert happenings.count("initialize") == happenings.count("stopped") > 0
 
 
 def test_signals_are_left_alone_outside_the_main_thread() -> None:
     """Python allows signal handlers only in the main thread."""
-    before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
+    original_handler, handlers_seen = signal.getsignal(signal.SIGTERM), list[Any]()
 
     def work() -> None:
         with stopping_on_signals(cast("Runner", None)):
-            seen.append(signal.getsignal(signal.SIGTERM))
+            handlers_seen.append(signal.getsignal(signal.SIGTERM))
 
-    with ThreadPoolExecutor(1) as another:
-        another.submit(work).result(WAIT)
-    assert seen == [before]
+    with ThreadPoolExecutor(1) as other_thread:
+        other_thread.submit(work).result(WAIT)
+    assert handlers_seen == [original_handler]
 
 
 def test_worker_under_nohup_survives_a_closed_terminal() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    original_handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     calls: list[str] = []
 
     def handle(delivery: Delivery) -> None:
@@ -192,35 +193,37 @@ def test_worker_under_nohup_survives_a_closed_terminal() -> None:
             os.kill(os.getpid(), signal.SIGHUP if len(calls) == 1 else signal.SIGTERM)
 
     try:
-        run(Runner(joined(FaultyStore(), stream_of_five()), Handling(handle)))
+        run(Runner(joined(FaultyStore(), stream_with_five_records()), Handling(handle)))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, original_handler)
     assert sorted(set(calls)) == ["s-0", "s-1", "s-2", "s-3"]
 
 
 def test_user_measure_is_called_besides_the_metrics() -> None:
-    measured: list[int] = []
-    seen = Event()
+    record_counts: list[int] = []
+    all_measured = Event()
 
     def measure(_holding: Holding, batch: Batch) -> None:
-        measured.append(len(batch.records))
-        if sum(measured) == 20:
-            seen.set()
+        record_counts.append(len(batch.records))
+        if sum(record_counts) == 20:
+            all_measured.set()
 
-    runner = Runner(joined(FaultyStore(), stream_of_five()), Handling(lambda _delivery: None, measure=measure))
+    runner = Runner(
+        joined(FaultyStore(), stream_with_five_records()), Handling(lambda _delivery: None, measure=measure)
+    )
     with running(runner):
-        assert seen.wait(WAIT)
+        assert all_measured.wait(WAIT)
 
 
 def test_missing_stream_ends_the_run_with_its_reason() -> None:
-    missing = FaultySource(faults=[SourceError("stream 'orders': it does not exist")])
+    missing_stream = FaultySource(faults=[SourceError("stream 'orders': it does not exist")])
     with pytest.raises(SourceError, match="it does not exist"):
-        run(Runner(joined(FaultyStore(), missing), lambda _delivery: None))
+        run(Runner(joined(FaultyStore(), missing_stream), lambda _delivery: None))
 
 
 class Counted(Worker):
-    """Counts its turns and renewals and the threads that run them. As many of them raise as the test says."""
+    """Records its turns and renewals with the threads that run them. As many of them raise an error as the test says."""
 
     failing: Counter[str]
     calls: list[tuple[str, str]]
@@ -243,11 +246,11 @@ class Counted(Worker):
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Counted:
-    """Return a worker that begins at once and waits no longer than necessary."""
+    """Return a worker that starts immediately and does not wait longer than necessary."""
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 0.0)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.RETRY_SECONDS", 0.25)
     config = Config(lease_seconds=lease_seconds, initial_position=Position("TRIM_HORIZON"))
-    worker = Counted(store=FaultyStore(), source=stream_of_five(), me="a-1", config=config)
+    worker = Counted(store=FaultyStore(), source=stream_with_five_records(), me="a-1", config=config)
     worker.calls, worker.failing = [], Counter()
     return worker
 
@@ -262,66 +265,66 @@ def test_failing_renewals_end_the_run_before_the_leases_expire(
     renewals = [name for event, name in worker.calls if event == "renew"]
     assert len(renewals) >= 7, "after half of the lease's time"
     assert set(renewals) == {"leasehold-renew"}
-    ends = [record for record in caplog.records if record.getMessage() == "the worker ends: unexpected fault"]
-    assert [str(record.exc_info[1]) for record in ends if record.exc_info] == ["no renewal"]
+    end_records = [record for record in caplog.records if record.getMessage() == "the worker ends: unexpected fault"]
+    assert [str(record.exc_info[1]) for record in end_records if record.exc_info] == ["no renewal"]
 
 
 def test_failed_turn_is_retried_and_a_good_run_logs_no_problem(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker, names, shards, handled = counted(monkeypatch, 3600.0), set[str](), set[str](), Event()
+    worker, thread_names, shards, handled = counted(monkeypatch, 3600.0), set[str](), set[str](), Event()
     worker.failing["turn"] = 1
 
     def handle(delivery: Delivery) -> None:
-        names.add(current_thread().name.rpartition("-")[0])
+        thread_names.add(current_thread().name.rpartition("-")[0])
         shards.add(delivery.shard)
         if len(shards) == 4:
             handled.set()
 
     with running(Runner(worker, handle, memory_bytes=1)):  # one batch at a time; the other readers wait for memory
         assert handled.wait(WAIT)
-    assert names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
+    assert thread_names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
     assert {name for event, name in worker.calls if event == "turn"} == {"leasehold-turn"}
     messages = [record.getMessage() for record in caplog.records if record.name == "leasehold.runner"]
     assert messages == ["trying again in 0.25 s: unexpected fault"]
 
 
 def test_reader_is_called_once_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = list[str]()
-    monkeypatch.setattr(Schedule, "wake", lambda _self, key: called.append(key))
-    runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None, memory_bytes=1)
+    woken_keys = list[str]()
+    monkeypatch.setattr(Schedule, "wake", lambda _self, key: woken_keys.append(key))
+    runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None, memory_bytes=1)
     budget = runner._lease_readers.memory  # noqa: SLF001  no reader is needed
-    first, second = budget.share("first"), budget.share("second")
-    assert [first.request(), second.request()] == [True, False]
-    first.clear()
-    assert called == ["second"]
+    first_share, second_share = budget.share("first"), budget.share("second")
+    assert [first_share.request(), second_share.request()] == [True, False]
+    first_share.clear()
+    assert woken_keys == ["second"]
 
 
 def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
-    readings, ended = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
+    runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
+    lease_readers, was_ending = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
     def note(name: str, target: object, method: str, over: Callable[[], bool]) -> None:
         wake = getattr(target, method)
 
         def woken(*arguments: object) -> None:
-            ended[name] = over()
+            was_ending[name] = over()
             wake(*arguments)
 
         monkeypatch.setattr(target, method, woken)
 
-    note("turn", runner._turn_sooner, "set", lambda: not readings.taking)  # noqa: SLF001
+    note("turn", runner._turn_sooner, "set", lambda: not lease_readers.taking)  # noqa: SLF001
     note("renew", runner._renew_sooner, "set", lambda: not runner._renewing)  # noqa: SLF001
-    note("dispatch", readings.schedule._messages, "put", lambda: readings.schedule._closed)  # noqa: SLF001
+    note("dispatch", lease_readers.schedule._messages, "put", lambda: lease_readers.schedule._closed)  # noqa: SLF001
     runner.stop()
     runner.run()
-    assert ended == {"turn": True, "renew": True, "dispatch": True}
+    assert was_ending == {"turn": True, "renew": True, "dispatch": True}
 
 
 @pytest.fixture
 def holding_all() -> Iterator[Runner]:
-    """A runner that is not running yet, and whose worker holds all leases."""
-    worker = joined(FaultyStore(), stream_of_five())
+    """Return a runner that is not running yet, and whose worker holds all leases."""
+    worker = joined(FaultyStore(), stream_with_five_records())
     while len(worker.holdings) < 4:
         worker.turn(time.monotonic())
     runner = Runner(worker, lambda _delivery: None)
@@ -334,42 +337,45 @@ def test_release_request_is_set_before_its_reader_is_woken(
     holding_all: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that checks at once must see the request."""
-    readings, woken = holding_all._lease_readers, list[bool]()  # noqa: SLF001
-    held, wake = {holding.key: holding for holding in holding_all.worker.holdings}, readings.schedule.wake
+    lease_readers, releasing_when_woken = holding_all._lease_readers, list[bool]()  # noqa: SLF001
+    holdings_by_key, original_wake = (
+        {holding.key: holding for holding in holding_all.worker.holdings},
+        lease_readers.schedule.wake,
+    )
 
     def note(key: str) -> None:
-        woken.append(held[key].releasing)
-        wake(key)
+        releasing_when_woken.append(holdings_by_key[key].releasing)
+        original_wake(key)
 
-    monkeypatch.setattr(readings.schedule, "wake", note)
-    readings.release_all()
-    assert woken[:4] == [True] * 4
+    monkeypatch.setattr(lease_readers.schedule, "wake", note)
+    lease_readers.release_all()
+    assert releasing_when_woken[:4] == [True] * 4
 
 
 def test_drain_releases_held_leases_while_a_turn_is_still_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, handled, turning, finish = counted(monkeypatch), Event(), Event(), Event()
+    worker, handled, turn_is_slow, turn_may_finish = counted(monkeypatch), Event(), Event(), Event()
     runner = Runner(worker, lambda _delivery: handled.set(), drain_seconds=4 * WAIT)
-    turn = worker.turn
+    original_turn = worker.turn
 
     def slow(now: float, each: ParallelMap = map) -> float:
         if handled.is_set():
-            turning.set()
-            assert finish.wait(WAIT)
-        return turn(now, each=each)
+            turn_is_slow.set()
+            assert turn_may_finish.wait(WAIT)
+        return original_turn(now, each=each)
 
     monkeypatch.setattr(worker, "turn", slow)
     with running(runner):
         assert handled.wait(WAIT)
         worker.hurried()
-        assert turning.wait(WAIT)
+        assert turn_is_slow.wait(WAIT)
         runner.stop()
         until(lambda: all(lease.owner is None for lease in worker.store.list().leases), "all is released", seconds=10.0)
-        finish.set()
+        turn_may_finish.set()
 
 
 def test_run_ends_with_its_first_reason(caplog: pytest.LogCaptureFixture) -> None:
     """Later faults often follow from the first one."""
-    runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
+    runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
         runner._fail(fault)  # noqa: SLF001  as two ending tasks do
     with pytest.raises(WorkerError, match=r"^the worker cannot continue: OSError: first$"):
@@ -379,7 +385,7 @@ def test_run_ends_with_its_first_reason(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_overloaded_worker_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
+    runner = Runner(joined(FaultyStore(), stream_with_five_records()), lambda _delivery: None)
     monkeypatch.setattr(Worker, "renewers", 1000)
     for _ in range(2):
         runner._renew(time.monotonic())  # noqa: SLF001  as its task does
@@ -390,18 +396,18 @@ def test_overloaded_worker_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 
 def test_worker_with_its_own_consumer_is_rejected() -> None:
-    worker = joined(FaultyStore(), stream_of_five())
+    worker = joined(FaultyStore(), stream_with_five_records())
     worker.consumer = RecordingConsumer()
     with pytest.raises(ValueError, match=r"^worker: it has a consumer of its own$"):
         Runner(worker, lambda _delivery: None)
 
 
 def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, handled = {*enumerate_threads()}, Event()
+    threads_before, handled = {*enumerate_threads()}, Event()
     runner = Runner(counted(monkeypatch, 3600.0), lambda _delivery: handled.set())
     with running(runner):
         assert handled.wait(WAIT)
-    until(lambda: {*enumerate_threads()} <= before, "all threads have ended", seconds=10.0)
+    until(lambda: {*enumerate_threads()} <= threads_before, "all threads have ended", seconds=10.0)
 
 
 def test_step_that_raises_as_its_lease_is_lost_logs_nothing(
@@ -409,15 +415,15 @@ def test_step_that_raises_as_its_lease_is_lost_logs_nothing(
 ) -> None:
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
-    left = holding_all._lease_readers._replacement_for(holding, 1)  # noqa: SLF001  called in place of a step that raised
-    assert left is not None
-    assert left(0.0) == math.inf
+    replacement_step = holding_all._lease_readers._replacement_for(holding, 1)  # noqa: SLF001  called in place of a step that raised
+    assert replacement_step is not None
+    assert replacement_step(0.0) == math.inf
     assert "cannot be read here" not in caplog.text
 
 
 @define
-class HandedOver:
-    """A queue whose consumer takes an item and goes on before `put` returns."""
+class ImmediateQueue:
+    """A queue whose consumer takes an item and continues before `put` returns."""
 
     items: list[object] = field(factory=list)
     taker: Callable[[], object] = lambda: None
@@ -431,20 +437,20 @@ class HandedOver:
 
 
 def test_signal_that_is_consumed_at_once_can_be_set_again() -> None:
-    queue = HandedOver()
-    sooner = Signal(cast("Any", SimpleNamespace(queue=lambda: queue)))
-    queue.taker = sooner.wait
-    sooner.set()
+    queue = ImmediateQueue()
+    pool_signal = Signal(cast("Any", SimpleNamespace(queue=lambda: queue)))
+    queue.taker = pool_signal.wait
+    pool_signal.set()
     queue.taker = lambda: None
-    sooner.set()
-    assert sooner.wait()
+    pool_signal.set()
+    assert pool_signal.wait()
 
 
 def test_signal_set_twice_wakes_once() -> None:
     """A turn that is woken by a hundred leases runs once."""
-    sooner = Signal(cast("Any", SimpleNamespace(queue=HandedOver)))
-    sooner.set()
-    sooner.set()
-    assert (sooner.wait(), sooner.wait()) == (True, False)
-    sooner.set()
-    assert sooner.wait()
+    pool_signal = Signal(cast("Any", SimpleNamespace(queue=ImmediateQueue)))
+    pool_signal.set()
+    pool_signal.set()
+    assert (pool_signal.wait(), pool_signal.wait()) == (True, False)
+    pool_signal.set()
+    assert pool_signal.wait()

@@ -1,4 +1,4 @@
-"""Steps are called when they are due, one at a time for each key, and only the test moves the clock."""
+"""Steps are called when they are due, and one at a time for each key. Only the test moves the clock."""
 
 import math
 import random
@@ -14,7 +14,7 @@ from leasehold_lab.simulator.world.tasks import TaskScheduler, VirtualTime
 
 @define
 class Process:
-    """A process that never stands still, and keeps unforeseen faults."""
+    """A process that is never paused. It records unexpected exceptions."""
 
     faults: list[tuple[str, str]] = field(factory=list)
 
@@ -32,7 +32,7 @@ class Process:
 
 
 class Time(VirtualTime):
-    """Virtual time whose clock fails when told to, and that starts no more tasks than it is told."""
+    """Virtual time whose clock fails as often as `broken` says, and that starts at most `max_tasks` tasks."""
 
     broken = 0
     max_tasks = 99
@@ -51,8 +51,8 @@ class Time(VirtualTime):
 
 
 @define
-class Calendar:
-    """A schedule of two tasks, and the calls they made: when, and for which key."""
+class ScheduleHarness:
+    """A schedule with two tasks, and the calls that they made, each with its time and its key."""
 
     tasks: TaskScheduler = field(factory=TaskScheduler)
     process: Process = field(factory=Process)
@@ -65,34 +65,34 @@ class Calendar:
         self.time = Time(self.tasks, self.process, 0.0, 1.0, random.Random(0), "p-1")  # noqa: S311  a seed is the point
         self.schedule = Schedule(2, self.time, lambda fault: self.failed.append(repr(fault)))
 
-    def step(self, name: str, *times: float, takes: float = 0.0) -> Callable[[float], float]:
-        """Return a step that asks for these times one after the other, and works this long each time."""
+    def step(self, name: str, *times: float, step_seconds: float = 0.0) -> Callable[[float], float]:
+        """Return a step that returns these due times one after the other. Each call takes `step_seconds`."""
         remaining_times = iter(times)
 
         def step(now: float) -> float:
             self.calls.append((round(now, 3), name))
-            if takes:
-                self.tasks.sleep(takes)
+            if step_seconds:
+                self.tasks.sleep(step_seconds)
             return next(remaining_times, math.inf)
 
         return step
 
-    def call_at(self, when: float, call: Callable[[], object]) -> list[tuple[object, float]]:
-        """Call this at that time; collect what it returns and when."""
-        answers: list[tuple[object, float]] = []
-        self.tasks.start(lambda: answers.append((call(), round(self.tasks.now, 3))), at=when)
-        return answers
+    def call_at(self, call_time: float, call: Callable[[], object]) -> list[tuple[object, float]]:
+        """Call the function at this time. Return a list that then gets its result and the time when it returned."""
+        results: list[tuple[object, float]] = []
+        self.tasks.start(lambda: results.append((call(), round(self.tasks.now, 3))), at=call_time)
+        return results
 
 
 @pytest.fixture
-def calendar() -> Iterator[Calendar]:
+def calendar() -> Iterator[ScheduleHarness]:
     """A new calendar, whose tasks end with the test."""
-    new_calendar = Calendar()
+    new_calendar = ScheduleHarness()
     yield new_calendar
     new_calendar.tasks.close()
 
 
-def test_steps_are_called_when_due(calendar: Calendar) -> None:
+def test_steps_are_called_when_due(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a", 3.0, 9.0))
     calendar.schedule.add("b", calendar.step("b", 5.0))
     calendar.tasks.run(20.0)
@@ -100,29 +100,29 @@ def test_steps_are_called_when_due(calendar: Calendar) -> None:
     assert (calendar.failed, calendar.process.faults) == ([], [])
 
 
-def test_steps_run_concurrently_up_to_the_number_of_tasks(calendar: Calendar) -> None:
+def test_steps_run_concurrently_up_to_the_number_of_tasks(calendar: ScheduleHarness) -> None:
     for name in "abc":
-        calendar.schedule.add(name, calendar.step(name, takes=4.0))
+        calendar.schedule.add(name, calendar.step(name, step_seconds=4.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b"), (4.0, "c")]
 
 
-def test_woken_step_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
+def test_woken_step_is_called_at_once_and_its_former_time_is_void(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a", 9.0, 12.0))
     calendar.call_at(2.0, lambda: calendar.schedule.wake("a"))
     calendar.tasks.run(30.0)
     assert calendar.calls == [(0.0, "a"), (2.0, "a"), (12.0, "a")]
 
 
-def test_step_woken_while_it_runs_is_called_once_more(calendar: Calendar) -> None:
-    calendar.schedule.add("a", calendar.step("a", 90.0, 95.0, takes=4.0))
+def test_step_woken_while_it_runs_is_called_once_more(calendar: ScheduleHarness) -> None:
+    calendar.schedule.add("a", calendar.step("a", 90.0, 95.0, step_seconds=4.0))
     calendar.call_at(1.0, lambda: calendar.schedule.wake("a"))
     calendar.call_at(2.0, lambda: calendar.schedule.wake("a"))
     calendar.tasks.run(120.0)
     assert calendar.calls == [(0.0, "a"), (4.0, "a"), (95.0, "a")]
 
 
-def test_waking_an_absent_key_does_nothing(calendar: Calendar) -> None:
+def test_waking_an_absent_key_does_nothing(calendar: ScheduleHarness) -> None:
     calendar.schedule.wake("a")
     calendar.tasks.run(1.0)
     calendar.schedule.add("a", calendar.step("a", 5.0))
@@ -130,23 +130,23 @@ def test_waking_an_absent_key_does_nothing(calendar: Calendar) -> None:
     assert calendar.calls == [(1.0, "a"), (5.0, "a")]
 
 
-def test_successor_begins_when_its_predecessor_is_over(calendar: Calendar) -> None:
-    """A lease that was lost and taken again has one handler at a time. Its predecessor is woken to end."""
-    calendar.schedule.add("a", calendar.step("old", 60.0, 3.0, takes=1.0))
+def test_successor_begins_when_its_predecessor_is_over(calendar: ScheduleHarness) -> None:
+    """A lease that was lost and taken again has one handler at a time. The earlier step is woken so that it ends."""
+    calendar.schedule.add("a", calendar.step("old", 60.0, 3.0, step_seconds=1.0))
     calendar.call_at(2.0, lambda: calendar.schedule.add("a", calendar.step("new", 8.0)))
     calendar.tasks.run(90.0)
     assert calendar.calls == [(0.0, "old"), (2.0, "old"), (3.0, "old"), (4.0, "new"), (8.0, "new")]
 
 
-def test_only_the_last_of_several_successors_begins(calendar: Calendar) -> None:
-    calendar.schedule.add("a", calendar.step("old", takes=4.0))
+def test_only_the_last_of_several_successors_begins(calendar: ScheduleHarness) -> None:
+    calendar.schedule.add("a", calendar.step("old", step_seconds=4.0))
     calendar.call_at(1.0, lambda: calendar.schedule.add("a", calendar.step("lost")))
     calendar.call_at(2.0, lambda: calendar.schedule.add("a", calendar.step("new")))
     calendar.tasks.run(90.0)
     assert calendar.calls == [(0.0, "old"), (4.0, "new")]
 
 
-def test_step_that_raises_is_logged_and_called_again(calendar: Calendar) -> None:
+def test_step_that_raises_is_logged_and_called_again(calendar: ScheduleHarness) -> None:
     def fails(_now: float) -> float:
         calendar.calls.append((calendar.time.clock(), "a"))
         if len(calendar.calls) == 1:
@@ -159,45 +159,45 @@ def test_step_that_raises_is_logged_and_called_again(calendar: Calendar) -> None
     assert calendar.process.faults == [("a", "MemoryError('too much')")]
 
 
-def test_drain_waits_until_all_are_over_or_its_time_limit(calendar: Calendar) -> None:
+def test_drain_waits_until_all_are_over_or_its_time_limit(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a", 6.0))
     calendar.schedule.add("b", calendar.step("b", 3.0))
-    early = calendar.call_at(1.0, lambda: calendar.schedule.drain(4.0))
-    late = calendar.call_at(1.0, calendar.schedule.drain)
+    result_of_limited_drain = calendar.call_at(1.0, lambda: calendar.schedule.drain(4.0))
+    result_of_drain = calendar.call_at(1.0, calendar.schedule.drain)
     calendar.tasks.run(20.0)
-    assert early == [(False, 4.0)]
-    assert late == [(True, 6.0)]
-    nothing = calendar.call_at(21.0, calendar.schedule.drain)
+    assert result_of_limited_drain == [(False, 4.0)]
+    assert result_of_drain == [(True, 6.0)]
+    result_of_idle_drain = calendar.call_at(21.0, calendar.schedule.drain)
     calendar.tasks.run(30.0)
-    assert nothing == [(True, 21.0)]
+    assert result_of_idle_drain == [(True, 21.0)]
 
 
-def test_drain_waits_for_a_pending_successor(calendar: Calendar) -> None:
-    calendar.schedule.add("a", calendar.step("old", takes=4.0))
+def test_drain_waits_for_a_pending_successor(calendar: ScheduleHarness) -> None:
+    calendar.schedule.add("a", calendar.step("old", step_seconds=4.0))
     calendar.call_at(1.0, lambda: calendar.schedule.add("a", calendar.step("new", 9.0)))
-    over = calendar.call_at(2.0, calendar.schedule.drain)
+    drain_result = calendar.call_at(2.0, calendar.schedule.drain)
     calendar.tasks.run(20.0)
-    assert over == [(True, 9.0)]
+    assert drain_result == [(True, 9.0)]
 
 
-def test_closed_schedule_starts_nothing_and_waits_for_running_steps(calendar: Calendar) -> None:
-    calendar.schedule.add("a", calendar.step("a", takes=4.0))
+def test_closed_schedule_starts_nothing_and_waits_for_running_steps(calendar: ScheduleHarness) -> None:
+    calendar.schedule.add("a", calendar.step("a", step_seconds=4.0))
     calendar.schedule.add("b", calendar.step("b", 3.0))
-    too_early = calendar.call_at(1.0, lambda: calendar.schedule.close(2.0))
+    close_result = calendar.call_at(1.0, lambda: calendar.schedule.close(2.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b")]
-    assert too_early == [(False, 2.0)]
+    assert close_result == [(False, 2.0)]
     assert calendar.failed == []
 
 
-def test_close_ends_with_the_last_running_step(calendar: Calendar) -> None:
-    calendar.schedule.add("a", calendar.step("a", takes=4.0))
-    closed = calendar.call_at(1.0, lambda: calendar.schedule.close(60.0))
+def test_close_ends_with_the_last_running_step(calendar: ScheduleHarness) -> None:
+    calendar.schedule.add("a", calendar.step("a", step_seconds=4.0))
+    close_result = calendar.call_at(1.0, lambda: calendar.schedule.close(60.0))
     calendar.tasks.run(90.0)
-    assert closed == [(True, 4.0)]
+    assert close_result == [(True, 4.0)]
 
 
-def test_failing_dispatcher_logs_the_error_and_continues(calendar: Calendar) -> None:
+def test_failing_dispatcher_logs_the_error_and_continues(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(1.0)
 
@@ -211,7 +211,9 @@ def test_failing_dispatcher_logs_the_error_and_continues(calendar: Calendar) -> 
     assert calendar.calls == [(0.0, "a"), (1.0 + FAULT_SECONDS, "a")]
 
 
-def test_step_that_could_not_start_starts_when_woken(calendar: Calendar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_could_not_start_starts_when_woken(
+    calendar: ScheduleHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     faults, submit = [MemoryError("too much")], Pool.submit
 
     def refused(pool: Pool, work: Callable[[], None]) -> None:
@@ -222,13 +224,13 @@ def test_step_that_could_not_start_starts_when_woken(calendar: Calendar, monkeyp
     monkeypatch.setattr(Pool, "submit", refused)
     calendar.schedule.add("a", calendar.step("a"))
     calendar.call_at(10.0, lambda: calendar.schedule.wake("a"))
-    over = calendar.call_at(10.0, lambda: calendar.schedule.drain(60.0))
+    drain_result = calendar.call_at(10.0, lambda: calendar.schedule.drain(60.0))
     calendar.tasks.run(90.0)
     assert calendar.failed == ["MemoryError('too much')"]
-    assert (calendar.calls, over) == ([(10.0, "a")], [(True, 10.0)])
+    assert (calendar.calls, drain_result) == ([(10.0, "a")], [(True, 10.0)])
 
 
-def test_worker_is_notified_if_no_task_can_start(calendar: Calendar) -> None:
+def test_worker_is_notified_if_no_task_can_start(calendar: ScheduleHarness) -> None:
     """The step is still called later."""
     calendar.time.max_tasks = 1
     calendar.schedule.add("a", calendar.step("a", 2.0))
@@ -237,16 +239,16 @@ def test_worker_is_notified_if_no_task_can_start(calendar: Calendar) -> None:
     assert calendar.calls == [(0.0, "a"), (2.0, "a")]
 
 
-def test_threads_are_named_by_purpose(calendar: Calendar) -> None:
+def test_threads_are_named_by_purpose(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
     assert set(calendar.time.named) == {"leasehold-schedule", "leasehold-read"}
 
 
-def test_drain_ignores_keys_that_were_over_before(calendar: Calendar) -> None:
+def test_drain_ignores_keys_that_were_over_before(calendar: ScheduleHarness) -> None:
     calendar.schedule.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
     calendar.schedule.add("b", calendar.step("b", 6.0))
-    over = calendar.call_at(2.0, lambda: calendar.schedule.drain(20.0))
+    drain_result = calendar.call_at(2.0, lambda: calendar.schedule.drain(20.0))
     calendar.tasks.run(30.0)
-    assert over == [(True, 6.0)]
+    assert drain_result == [(True, 6.0)]

@@ -1,8 +1,8 @@
-"""Which records of a stream belong to a slice, and when a shard of it has been read."""
+"""Tests of which records of a stream belong to a slice, and of when a shard of the slice counts as read."""
 
 import pytest
 from attrs import define
-from timed_shards import CUT, UNTIL, Timed, read_to_the_end, record
+from timed_shards import TEST_SLICE, UNTIL, TimedStream, read_to_the_end, record
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.slices import LATE_SECONDS, NOTE, Slice, SliceReader
@@ -11,39 +11,41 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Pos
 from leasehold.errors import SourceUnavailable, StoreError
 from leasehold.stores.protocol import Done, Listing, Malformed
 from leasehold.stores.writes import ClaimLease, CreateLease
-from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.contract.actors import create_lease_with_owner
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
 
 def test_times_slightly_out_of_order_lose_no_record() -> None:
-    rows = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + LATE_SECONDS), record(5, 10)]
-    assert read_to_the_end(Timed(shard_logs={"s-0": ShardRecords(rows)})) == ([1, 3, 5], True)
-    assert read_to_the_end(Timed(shard_logs={"s-0": ShardRecords(rows, size=1)}, now=0.0)) == ([1, 3], True)
-    early = Timed(shard_logs={"s-0": ShardRecords([record(1, 1), record(2, 1 - LATE_SECONDS), record(3, 2)])})
-    assert read_to_the_end(early, CUT.begin) == ([1, 3], True)
+    records = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + LATE_SECONDS), record(5, 10)]
+    assert read_to_the_end(TimedStream(shard_logs={"s-0": ShardRecords(records)})) == ([1, 3, 5], True)
+    assert read_to_the_end(TimedStream(shard_logs={"s-0": ShardRecords(records, size=1)}, now=0.0)) == ([1, 3], True)
+    source_with_early_record = TimedStream(
+        shard_logs={"s-0": ShardRecords([record(1, 1), record(2, 1 - LATE_SECONDS), record(3, 2)])}
+    )
+    assert read_to_the_end(source_with_early_record, TEST_SLICE.begin) == ([1, 3], True)
 
 
 def test_shard_does_not_end_before_the_slice_ends() -> None:
-    source = Timed(shard_logs={"s-0": ShardRecords([record(1, 10)])}, now=UNTIL / 1000 - 1)
+    source = TimedStream(shard_logs={"s-0": ShardRecords([record(1, 10)])}, now=UNTIL / 1000 - 1)
     assert read_to_the_end(source) == ([1], False)
     source.now = UNTIL / 1000
     assert read_to_the_end(source) == ([1], True)
 
 
 def test_fully_read_shard_ends_when_it_is_reopened() -> None:
-    source = Timed(shard_logs={"s-0": ShardRecords([record(1, 10)])}, tells_last=True)
+    source = TimedStream(shard_logs={"s-0": ShardRecords([record(1, 10)])}, tells_last=True)
     assert read_to_the_end(source, Position("1")) == ([], True)
 
 
 def test_read_at_the_tip_counts_only_if_the_slice_was_over_before() -> None:
-    class Late(Timed):
+    class Late(TimedStream):
         def open(self, lease: Lease, start: Position) -> Reader:
             reader, source = super().open(lease, start), self
 
             class Moving:
                 def read(self) -> Batch:
                     batch = reader.read()
-                    source.now = UNTIL / 1000 + 1  # the time is over once this read has returned
+                    source.now = UNTIL / 1000 + 1  # the slice has ended by the time this read returns
                     return batch
 
                 def close(self) -> None:
@@ -52,13 +54,13 @@ def test_read_at_the_tip_counts_only_if_the_slice_was_over_before() -> None:
             return Moving()
 
     source = Late(shard_logs={"s-0": ShardRecords([])}, now=0.0)
-    reader = CUT.source(source).open(Lease("s-0"), TRIM_HORIZON)
+    reader = TEST_SLICE.source(source).open(Lease("s-0"), TRIM_HORIZON)
     assert [reader.read().ended for _ in range(2)] == [False, True]
 
 
 def test_failing_clock_check_reads_nothing() -> None:
     @define
-    class Down(Timed):
+    class Down(TimedStream):
         fails: int = 1
 
         def settled(self, lease: Lease, until: float) -> SettledShard | None:
@@ -67,7 +69,7 @@ def test_failing_clock_check_reads_nothing() -> None:
                 raise SourceUnavailable("not now")
             return super().settled(lease, until)
 
-    reader = CUT.source(Down(shard_logs={"s-0": ShardRecords([record(1, 1)])})).open(Lease("s-0"), TRIM_HORIZON)
+    reader = TEST_SLICE.source(Down(shard_logs={"s-0": ShardRecords([record(1, 1)])})).open(Lease("s-0"), TRIM_HORIZON)
     with pytest.raises(SourceUnavailable):
         reader.read()
     assert len(reader.read().records) == 1
@@ -83,14 +85,14 @@ def test_slice_has_a_start_and_an_end(since: Position) -> None:
 @pytest.mark.parametrize("note", [(), ((NOTE, "0..5"),)])
 def test_table_with_other_leases_is_rejected(note: tuple[tuple[str, str], ...]) -> None:
     store = FaultyStore()
-    create_placed_lease(store, Lease("s-0", annotations=note))
+    create_lease_with_owner(store, Lease("s-0", annotations=note))
     with pytest.raises(ValueError, match=r"its table holds leases of another .*give it a table of its own"):
-        CUT.store(store)
+        TEST_SLICE.store(store)
 
 
 def test_stream_without_times_is_rejected() -> None:
     with pytest.raises(ValueError, match="this source cannot detect"):
-        CUT.source(ListSource())
+        TEST_SLICE.source(ListSource())
 
 
 @pytest.mark.parametrize(("since", "until"), [(TRIM_HORIZON, 1), (at_timestamp(UNTIL - 1), UNTIL)])
@@ -104,54 +106,57 @@ def test_empty_slice_from_the_oldest_record_is_rejected() -> None:
 
 
 def batch(*arrived: float | None, first: int = 1, behind: float | None = 3.0, ended: bool = False) -> Batch:
-    """Return a batch of records that arrived at these times, numbered from this number on."""
-    rows = tuple(Record(b"", str(first + index), arrived=time) for index, time in enumerate(arrived))
-    return Batch(rows, None, behind, 0.0, ended)
+    """Return a batch of records that arrived at these times. Their numbers start with `first`."""
+    records = tuple(Record(b"", str(first + index), arrived=time) for index, time in enumerate(arrived))
+    return Batch(records, None, behind, 0.0, ended)
 
 
 @pytest.mark.parametrize("times", [(), (None,), (1000.0, 1059.9), (1000.0, None)])
 def test_read_within_the_slice_is_returned_unchanged(times: tuple[float | None, ...]) -> None:
-    read = batch(*times)
-    assert CUT.cut_batch(read) is read
+    batch_read = batch(*times)
+    assert TEST_SLICE.cut_batch(batch_read) is batch_read
 
 
 @pytest.mark.parametrize("outside", [999.9, 1060.0])
 def test_record_outside_the_slice_is_left_out(outside: float) -> None:
     """Each record belongs to exactly one of two adjacent slices."""
-    read = batch(1000.0, outside, None)
-    within = CUT.cut_batch(read)
-    assert (within.records, within.end) == ((read.records[0], read.records[2]), Position("3"))
+    batch_read = batch(1000.0, outside, None)
+    batch_in_slice = TEST_SLICE.cut_batch(batch_read)
+    assert (batch_in_slice.records, batch_in_slice.end) == (
+        (batch_read.records[0], batch_read.records[2]),
+        Position("3"),
+    )
 
 
 @define
-class Scripted:
-    """A source and its reader that respond as told."""
+class ScriptedSource:
+    """A source and its reader, whose responses the test defines."""
 
     answers: list[Batch]
-    settles: list[SettledShard | None]
+    settled_results: list[SettledShard | None]
     requests: list[tuple[Lease, float]]
 
     def settled(self, lease: Lease, until: float) -> SettledShard | None:
         self.requests.append((lease, until))
-        return self.settles.pop(0)
+        return self.settled_results.pop(0)
 
     def read(self) -> Batch:
         return self.answers.pop(0)
 
     def close(self) -> None:
-        """Note that it was closed."""
+        """Discard the remaining answers, so that the test notices the call."""
         self.answers.clear()
 
 
 def ends(settled: SettledShard | None, *read: Batch, start: Position = TRIM_HORIZON) -> list[bool]:
     """Return after which of these reads the shard has ended."""
-    script = Scripted(list(read), [settled] * len(read), [])
-    reader = SliceReader(script, script, Lease("s-0"), CUT, start)
+    scripted = ScriptedSource(list(read), [settled] * len(read), [])
+    reader = SliceReader(scripted, scripted, Lease("s-0"), TEST_SLICE, start)
     return [reader.read().ended for _ in read]
 
 
 EMPTY = batch(behind=0.0)
-SEVEN = SettledShard(Position("7"))
+SETTLED_AT_SEVEN = SettledShard(Position("7"))
 
 
 @pytest.mark.parametrize(
@@ -167,10 +172,10 @@ SEVEN = SettledShard(Position("7"))
         (SettledShard(), batch(behind=None), False),
         (SettledShard(), batch(1001.0, behind=0.0), False),
         (SettledShard(), Batch((), Position("6"), 0.0, 0.0), False),
-        (SEVEN, EMPTY, False),
-        (SEVEN, batch(1001.0, first=6), False),
-        (SEVEN, batch(1001.0, first=7), True),
-        (SEVEN, batch(1001.0, first=8), True),
+        (SETTLED_AT_SEVEN, EMPTY, False),
+        (SETTLED_AT_SEVEN, batch(1001.0, first=6), False),
+        (SETTLED_AT_SEVEN, batch(1001.0, first=7), True),
+        (SETTLED_AT_SEVEN, batch(1001.0, first=8), True),
         (SettledShard(Position("7"), 994.5), EMPTY, True),
         (SettledShard(Position("7"), 995.0), EMPTY, False),
     ],
@@ -182,32 +187,32 @@ def test_shard_ends_once_all_records_of_the_slice_are_read(
 
 
 def test_earlier_read_counts_toward_the_end() -> None:
-    script = Scripted([batch(1001.0, first=7), EMPTY, EMPTY], [None, SEVEN], [])
-    reader = SliceReader(script, script, Lease("s-0"), CUT, TRIM_HORIZON)
+    scripted = ScriptedSource([batch(1001.0, first=7), EMPTY, EMPTY], [None, SETTLED_AT_SEVEN], [])
+    reader = SliceReader(scripted, scripted, Lease("s-0"), TEST_SLICE, TRIM_HORIZON)
     assert [reader.read().ended for _ in range(3)] == [False, True, True]
-    assert script.requests == [(Lease("s-0"), 1060.0)] * 2
-    script.answers.append(EMPTY)
+    assert scripted.requests == [(Lease("s-0"), 1060.0)] * 2
+    scripted.answers.append(EMPTY)
     reader.close()
-    assert script.answers == []
+    assert scripted.answers == []
 
 
 def test_reader_begins_at_the_slice_start_unless_a_checkpoint_is_known() -> None:
     """A child starts at the beginning of the slice, and a restarted worker at its checkpoint."""
-    source = Timed(shard_logs={"s-0": ShardRecords([])})
+    source = TimedStream(shard_logs={"s-0": ShardRecords([])})
     for start in (TRIM_HORIZON, LATEST, Position("7")):
-        CUT.source(source).open(Lease("s-0"), start)
-    assert source.opened == [("s-0", CUT.begin), ("s-0", CUT.begin), ("s-0", Position("7"))]
+        TEST_SLICE.source(source).open(Lease("s-0"), start)
+    assert source.opened == [("s-0", TEST_SLICE.begin), ("s-0", TEST_SLICE.begin), ("s-0", Position("7"))]
 
 
 def test_new_lease_is_annotated_with_its_slice() -> None:
     """Other annotations are kept."""
     store = FaultyStore()
-    cut = CUT.store(store)
-    cut.write(CreateLease(Lease("s-0", annotations=(("z", "1"), ("a", "2")))))
-    assert store.row("s-0").annotations == (("a", "2"), (NOTE, CUT.note), ("z", "1"))
-    assert isinstance(cut.write(ClaimLease(store.row("s-0"), "w-1")), Done)
+    slice_store = TEST_SLICE.store(store)
+    slice_store.write(CreateLease(Lease("s-0", annotations=(("z", "1"), ("a", "2")))))
+    assert store.row("s-0").annotations == (("a", "2"), (NOTE, TEST_SLICE.note), ("z", "1"))
+    assert isinstance(slice_store.write(ClaimLease(store.row("s-0"), "w-1")), Done)
     assert store.row("s-0").owner == "w-1"
-    assert CUT.store(store).list().leases == store.list().leases
+    assert TEST_SLICE.store(store).list().leases == store.list().leases
 
 
 @pytest.mark.parametrize(
@@ -219,10 +224,10 @@ def test_new_lease_is_annotated_with_its_slice() -> None:
 )
 def test_error_names_the_slice_of_the_tables_leases(notes: tuple[tuple[str, str], ...], message: str) -> None:
     store = FaultyStore()
-    create_placed_lease(store, Lease("s-0", annotations=notes))
-    with pytest.raises(ValueError, match=r"^slice: its table") as refused:
-        CUT.store(store)
-    assert str(refused.value) == message
+    create_lease_with_owner(store, Lease("s-0", annotations=notes))
+    with pytest.raises(ValueError, match=r"^slice: its table") as exc_info:
+        TEST_SLICE.store(store)
+    assert str(exc_info.value) == message
 
 
 def test_table_with_an_unreadable_row_is_rejected() -> None:
@@ -231,4 +236,4 @@ def test_table_with_an_unreadable_row_is_rejected() -> None:
             return Listing((), (Malformed("s-9", "x", "it is odd"),))
 
     with pytest.raises(StoreError, match=r"^slice: row s-9 of its table cannot be read"):
-        CUT.store(Damaged())
+        TEST_SLICE.store(Damaged())

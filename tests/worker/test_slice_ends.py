@@ -1,4 +1,4 @@
-"""When a worker of a slice ends, and what its verdict contains, without a stream or a worker's threads."""
+"""Tests of when a worker of a slice ends and what its verdict contains, without a stream or worker threads."""
 
 import signal
 import threading
@@ -17,7 +17,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold_lab.contract.actors import create_placed_lease
+from leasehold_lab.contract.actors import create_lease_with_owner
 from leasehold_lab.simulator.world.world import ListSource, create_shard
 
 RUNNING = "leasehold.adapters.consumer.slices"
@@ -26,7 +26,7 @@ SOON = 0.001
 
 @define
 class Run:
-    """Replaces a runner: it does what the test says, and ends when it is told or by itself."""
+    """Replaces a runner. It calls `behavior`, which determines when the run ends."""
 
     behavior: Callable[["Run"], None] = lambda _run: None
     arguments: dict[str, Any] = field(factory=dict)
@@ -46,34 +46,34 @@ class Run:
 
 
 def until_stopped(run: Run) -> None:
-    """Run until it is told to end."""
+    """Wait until the run is stopped."""
     run.stopped.wait(WAIT)
 
 
-def until_looked(looking: threading.Event) -> Run:
+def until_looked(check_started: threading.Event) -> Run:
     """Return a run that ends by itself once the first check has begun."""
 
     def wait(_run: Run) -> None:
-        looking.wait(WAIT)
+        check_started.wait(WAIT)
 
     return Run(wait)
 
 
-def ran(run: Run, over: Callable[[], bool], **seconds: float) -> bool:
+def ran(run: Run, is_over: Callable[[], bool], **seconds: float) -> bool:
     """Return whether the check succeeded before the run ended."""
     runner: Any = run
-    return run_until(runner, over, **{"look_seconds": SOON, **seconds})
+    return run_until(runner, is_over, **{"look_seconds": SOON, **seconds})
 
 
 def test_run_is_stopped_once_by_the_first_check_that_finds_it_over() -> None:
-    looks, names, run = [False, False, True], set[tuple[str, bool]](), Run(until_stopped)
+    check_results, check_threads, run = [False, False, True], set[tuple[str, bool]](), Run(until_stopped)
 
     def over() -> bool:
-        names.add((threading.current_thread().name, threading.current_thread().daemon))
-        return looks.pop(0)
+        check_threads.add((threading.current_thread().name, threading.current_thread().daemon))
+        return check_results.pop(0)
 
     assert ran(run, over) is True
-    assert (looks, run.stops, names) == ([], 1, {("leasehold-slice", True)})
+    assert (check_results, run.stops, check_threads) == ([], 1, {("leasehold-slice", True)})
 
 
 def test_run_that_ends_before_the_check_is_not_over() -> None:
@@ -81,18 +81,18 @@ def test_run_that_ends_before_the_check_is_not_over() -> None:
 
 
 def test_hung_check_does_not_keep_the_worker() -> None:
-    looking, let_go, looked = threading.Event(), threading.Event(), threading.Event()
+    check_started, check_may_end, check_ended = threading.Event(), threading.Event(), threading.Event()
 
     def over() -> bool:
-        looking.set()
-        let_go.wait(WAIT)
-        looked.set()
+        check_started.set()
+        check_may_end.wait(WAIT)
+        check_ended.set()
         return False
 
-    assert ran(until_looked(looking), over, drain_seconds=SOON) is False
-    assert not looked.is_set()
-    let_go.set()
-    assert looked.wait(WAIT)
+    assert ran(until_looked(check_started), over, drain_seconds=SOON) is False
+    assert not check_ended.is_set()
+    check_may_end.set()
+    assert check_ended.wait(WAIT)
 
 
 def test_failing_check_ends_the_run_with_its_reason() -> None:
@@ -108,13 +108,13 @@ def test_failing_check_ends_the_run_with_its_reason() -> None:
 
 def test_check_under_way_may_still_find_the_slice_read() -> None:
     """A worker that is stopped as the last shard ends still reports the slice as read."""
-    looking = threading.Event()
+    check_started = threading.Event()
 
     def over() -> bool:
-        looking.set()
+        check_started.set()
         return True
 
-    assert ran(until_looked(looking), over) is True
+    assert ran(until_looked(check_started), over) is True
 
 
 def batch_of(count: int) -> Any:  # noqa: ANN401  only its records are counted
@@ -128,7 +128,7 @@ def batch_of(count: int) -> Any:  # noqa: ANN401  only its records are counted
 
 
 def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, use_callables: Callable[[Handling], None]) -> SliceVerdict:  # noqa: ANN401
-    """Return the verdict of a slice's run that calls the callables of this handling like this."""
+    """Return the verdict of a run of a slice, in which `use_callables` calls the callables of the handling."""
 
     def do(run: Run) -> None:
         use_callables(run.arguments["handling"])
@@ -205,30 +205,36 @@ def test_verdict_counts_dead_letters_and_shards_and_the_observer_is_called(monke
 
 
 def test_slice_runs_with_the_limits_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, worker, meter, looked, begun = Run(until_stopped), fleet().worker, object(), list[Worker](), list[float]()
+    run, worker, meter, checked_workers, limits_used = (
+        Run(until_stopped),
+        fleet().worker,
+        object(),
+        list[Worker](),
+        list[float](),
+    )
 
     def is_over(subject: Worker) -> bool:
-        looked.append(subject)
+        checked_workers.append(subject)
         return True
 
     def until(runner: Any, over: Callable[[], bool], *, drain_seconds: float, look_seconds: float) -> bool:  # noqa: ANN401
         assert runner is run
-        begun.extend((drain_seconds, look_seconds))
+        limits_used.extend((drain_seconds, look_seconds))
         return over()
 
     monkeypatch.setattr(f"{RUNNING}.Runner", run)
     monkeypatch.setattr(f"{RUNNING}.is_read", is_over)
     monkeypatch.setattr(f"{RUNNING}.run_until", until)
-    handling, odd = (
+    handling, user_options = (
         Handling(lambda _batch: None, attempts=7),
         {"meter": meter, "drain_seconds": 3.0, "memory_bytes": 9, "readers": 2},
     )
-    options: dict[str, Any] = {**odd, "look_seconds": 0.5}
+    options: dict[str, Any] = {**user_options, "look_seconds": 0.5}
     assert run_slice(worker, handling, **options).finished
-    assert (looked, begun) == ([worker], [3.0, 0.5])
-    passed = run.arguments.pop("handling")
-    assert run.arguments == {"worker": worker, "executor": None, **odd}
-    assert evolve(handling, handler=passed.handler, observer=passed.observer) == passed
+    assert (checked_workers, limits_used) == ([worker], [3.0, 0.5])
+    handling_used = run.arguments.pop("handling")
+    assert run.arguments == {"worker": worker, "executor": None, **user_options}
+    assert evolve(handling, handler=handling_used.handler, observer=handling_used.observer) == handling_used
 
 
 @define
@@ -246,11 +252,11 @@ class Table:
     def end(self, *names: str) -> None:
         """End the leases of these shards."""
         for name in names:
-            create_placed_lease(self.store, Lease(name, shard=name, hash_range=(0, 9), checkpoint=SHARD_END))
+            create_lease_with_owner(self.store, Lease(name, shard=name, hash_range=(0, 9), checkpoint=SHARD_END))
 
 
 def fleet() -> Table:
-    """A stream whose only shard is split."""
+    """Return a stream whose only shard was split, with a table."""
     table = Table()
     table.source.listed = [create_shard("p", 0, 9, open=False), create_shard("q", 0, 9, "p")]
     return table
@@ -265,7 +271,7 @@ def test_slice_is_read_once_each_shard_has_a_finished_lease() -> None:
     assert is_read(table.worker) is True
     assert is_read(table.worker, lambda lease: lease.key == "q") is False
     table.source.listed.append(create_shard("r", 10, 19))
-    create_placed_lease(table.store, Lease("r", hash_range=(10, 19)))
+    create_lease_with_owner(table.store, Lease("r", hash_range=(10, 19)))
     assert not is_read(table.worker), "one is not finished"
     assert is_read(table.worker, lambda _lease: True)
 
@@ -298,5 +304,5 @@ def test_signal_stops_the_run_before_the_slice_is_over() -> None:
 def test_own_lease_of_a_missing_shard_leaves_its_children_to_be_read() -> None:
     table = fleet()
     table.source.listed = [create_shard("q", 0, 9, "p")]
-    create_placed_lease(table.store, Lease("p", shard="p", hash_range=(0, 9), owner="a"))
+    create_lease_with_owner(table.store, Lease("p", shard="p", hash_range=(0, 9), owner="a"))
     assert is_read(table.worker, lambda _lease: True) is False

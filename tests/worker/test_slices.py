@@ -8,7 +8,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from timed_shards import CUT, SINCE, UNTIL, Timed, read_to_the_end, record
+from timed_shards import SINCE, TEST_SLICE, UNTIL, TimedStream, read_to_the_end, record
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.runner import Runner
@@ -36,11 +36,13 @@ near = st.integers(-3, 3) | st.floats(-100, 200)
 def test_reader_returns_only_records_that_arrived_in_time(
     gaps: list[tuple[float, float]], size: int, tells_last: bool, ended: bool
 ) -> None:
-    # Times rise, except by some seconds.
-    rows = [record(number, seconds + more) for number, (seconds, more) in enumerate(sorted(gaps), 1)]
-    source = Timed(shard_logs={"s-0": ShardRecords(rows, size=size, ended=ended)}, tells_last=tells_last)
-    within = [int(row.sequence_number) for row in rows if SINCE / 1000 <= (row.arrived or 0) < UNTIL / 1000]
-    assert read_to_the_end(source) == (within, True)
+    # Arrival times increase, except for delays of some seconds.
+    records = [record(number, seconds + delay) for number, (seconds, delay) in enumerate(sorted(gaps), 1)]
+    source = TimedStream(shard_logs={"s-0": ShardRecords(records, size=size, ended=ended)}, tells_last=tells_last)
+    numbers_in_slice = [
+        int(row.sequence_number) for row in records if SINCE / 1000 <= (row.arrived or 0) < UNTIL / 1000
+    ]
+    assert read_to_the_end(source) == (numbers_in_slice, True)
 
 
 @define
@@ -48,7 +50,7 @@ class Fleet:
     """Worker threads that read a slice of a stream with a split in it."""
 
     store: MemoryStore = field(factory=MemoryStore)
-    source: Timed = field(factory=Timed)
+    source: TimedStream = field(factory=TimedStream)
     handled: list[int] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
@@ -63,8 +65,8 @@ class Fleet:
 
     def worker(self, name: str) -> Worker:
         """Return a worker of the slice."""
-        config = Config(initial_position=CUT.since, lease_seconds=1.0)
-        return Worker(store=CUT.store(self.store), source=CUT.source(self.source), me=name, config=config)
+        config = Config(initial_position=TEST_SLICE.since, lease_seconds=1.0)
+        return Worker(store=TEST_SLICE.store(self.store), source=TEST_SLICE.source(self.source), me=name, config=config)
 
     def handle(self, delivery: Delivery) -> None:
         self.handled += [int(row.sequence_number) for row in delivery.records]
@@ -75,10 +77,10 @@ class Fleet:
         return sorted(int(row.sequence_number) for row in rows if (row.arrived or 0) * 1000 < UNTIL)
 
 
-def side_by_side(works: Sequence[Callable[[], SliceVerdict]]) -> list[SliceVerdict]:
-    """Return the results of all of them."""
+def run_concurrently(functions: Sequence[Callable[[], SliceVerdict]]) -> list[SliceVerdict]:
+    """Run these functions in parallel threads, and return their results."""
     verdicts: list[SliceVerdict] = []
-    threads = [threading.Thread(target=lambda work=work: verdicts.append(work())) for work in works]
+    threads = [threading.Thread(target=lambda function=function: verdicts.append(function())) for function in functions]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -92,22 +94,22 @@ def test_group_reads_a_slice_and_ends() -> None:
     def work(name: str) -> Callable[[], SliceVerdict]:
         return lambda: run_slice(fleet.worker(name), fleet.handle, look_seconds=0.05)
 
-    verdicts = side_by_side([work("a-1"), work("b-1")])
+    verdicts = run_concurrently([work("a-1"), work("b-1")])
     assert [verdict.finished for verdict in verdicts] == [True, True]
     assert sorted(set(fleet.handled)) == fleet.expected
     assert sum(verdict.records for verdict in verdicts) == len(fleet.handled)
     assert sum(verdict.shards for verdict in verdicts) == 4
     leases = fleet.store.list().leases
-    assert {lease.annotation(NOTE) for lease in leases} == {CUT.note}
+    assert {lease.annotation(NOTE) for lease in leases} == {TEST_SLICE.note}
     assert all(lease.ended for lease in leases)
 
 
 def test_late_worker_finds_the_slice_read() -> None:
     fleet = Fleet()
     assert run_slice(fleet.worker("a-1"), fleet.handle, look_seconds=0.05).finished
-    before = list(fleet.handled)
+    handled_before = list(fleet.handled)
     assert run_slice(fleet.worker("a-2"), fleet.handle, look_seconds=0.05) == SliceVerdict(True, 0, 0, 0)
-    assert fleet.handled == before
+    assert fleet.handled == handled_before
 
 
 def test_interrupted_slice_resumes_where_it_stopped() -> None:
@@ -143,11 +145,11 @@ def test_async_handlers_and_dead_letters_are_counted() -> None:
 
 
 def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each check lists the table, so checking without a pause would cost more than the slice."""
+    """Each check lists the whole table, so checking without a pause would cost more than reading the slice."""
     waits: list[float] = []
-    over, stopped = iter([False, True]), threading.Event()
+    is_read_results, stopped = iter([False, True]), threading.Event()
 
-    class Looked(threading.Event):
+    class RecordingEvent(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             if timeout is None:
                 return super().wait()
@@ -161,6 +163,6 @@ def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> 
         def stop(self) -> None:
             stopped.set()
 
-    monkeypatch.setattr(threading, "Event", Looked)
-    assert run_until(cast("Runner", Idle()), lambda: next(over))
+    monkeypatch.setattr(threading, "Event", RecordingEvent)
+    assert run_until(cast("Runner", Idle()), lambda: next(is_read_results))
     assert waits == [LOOK_SECONDS, LOOK_SECONDS] == [2.0, 2.0]

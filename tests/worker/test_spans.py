@@ -1,4 +1,4 @@
-"""The spans of a traced worker: one for each look, plan, write, read and call of a handler."""
+"""The spans of a traced worker. There is one for each look, plan, write, read and handler call."""
 
 import sys
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
-class Traced:
+class RecordingTracer:
     """A tracer, and the spans that it recorded."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Traced:
         self.tracer = provider.get_tracer("test")
 
     def named(self, name: str) -> list[ReadableSpan]:
-        """Return the spans of this name."""
+        """Return the finished spans with this name."""
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
 
@@ -45,8 +45,8 @@ def attributes_of(span: ReadableSpan) -> dict[str, object]:
     return {name.removeprefix("leasehold."): value for name, value in (span.attributes or {}).items()}
 
 
-def worked(traced: Traced, make: Callable[[Event], Handler]) -> None:
-    """Run a worker over one shard of three records until its handler says that it was called."""
+def worked(traced: RecordingTracer, make: Callable[[Event], Handler]) -> None:
+    """Run a worker on one shard of three records until its handler has been called."""
     source, called = ListSource(create_even_shards(("s-0",))), Event()
     source.shard_logs["s-0"] = ShardRecords(create_records(3), size=3)
     worker = Worker(store=MemoryStore(), source=source, me="a-1", config=CONFIG, tracer=traced.tracer)
@@ -55,14 +55,14 @@ def worked(traced: Traced, make: Callable[[Event], Handler]) -> None:
 
 
 def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
-    traced = Traced()
+    traced = RecordingTracer()
     worked(traced, lambda called: lambda _batch: called.set())
-    looks = {span.context.span_id for span in traced.named("leasehold.look") if span.context}
-    assert {span.parent.span_id for span in traced.named("leasehold.plan") if span.parent} <= looks
-    assert len(traced.named("leasehold.plan")) == len(looks)
+    look_span_ids = {span.context.span_id for span in traced.named("leasehold.look") if span.context}
+    assert {span.parent.span_id for span in traced.named("leasehold.plan") if span.parent} <= look_span_ids
+    assert len(traced.named("leasehold.plan")) == len(look_span_ids)
     (claim,) = [span for span in traced.named("leasehold.write") if attributes_of(span)["kind"] == "ClaimLease"]
     assert claim.parent is not None
-    assert claim.parent.span_id in looks
+    assert claim.parent.span_id in look_span_ids
     assert attributes_of(claim) == {
         "worker": "a-1",
         "lease": "s-0",
@@ -74,14 +74,14 @@ def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
 
 
 def test_read_span_shows_what_it_returned() -> None:
-    traced = Traced()
+    traced = RecordingTracer()
     worked(traced, lambda called: lambda _batch: called.set())
-    first = traced.named("leasehold.read")[0]
-    assert attributes_of(first).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
+    first_read = traced.named("leasehold.read")[0]
+    assert attributes_of(first_read).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
 
 
-def plain(traced: Traced, called: Event) -> Handler:
-    """Return a handler with a span of its own."""
+def plain(traced: RecordingTracer, called: Event) -> Handler:
+    """Return a handler that creates a span."""
 
     def handle(_batch: Delivery) -> None:
         with traced.tracer.start_as_current_span("own"):
@@ -90,8 +90,8 @@ def plain(traced: Traced, called: Event) -> Handler:
     return handle
 
 
-def awaited(traced: Traced, called: Event) -> Handler:
-    """Return the same as an async handler."""
+def awaited(traced: RecordingTracer, called: Event) -> Handler:
+    """Return an async handler that creates a span."""
 
     async def handle(_batch: Delivery) -> None:
         with traced.tracer.start_as_current_span("own"):
@@ -101,17 +101,17 @@ def awaited(traced: Traced, called: Event) -> Handler:
 
 
 @pytest.mark.parametrize("kind", [plain, awaited])
-def test_handler_span_is_a_child_of_ours(kind: Callable[[Traced, Event], Handler]) -> None:
-    traced = Traced()
+def test_handler_span_is_a_child_of_ours(kind: Callable[[RecordingTracer, Event], Handler]) -> None:
+    traced = RecordingTracer()
     worked(traced, lambda called: kind(traced, called))
-    (handle,), (own,) = traced.named("leasehold.handle"), traced.named("own")
-    assert (own.parent, handle.parent) == (handle.context, None)
-    assert attributes_of(handle).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
-    assert (handle.end_time or 0) >= (own.end_time or 1)
+    (handle_span,), (user_span,) = traced.named("leasehold.handle"), traced.named("own")
+    assert (user_span.parent, handle_span.parent) == (handle_span.context, None)
+    assert attributes_of(handle_span).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
+    assert (handle_span.end_time or 0) >= (user_span.end_time or 1)
 
 
 def test_handler_that_raises_is_a_failed_span() -> None:
-    traced = Traced()
+    traced = RecordingTracer()
 
     def make(called: Event) -> Handler:
         def handle(_batch: Delivery) -> None:
@@ -135,7 +135,7 @@ class SilentStore(MemoryStore):
 
 
 def test_span_shows_the_outcome_of_its_write() -> None:
-    traced, lease = Traced(), Lease("s-0")
+    traced, lease = RecordingTracer(), Lease("s-0")
     store = spans_of("a-1", traced.tracer).store(SilentStore())
     for _ in range(2):
         store.write(CreateLease(lease))
@@ -148,18 +148,18 @@ def test_span_shows_the_outcome_of_its_write() -> None:
     ]
 
 
-class PartSource(ListSource):
+class OneStreamSource(ListSource):
     """A source that reads one stream of several."""
 
     def reads(self, lease: Lease) -> bool:
-        """Return whether this lease is of a stream it reads."""
+        """Return whether the lease belongs to the stream that this source reads."""
         return lease.stream == "orders"
 
 
 def test_traced_source_of_several_streams_knows_its_leases() -> None:
-    traced = spans_of("a-1", Traced().tracer).source(PartSource([]))
-    assert isinstance(traced, SelectiveSource)
-    assert [traced.reads(Lease("s-0", stream=stream)) for stream in ("orders", "invoices")] == [True, False]
+    traced_source = spans_of("a-1", RecordingTracer().tracer).source(OneStreamSource([]))
+    assert isinstance(traced_source, SelectiveSource)
+    assert [traced_source.reads(Lease("s-0", stream=stream)) for stream in ("orders", "invoices")] == [True, False]
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -180,12 +180,12 @@ def test_provider_of_the_program_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Raising(SpanProcessor):
-    """A processor that raises where a span begins, or where it ends."""
+    """A span processor that raises an exception when a span begins, or when it ends."""
 
     def __init__(self, error: Exception, *, at_start: bool) -> None:
         self._error, self._at_start = error, at_start
 
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002  as the base has it
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002  the base class's signature
         if self._at_start:
             raise self._error
 
@@ -212,15 +212,15 @@ def test_failing_tracer_costs_spans_and_no_lease_or_record(
     provider.add_span_processor(Raising(error, at_start=at_start))
     source.shard_logs["s-0"] = ShardRecords(create_records(3), size=3)
     worker = Worker(store=store, source=source, me="a-1", config=CONFIG, tracer=provider.get_tracer("test"))
-    letters = list[Delivery]()
+    dead_lettered = list[Delivery]()
 
     async def handle(_batch: Delivery) -> None:
         handled.set()
 
-    handling = Handling(handle, attempts=1, dead_letter=lambda delivery, _error: letters.append(delivery))
+    handling = Handling(handle, attempts=1, dead_letter=lambda delivery, _error: dead_lettered.append(delivery))
     with running(Runner(worker, handling)):
         assert handled.wait(WAIT)
-    assert letters == []
+    assert dead_lettered == []
     (row,) = store.list().leases
     assert (row.owner, row.checkpoint.sequence) == (None, "102")
     assert caplog.text.count("a span failed; logged only once") == 1

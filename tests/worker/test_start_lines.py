@@ -1,4 +1,4 @@
-"""What `consume` prints on a terminal: that it joined, each lease it takes with the reason, and that it ended."""
+"""Tests of what `consume` prints on a terminal: that it joined, each lease that it takes and why, and that it ended."""
 
 import io
 import logging
@@ -27,10 +27,10 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_worker_on_a_terminal_prints_what_it_takes_and_why(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    """In a pipe nothing is printed. The log level is restored in either case."""
-    out = Terminal() if terminal else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", out)
-    now = [0.0]
+    """If standard error is not a terminal, nothing is printed. The log level is restored in both cases."""
+    stderr = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    clock_time = [0.0]
     store, source = FaultyStore(), ListSource(create_even_shards(("s-0", "s-1", "s-2", "s-3")))
     for number in range(4):
         store.write(CreateLease(Lease(f"s-{number}", shard=f"s-{number}", checkpoint=TRIM_HORIZON)))
@@ -43,26 +43,26 @@ def test_worker_on_a_terminal_prints_what_it_takes_and_why(monkeypatch: pytest.M
         source=source,
         me="ann",
         config=config,
-        scheduler=ThreadScheduler(lambda: now[0]),
+        scheduler=ThreadScheduler(lambda: clock_time[0]),
         consumer=Unread(),
     )
     log = logging.getLogger("leasehold.worker")
-    before = log.level, tuple(log.handlers)
+    log_state_before = log.level, tuple(log.handlers)
     with print_start_lines(worker, "kinesis://orders", "sqlite:///leases.db"):
         for _ in range(200):
-            worker.renew(now[0])
-            now[0] = max(now[0] + 0.5, min(worker.turn(now[0]), now[0] + 5.0))
-    assert (log.level, tuple(log.handlers)) == before
-    lines = out.getvalue().splitlines()
+            worker.renew(clock_time[0])
+            clock_time[0] = max(clock_time[0] + 0.5, min(worker.turn(clock_time[0]), clock_time[0] + 5.0))
+    assert (log.level, tuple(log.handlers)) == log_state_before
+    lines = stderr.getvalue().splitlines()
     if not terminal:
         assert lines == []
         return
     assert lines[0].startswith("ann joined: reads kinesis://orders with leases in sqlite:///leases.db; rules minimal, ")
     assert "leasehold leases 'sqlite:///leases.db'" in lines[1]
-    taken = {line.split()[1].rstrip(":"): line for line in lines[2:-1]}
-    assert "no worker had it (M" in taken["s-0"]
-    assert "former stopped renewing it (M" in taken["s-1"]
-    assert "bob handed it off (H4)" in taken["s-2"]
-    assert "process p-0 of this worker held it (H4)" in taken["s-3"]
-    assert taken["s-1"].endswith("4 shards are open")
+    lines_by_lease = {line.split()[1].rstrip(":"): line for line in lines[2:-1]}
+    assert "no worker had it (M" in lines_by_lease["s-0"]
+    assert "former stopped renewing it (M" in lines_by_lease["s-1"]
+    assert "bob handed it off (H4)" in lines_by_lease["s-2"]
+    assert "process p-0 of this worker held it (H4)" in lines_by_lease["s-3"]
+    assert lines_by_lease["s-1"].endswith("4 shards are open")
     assert lines[-1] == "ann ended"

@@ -1,4 +1,4 @@
-"""The status of a lease and of a group: one word and one sentence, from the rows and what was observed of them."""
+"""Tests of the status of a lease and of a group: a word and a sentence, derived from rows and from observed changes."""
 
 import pytest
 from attrs import evolve
@@ -31,14 +31,14 @@ from leasehold.balancer.model import SHARD_END, Lease, Position
 
 NOW = 1_700_000_000.0
 TIP = Progress(NOW - 5, "a", behind=0.0, end=True, read=NOW - 5, done=NOW - 5, tried=NOW - 5, lease=10.0)
-"""The progress of a lease at its tip, as written by its owner five seconds ago."""
+"""The progress of a lease whose owner has read to the tip of the shard, and wrote this five seconds ago."""
 
 LATE = evolve(TIP, behind=70.0, end=False, read=NOW - 70, done=NOW - 70)
 
 
-def row(reach: Progress | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
+def row(progress: Progress | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
     """Return a lease with this annotation."""
-    return Lease("s-0", owner=owner, idle=idle, annotations=() if reach is None else ((NOTE, reach.note),))
+    return Lease("s-0", owner=owner, idle=idle, annotations=() if progress is None else ((NOTE, progress.note),))
 
 
 LONE = "a owns it and has not been heard of"
@@ -72,15 +72,15 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has not moved for 70 s: throttled"),
         ),
-        # Last read just before its owner's last sign of life, half a minute ago.
+        # The shard was last read shortly before the owner's last sign of life, which was half a minute ago.
         (
             row(evolve(LATE, at=NOW - 30, read=NOW - 51, done=NOW - 51)),
             0.0,
             Status("ORPHAN", f"{LONE} for 30 s, and no other worker takes it"),
         ),
-        # The owner of a lease of two minutes renews, and so annotates, less often.
+        # With a lease duration of two minutes, the owner renews less often, and therefore also annotates less often.
         (row(evolve(LATE, lease=120.0)), 0.0, Status("OK", "70.0 s behind")),
-        # The note is old, in a table that was read once. If the row has changed since, the owner's clock is wrong.
+        # The annotation is old, and the table was read only once. If the row has changed since, the owner's clock is wrong.
         (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE} for 55 s, and no other worker takes it")),
         (row(evolve(TIP, at=NOW - 55, done=NOW - 56), idle=2.0), 30.0, Status("OK", "read to the tip")),
         (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE} for 51 s, and no other worker takes it")),
@@ -90,7 +90,8 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has not moved for 70 s: its handler raised X"),
         ),
-        # Excluded: reported while that lasts and until another worker can have read the table, then an ORPHAN.
+        # An excluded lease is reported during the exclusion and until another worker can have read the table. It is then
+        # an ORPHAN.
         (
             row(evolve(LATE, fault="its handler raised X", aside=NOW + 30), owner=None, idle=float("inf")),
             0.0,
@@ -133,7 +134,8 @@ LONE = "a owns it and has not been heard of"
             Status("ORPHAN", "nobody owns it for 51 s, and no other worker takes it"),
         ),
         (row(None), 0.0, Status("UNKNOWN", "a tells nothing of its reading: watch it (--watch)")),
-        # Java has owned it for long: our own old note is history, and its release is no reason for alarm.
+        # A Java worker has owned the lease for a long time. Our old annotation is outdated, and the release is no reason
+        # for an alarm.
         (
             row(evolve(TIP, at=NOW - 900), owner=None, idle=1.0),
             60.0,
@@ -150,39 +152,44 @@ def test_status_of_a_lease_by_one_look(lease: Lease, watched: float, status: Sta
 
 def test_contradiction_and_wait_for_parents_come_first() -> None:
     message = "its shard is open, and has no children"
-    ended, late = Lease("s-0", checkpoint=SHARD_END, annotations=((CONTRADICTION, message),)), row(LATE)
-    statuses = statuses_of([ended], {}, NOW, 10.0)
+    ended_lease, late_lease = Lease("s-0", checkpoint=SHARD_END, annotations=((CONTRADICTION, message),)), row(LATE)
+    statuses = statuses_of([ended_lease], {}, NOW, 10.0)
     assert statuses == {"s-0": Status("UNREAD", message)}
-    child, parent = evolve(late, parents=("p",)), Lease("p", owner="a")
+    child, parent = evolve(late_lease, parents=("p",)), Lease("p", owner="a")
     lags = {"s-0": LeaseLag(), "p": LeaseLag()}
-    waits = statuses_of([child, parent], lags, NOW, 10.0)["s-0"]
-    assert waits == Status("OK", "its parents are not done: it is read after them")
+    child_status = statuses_of([child, parent], lags, NOW, 10.0)["s-0"]
+    assert child_status == Status("OK", "its parents are not done: it is read after them")
     assert statuses_of([child, evolve(parent, checkpoint=SHARD_END)], lags, NOW, 10.0)["s-0"].word == "UNREAD"
 
 
-def looks(lags: list[LeaseLag], moves: bool, seconds: float = 10.0) -> list[Status]:
-    """Return the status at each look at a lease of another library, this many seconds apart. Its owner renews it."""
+def looks(lags: list[LeaseLag], checkpoint_moves: bool, seconds: float = 10.0) -> list[Status]:
+    """Return the status at each look at a lease that a worker of another library renews. `seconds` is the time between looks."""
     watch, statuses = GroupWatch(), []
     for number, lag in enumerate(lags):
-        lease = Lease("s-0", owner="java", checkpoint=Position(str(100 + number * moves)))
+        lease = Lease("s-0", owner="java", checkpoint=Position(str(100 + number * checkpoint_moves)))
         watch = watch.after(number * seconds, [lease], {"s-0": lag})
         statuses.append(statuses_of([lease], {"s-0": lag}, NOW, 10.0, watch)["s-0"])
     return statuses
 
 
 def test_status_of_a_foreign_lease_is_found_by_watching() -> None:
-    blind = looks([LeaseLag()] * 8, moves=False)
-    assert [status.word for status in blind] == ["UNKNOWN"] * 8
-    assert blind[3].says == "its checkpoint has not moved in 30 s; use --source to check the stream for waiting records"
-    assert looks([LeaseLag()] * 2, moves=True)[1] == Status("OK", "its checkpoint moves")
-    assert looks([LeaseLag(events=7)] * 2, moves=True)[1] == Status("OK", "its checkpoint moves; 7 events behind")
-    assert looks([LeaseLag(0.0, events=0)], moves=False) == [Status("OK", "read to the tip")]
-    stuck = looks([LeaseLag(events=7)] * 7, moves=False)
-    assert [status.word for status in stuck] == ["UNKNOWN"] * 6 + ["STALLED"]
-    assert stuck[-1].says == "7 events behind, and its checkpoint has not moved for 60 s"
-    further = looks([LeaseLag(float(10 + number)) for number in range(13)], moves=True)
-    assert {status.word for status in further[1:10]} == {"OK"}
-    assert further[-1] == Status("BEHIND", "22.0 s behind, and falling further behind for two minutes")
+    statuses_without_lag = looks([LeaseLag()] * 8, checkpoint_moves=False)
+    assert [status.word for status in statuses_without_lag] == ["UNKNOWN"] * 8
+    assert (
+        statuses_without_lag[3].says
+        == "its checkpoint has not moved in 30 s; use --source to check the stream for waiting records"
+    )
+    assert looks([LeaseLag()] * 2, checkpoint_moves=True)[1] == Status("OK", "its checkpoint moves")
+    assert looks([LeaseLag(events=7)] * 2, checkpoint_moves=True)[1] == Status(
+        "OK", "its checkpoint moves; 7 events behind"
+    )
+    assert looks([LeaseLag(0.0, events=0)], checkpoint_moves=False) == [Status("OK", "read to the tip")]
+    statuses_while_stuck = looks([LeaseLag(events=7)] * 7, checkpoint_moves=False)
+    assert [status.word for status in statuses_while_stuck] == ["UNKNOWN"] * 6 + ["STALLED"]
+    assert statuses_while_stuck[-1].says == "7 events behind, and its checkpoint has not moved for 60 s"
+    statuses_while_lagging = looks([LeaseLag(float(10 + number)) for number in range(13)], checkpoint_moves=True)
+    assert {status.word for status in statuses_while_lagging[1:10]} == {"OK"}
+    assert statuses_while_lagging[-1] == Status("BEHIND", "22.0 s behind, and falling further behind for two minutes")
 
 
 def test_checkpoint_that_moved_once_does_not_stay_ok() -> None:
@@ -195,10 +202,12 @@ def test_checkpoint_that_moved_once_does_not_stay_ok() -> None:
 
 
 def test_old_annotation_is_not_attributed_to_the_present_owner() -> None:
-    reach = Progress(NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError")
+    progress = Progress(
+        NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError"
+    )
     watch, words = GroupWatch(), []
     for seconds, owner in ((0.0, "a"), (10.0, None), (75.0, "a")):
-        lease = row(reach, owner)
+        lease = row(progress, owner)
         watch = watch.after(seconds, [lease], {"s-0": LeaseLag(2.0)})
         words.append(statuses_of([lease], {"s-0": LeaseLag(2.0)}, NOW + seconds, 10.0, watch)["s-0"].word)
     assert words == ["OK", "OK", "STALLED"]
@@ -228,7 +237,11 @@ def test_lag_grows_only_if_it_rises_all_the_time(lags: list[float], *, grows: bo
     assert growing([(number * STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
     # One slow response within a step is not growth.
     assert not growing(
-        [(number * STEP_SECONDS + more, lag * (1 - more)) for number, lag in enumerate(lags) for more in (0, 1)]
+        [
+            (number * STEP_SECONDS + part_of_step, lag * (1 - part_of_step))
+            for number, lag in enumerate(lags)
+            for part_of_step in (0, 1)
+        ]
     )
     meter = ProgressMeter(Lease("s-0"), "a")
     for number in range(len(lags) * 20):
@@ -237,17 +250,17 @@ def test_lag_grows_only_if_it_rises_all_the_time(lags: list[float], *, grows: bo
 
 
 def test_stale_limit_follows_the_lease_time_and_covers_annotations() -> None:
-    """Leases of two minutes, renewed each minute, are not called unread between two annotations."""
+    """Leases with a duration of two minutes, which are renewed every minute, are not UNREAD between two annotations."""
     assert [patience(seconds) for seconds in (1.0, 10.0, 30.0, 120.0)] == [50.0, 50.0, 50.0, 102.0]
 
 
 def test_standstill_is_counted_across_owners() -> None:
-    first = ProgressMeter(Lease("s-0"), "a", 0.0, 10.0)
-    first.read(Batch((Record(b"x", "7"),), Position("7"), 4.0, 0.2), 1.0)
-    first.working(1.0)
-    first.failed("its handler raised KeyError", 2.0)
-    first.rested()
-    progress = first.progress(31.0, NOW + 31)
+    first_meter = ProgressMeter(Lease("s-0"), "a", 0.0, 10.0)
+    first_meter.read(Batch((Record(b"x", "7"),), Position("7"), 4.0, 0.2), 1.0)
+    first_meter.working(1.0)
+    first_meter.failed("its handler raised KeyError", 2.0)
+    first_meter.rested()
+    progress = first_meter.progress(31.0, NOW + 31)
     assert (progress.done, progress.read, progress.tried, progress.work, progress.fault) == (
         NOW,
         NOW + 1,
@@ -255,16 +268,20 @@ def test_standstill_is_counted_across_owners() -> None:
         None,
         "its handler raised KeyError",
     )
-    second = ProgressMeter(Lease("s-0", annotations=((NOTE, progress.note),)), "b", 40.0, 10.0)
-    assert second.progress(45.0, NOW + 45).done == NOW
-    second.read(Batch((Record(b"x", "7"),), Position("7"), 50.0, 0.2), 46.0)
-    second.working(46.0)
-    second.progressed(47.0)
-    part = second.progress(48.0, NOW + 48)
-    assert (part.done, part.work, part.fault) == (NOW + 47, NOW + 47, "its handler raised KeyError")
-    second.rested()
-    second.done(50.0)
-    assert (second.progress(50.0, NOW + 50).done, second.progress(50.0, NOW + 50).fault) == (NOW + 50, "")
+    second_meter = ProgressMeter(Lease("s-0", annotations=((NOTE, progress.note),)), "b", 40.0, 10.0)
+    assert second_meter.progress(45.0, NOW + 45).done == NOW
+    second_meter.read(Batch((Record(b"x", "7"),), Position("7"), 50.0, 0.2), 46.0)
+    second_meter.working(46.0)
+    second_meter.progressed(47.0)
+    later_progress = second_meter.progress(48.0, NOW + 48)
+    assert (later_progress.done, later_progress.work, later_progress.fault) == (
+        NOW + 47,
+        NOW + 47,
+        "its handler raised KeyError",
+    )
+    second_meter.rested()
+    second_meter.done(50.0)
+    assert (second_meter.progress(50.0, NOW + 50).done, second_meter.progress(50.0, NOW + 50).fault) == (NOW + 50, "")
 
 
 def test_failed_read_does_not_count_as_a_read() -> None:
@@ -285,7 +302,7 @@ def test_failed_read_does_not_count_as_a_read() -> None:
 
 
 def test_long_fault_is_truncated() -> None:
-    """A row larger than its store's limit could not be renewed."""
+    """If the row became larger than the limit of the store, the lease could not be renewed."""
     meter = ProgressMeter(Lease("s-0"), "a")
     meter.failed("x" * 9_999, 1.0)
     assert meter.progress(1.0, NOW).fault == "x" * 200
@@ -293,19 +310,27 @@ def test_long_fault_is_truncated() -> None:
 
 def test_group_status_is_that_of_its_worst_lease() -> None:
     """An empty or unread table is not OK."""
-    ok, late, lost = Status("OK", "read"), Status("BEHIND", "9 s behind"), Status("ORPHAN", "nobody owns it")
-    assert group_status({"s-0": ok, "s-1": ok}) == Status("OK", "2 leases are read, and do not fall behind")
-    status = group_status({"s-0": late, "s-2": lost, "s-1": lost, "s-3": Status("UNKNOWN", "?")})
+    ok_status, behind_status, orphan_status = (
+        Status("OK", "read"),
+        Status("BEHIND", "9 s behind"),
+        Status("ORPHAN", "nobody owns it"),
+    )
+    assert group_status({"s-0": ok_status, "s-1": ok_status}) == Status(
+        "OK", "2 leases are read, and do not fall behind"
+    )
+    status = group_status(
+        {"s-0": behind_status, "s-2": orphan_status, "s-1": orphan_status, "s-3": Status("UNKNOWN", "?")}
+    )
     assert status == Status("ORPHAN", "2 of 4 leases, s-1 first: nobody owns it")
-    assert group_status({"s-0": late, "s-3": Status("UNKNOWN", "?")}).word == "BEHIND"
+    assert group_status({"s-0": behind_status, "s-3": Status("UNKNOWN", "?")}).word == "BEHIND"
     assert group_status({}) == Status("UNKNOWN", "the table has no leases")
-    assert group_status({"s-0": ok}, "down") == Status("UNKNOWN", "the table cannot be read: down")
+    assert group_status({"s-0": ok_status}, "down") == Status("UNKNOWN", "the table cannot be read: down")
 
 
 def test_status_numbers_are_those_documented() -> None:
     """Alarms and scripts depend on them, as metric values and exit statuses."""
-    numbers = {"OK": 0, "UNKNOWN": 3, "BEHIND": 4, "STALLED": 5, "HUNG": 6, "UNREAD": 7, "ORPHAN": 8}
-    assert (numbers, list(MEANINGS)) == (NUMBERS, list(numbers))
+    expected_numbers = {"OK": 0, "UNKNOWN": 3, "BEHIND": 4, "STALLED": 5, "HUNG": 6, "UNREAD": 7, "ORPHAN": 8}
+    assert (expected_numbers, list(MEANINGS)) == (NUMBERS, list(expected_numbers))
     assert (STEPS * STEP_SECONDS, Status("HUNG", "x").as_json()) == (120.0, {"status": "HUNG", "says": "x"})
 
 

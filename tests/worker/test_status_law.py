@@ -31,12 +31,12 @@ EPOCH = 1_700_000_000.0
 
 LOOK_SECONDS = 5.0
 SETTLE_SECONDS = 100.0
-"""Time for the workers to be at rest again: all leases are taken, and each owner has written of a read."""
+"""The time until the workers are at rest again: all leases are taken, and each owner has written that it reads."""
 
 
 @define
 class FaultyReader:
-    """Reads a shard of the stream as it is then."""
+    """Reads a shard of a FaultyStream, with the faults that the shard has at the time of each read."""
 
     stream: "FaultyStream"
     key: str
@@ -44,10 +44,10 @@ class FaultyReader:
 
     def read(self) -> Batch:
         """Return the next records, or the fault as an empty batch or an exception."""
-        how = self.stream.faults.get(self.key)
-        if how == "throttled":
+        fault = self.stream.faults.get(self.key)
+        if fault == "throttled":
             return Batch((), None, None, 2.0, fault="asked to slow down")
-        if how == "silent":
+        if fault == "silent":
             raise SourceUnavailable("nothing answers")
         return evolve(self.reader.read(), wait_seconds=1.0)
 
@@ -62,7 +62,7 @@ class FaultyStream(ListSource):
     faults: dict[str, str] = field(factory=dict)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader, unless nothing responds."""
+        """Return a reader, or raise SourceUnavailable if the shard is silent."""
         if self.faults.get(lease.key) == "silent":
             raise SourceUnavailable("nothing answers")
         return FaultyReader(self, lease.key, ListReader(self.shard_logs[lease.key], self._at(lease.key, start)))
@@ -72,7 +72,7 @@ class FaultyStream(ListSource):
 
 
 @define
-class HangingExecutor:
+class HangableExecutor:
     """Calls handlers at once, or keeps them at work forever."""
 
     hung: bool = False
@@ -80,14 +80,14 @@ class HangingExecutor:
     stuck: bool = False
 
     def start(self, work: Work) -> None:
-        """Call it, unless it hangs."""
+        """Call the handler now, or keep the work if handlers hang."""
         if self.hung:
             self.hung_work.append(work)
         else:
             work()
 
     def withdraw(self, work: Work) -> bool:  # noqa: ARG002  an executor's own signature
-        """Withdraw nothing: what hangs is at work."""
+        """Return False, because hanging work counts as running."""
         return False
 
     def replace(self, work: Work) -> None:
@@ -98,8 +98,8 @@ class HangingExecutor:
 
     def wake(self) -> None:
         self.hung = False
-        hung, self.hung_work = self.hung_work, []
-        for work in hung:
+        work_to_run, self.hung_work = self.hung_work, []
+        for work in work_to_run:
             work()
 
 
@@ -112,7 +112,7 @@ class Member:
     worker: Worker = field(init=False)
     due_times: dict[Step, float] = field(factory=dict)
     asleep_until: float = 0.0
-    executor: HangingExecutor = field(factory=HangingExecutor)
+    executor: HangableExecutor = field(factory=HangableExecutor)
 
     def __attrs_post_init__(self) -> None:
         world = self.world
@@ -133,7 +133,7 @@ class Member:
         self.due_times[self.worker.turn] = self.world.clock.now
 
     def begin(self, holding: Holding) -> None:
-        """Begin to read it, and write annotations."""
+        """Start to read the shard, and record the progress that the worker writes as annotations."""
         holding.progress.tell("vm", self.world.wall, self.world.clock.now)
         handling = Handling(self.world.handle, most_wait_seconds=2.0)
         reading = handler_reader(self.worker, holding, handling, dispatcher=Dispatcher(self.executor))
@@ -143,7 +143,7 @@ class Member:
         """Do nothing: its reader sees it at its next step."""
 
     def step(self) -> None:
-        """Keep every appointment that is due."""
+        """Run the turn, the renewal and the reader steps that are due."""
         now = self.world.clock.now
         for work, due in list(self.due_times.items()):
             if due <= now:
@@ -152,7 +152,7 @@ class Member:
 
     @property
     def due(self) -> float:
-        """When it wants to be called next."""
+        """The time of the next step."""
         return max(min(self.due_times.values()), self.asleep_until)
 
 
@@ -195,60 +195,60 @@ class World:
         if delivery.shard in self.poison:
             raise ValueError("no handler takes it")
 
-    def live(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
-        """Let this much time go by, with records that arrive and an observer that looks."""
-        end = self.clock.now + seconds
-        while self.clock.now < end:
+    def live(self, seconds: float, on_look: Callable[[], None] = lambda: None) -> None:
+        """Run the workers for this many seconds, while records arrive and the watcher reads the table."""
+        end_time = self.clock.now + seconds
+        while self.clock.now < end_time:
             for key in self.shards if self.busy else ():
                 shard_log = self.source.shard_logs[key].records
-                new = create_records(self.chance.randint(0, 3), len(shard_log))
-                shard_log += [record._replace(arrived=self.wall()) for record in new]
-            self._run(min(LOOK_SECONDS, end - self.clock.now))
+                new_records = create_records(self.chance.randint(0, 3), len(shard_log))
+                shard_log += [record._replace(arrived=self.wall()) for record in new_records]
+            self._run(min(LOOK_SECONDS, end_time - self.clock.now))
             self.watcher.try_look()
-            each()
+            on_look()
 
     def _run(self, seconds: float) -> None:
-        end = self.clock.now + seconds
-        while self.fleet and (member := min(self.fleet, key=lambda each: each.due)).due <= end:
+        end_time = self.clock.now + seconds
+        while self.fleet and (member := min(self.fleet, key=lambda driven: driven.due)).due <= end_time:
             self.clock.now = max(self.clock.now, member.due)
             member.step()
-        self.clock.now = end
+        self.clock.now = end_time
 
     def once(self) -> Status:
         """Return the status by a single look at the table, without watching it."""
         try:
             leases = self.store.list().leases
-        except StoreError as fault:
-            return group_status({}, str(fault))
+        except StoreError as exc:
+            return group_status({}, str(exc))
         lags = lags_of(leases, self.wall(), 50.0)
         return group_status(statuses_of(leases, lags, self.wall(), 10.0))
 
 
 Fault = Callable[[World], Callable[[], None]]
-"""Breaks something and returns the function that heals it."""
+"""Causes a fault, and returns the function that ends it."""
 
 
-def stream(how: str, *, whole: bool) -> Fault:
+def stream(fault: str, *, all_shards: bool) -> Fault:
     """Return a fault in which the stream, or one shard of it, returns nothing."""
 
     def begin(world: World) -> Callable[[], None]:
-        keys = world.shards if whole else (world.chance.choice(world.shards),)
-        world.source.faults = dict.fromkeys(keys, how)
+        keys = world.shards if all_shards else (world.chance.choice(world.shards),)
+        world.source.faults = dict.fromkeys(keys, fault)
         return world.source.faults.clear
 
     return begin
 
 
 def hang(world: World) -> Callable[[], None]:
-    """Let the handlers of one worker never end, and give them something to process."""
+    """Make the handlers of one worker hang, and let records arrive for them."""
     world.busy = True
-    holder = world.chance.choice([member for member in world.fleet if member.worker.holdings])
-    holder.executor.hung = True
-    return holder.executor.wake
+    hung_member = world.chance.choice([member for member in world.fleet if member.worker.holdings])
+    hung_member.executor.hung = True
+    return hung_member.executor.wake
 
 
 def poison(world: World) -> Callable[[], None]:
-    """Let all workers fail on one shard: each tries, and releases its lease."""
+    """Make all workers fail on one shard. Each worker tries the shard, and then releases its lease."""
     world.busy, world.poison = True, (world.chance.choice(world.shards),)
 
     def heal() -> None:
@@ -258,7 +258,7 @@ def poison(world: World) -> Callable[[], None]:
 
 
 def store_down(world: World) -> Callable[[], None]:
-    """Let the table not respond."""
+    """Make the table unreachable."""
     world.store.down = True
 
     def heal() -> None:
@@ -268,13 +268,13 @@ def store_down(world: World) -> Callable[[], None]:
 
 
 def dead(count: int) -> Fault:
-    """Return a fault that kills this many workers, while the others hold as many leases as they may."""
+    """Return a fault that kills this many workers. The others already hold as many leases as they may."""
 
     def begin(world: World) -> Callable[[], None]:
-        killed = [world.fleet.pop() for _ in range(min(count, len(world.fleet)))]
+        killed_members = [world.fleet.pop() for _ in range(min(count, len(world.fleet)))]
 
         def heal() -> None:
-            world.fleet += [Member(member.name, world) for member in killed]
+            world.fleet += [Member(member.name, world) for member in killed_members]
 
         return heal
 
@@ -282,7 +282,7 @@ def dead(count: int) -> Fault:
 
 
 def paused(world: World) -> Callable[[], None]:
-    """Stop every process, and let it go on later."""
+    """Pause every process until the fault is healed."""
     fleet = tuple(world.fleet)
     for member in fleet:
         member.asleep_until = float("inf")
@@ -295,10 +295,10 @@ def paused(world: World) -> Callable[[], None]:
 
 
 FAULTS: dict[str, Fault] = {
-    "the stream is silent": stream("silent", whole=True),
-    "the stream is throttled": stream("throttled", whole=True),
-    "one shard is silent": stream("silent", whole=False),
-    "one shard is throttled": stream("throttled", whole=False),
+    "the stream is silent": stream("silent", all_shards=True),
+    "the stream is throttled": stream("throttled", all_shards=True),
+    "one shard is silent": stream("silent", all_shards=False),
+    "one shard is throttled": stream("throttled", all_shards=False),
     "a handler hangs": hang,
     "a handler fails": poison,
     "a worker is dead": dead(1),
@@ -311,7 +311,7 @@ SLOW, MORE = pytest.mark.slow, pytest.mark.more
 SEEDS = [0, *(pytest.param(seed, marks=MORE) for seed in range(1, 6))]
 
 
-def falls_to_nobody(world: World, name: str) -> bool:
+def no_worker_can_take_over(world: World, name: str) -> bool:
     """Return whether no other worker can take a dead worker's leases, because all hold as many as they may."""
     limit = world.config.rules.most_leases or 0
     return name != "a worker is dead" or limit * (len(world.fleet) - 1) < len(world.shards)
@@ -324,16 +324,16 @@ def test_group_is_not_ok_during_a_long_fault_and_ok_afterwards(seed: int, name: 
     world = World(seed)
     world.live(SETTLE_SECONDS + world.chance.uniform(0, 60))
     assert (world.watcher.status.word, world.once().word) == ("OK", "OK")
-    stays = falls_to_nobody(world, name)
+    leases_stay_unowned = no_worker_can_take_over(world, name)
     heal = FAULTS[name](world)
     world.live(world.chance.uniform(61, 200))
-    watched, once = world.watcher.status, world.once()
-    assert stays == (not watched.ok), watched
-    assert stays == (not once.ok), once
-    seen = world.watcher.last_state.table
+    watched_status, single_look_status = world.watcher.status, world.once()
+    assert leases_stay_unowned == (not watched_status.ok), watched_status
+    assert leases_stay_unowned == (not single_look_status.ok), single_look_status
+    last_table = world.watcher.last_state.table
     for key in world.source.faults:
-        assert seen is not None
-        lag = seen.lags[key]
+        assert last_table is not None
+        lag = last_table.lags[key]
         assert (lag.end, (lag.seconds or 0.0) > 30.0) == (False, True), "what cannot be read is not at the end"
     heal()
     world.live(SETTLE_SECONDS)
@@ -355,25 +355,30 @@ def test_failing_shard_is_named_at_every_look_with_its_lag(seed: int, fault: Fau
     world.live(SETTLE_SECONDS)
     heal = fault(world)
     world.live(100)
-    stuck = {key for key in world.shards if age(world, key) > 60}
-    assert stuck
-    wrong, standstills = list[str](), dict.fromkeys(stuck, 0.0)
+    stuck_shards = {key for key in world.shards if age(world, key) > 60}
+    assert stuck_shards
+    wrong_statuses, standstills = list[str](), dict.fromkeys(stuck_shards, 0.0)
 
     def look() -> None:
         table = world.watcher.last_state.table
         assert table is not None
-        for key in stuck:
-            status, lag = table.statuses[key], table.lags[key].seconds or 0.0
-            named = "its handler raised ValueError" in status.says or status.word == "HUNG"
+        for key in stuck_shards:
+            status, lag_seconds = table.statuses[key], table.lags[key].seconds or 0.0
+            fault_is_named = "its handler raised ValueError" in status.says or status.word == "HUNG"
             seconds = re.search(r"(?:stood|at work) for (\d+) s", status.says)
-            since = float(seconds[1]) if seconds else 0.0
+            standstill_seconds = float(seconds[1]) if seconds else 0.0
             # The lookout has just read the table, to which workers write every few seconds.
-            if not named or status.word not in {"STALLED", "HUNG"} or lag < age(world, key) or since < standstills[key]:
-                wrong.append(f"{status} lag {lag} age {age(world, key)} stood {standstills[key]}")
-            standstills[key] = since
+            if (
+                not fault_is_named
+                or status.word not in {"STALLED", "HUNG"}
+                or lag_seconds < age(world, key)
+                or standstill_seconds < standstills[key]
+            ):
+                wrong_statuses.append(f"{status} lag {lag_seconds} age {age(world, key)} stood {standstills[key]}")
+            standstills[key] = standstill_seconds
 
     world.live(400, look)
-    assert wrong == []
+    assert wrong_statuses == []
     heal()
     world.live(SETTLE_SECONDS)
     assert (world.watcher.status.word, world.once().word) == ("OK", "OK"), world.watcher.status
@@ -387,10 +392,10 @@ def test_group_at_rest_is_always_ok(block: int) -> None:
     for seed in range(1_000 + 10 * block, 1_000 + 10 * (block + 1)):
         world = World(seed)
         world.live(SETTLE_SECONDS)
-        wrong: list[str] = []
+        wrong_statuses: list[str] = []
 
-        def look(world: World = world, wrong: list[str] = wrong) -> None:
-            wrong += [str(status) for status in (world.watcher.status, world.once()) if not status.ok]
+        def look(world: World = world, wrong_statuses: list[str] = wrong_statuses) -> None:
+            wrong_statuses += [str(status) for status in (world.watcher.status, world.once()) if not status.ok]
 
         world.live(world.chance.uniform(30, 240), look)
-        assert wrong == [], seed
+        assert wrong_statuses == [], seed

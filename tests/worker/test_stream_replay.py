@@ -19,8 +19,8 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 
 
 @define
-class Post:
-    """A stream of dead letters with two shards, a table for replays of it, and what they replay."""
+class DeadLetterStream:
+    """A stream of dead letters with two shards, a lease table for its replays, and the records that they have replayed."""
 
     store: MemoryStore = field(factory=MemoryStore)
     source: ListSource = field(factory=ListSource)
@@ -32,8 +32,8 @@ class Post:
 
     def put(self, entry: DeadLetterEntry) -> None:
         """Put a dead letter at the end of its shard."""
-        rows = self.source.shard_logs[entry.shard].records
-        rows.append(Record(entry.line, str(1000 + len(rows)), partition_key="k"))
+        records = self.source.shard_logs[entry.shard].records
+        records.append(Record(entry.line, str(1000 + len(records)), partition_key="k"))
 
     def close(self) -> None:
         """Nothing to close."""
@@ -42,65 +42,67 @@ class Post:
         self.taken.append(entry.record.sequence_number)
 
     def replay(self, name: str, deliver: Callable[[DeadLetterEntry], None] | None = None) -> ReplayVerdict:
-        """Replay everything that is there."""
+        """Replay all dead letters in the stream."""
         table = exclusive_table(self.store, "replay", "letters")
         config = Config(initial_position=TRIM_HORIZON, lease_seconds=1.0)
         worker = Worker(store=table, source=DeadLetterSource(self.source, name), me=name, config=config)
         return replay_stream(worker, self, deliver or self.deliver, lambda *_: None, look_seconds=0.05)
 
 
-def filled(*numbers: str) -> Post:
-    """A stream with these dead letters in its first shard, and one in the other."""
-    post = Post()
-    for number in numbers:
-        post.put(dead_letter(number, shard="p"))
-    post.put(dead_letter("9", shard="q"))
-    return post
+def filled(*numbers: str) -> DeadLetterStream:
+    """Return a stream with these dead letters in the first shard, and one dead letter in the second."""
+    letter_stream = DeadLetterStream()
+    for sequence_number in numbers:
+        letter_stream.put(dead_letter(sequence_number, shard="p"))
+    letter_stream.put(dead_letter("9", shard="q"))
+    return letter_stream
 
 
 def test_each_dead_letter_is_replayed_once_and_in_order() -> None:
     """A second replay contains only newer dead letters."""
-    post = filled("1", "2", "3")
-    assert post.replay("r-1") == ReplayVerdict(done=4)
-    assert [number for number in post.taken if number != "9"] == ["1", "2", "3"]
-    assert post.replay("r-2") == ReplayVerdict()
-    post.put(dead_letter("4", shard="p"))
-    assert post.replay("r-3") == ReplayVerdict(done=1)
-    assert sorted(post.taken) == ["1", "2", "3", "4", "9"]
-    assert all(lease.owner is None for lease in post.store.list().leases)
+    letter_stream = filled("1", "2", "3")
+    assert letter_stream.replay("r-1") == ReplayVerdict(done=4)
+    assert [number for number in letter_stream.taken if number != "9"] == ["1", "2", "3"]
+    assert letter_stream.replay("r-2") == ReplayVerdict()
+    letter_stream.put(dead_letter("4", shard="p"))
+    assert letter_stream.replay("r-3") == ReplayVerdict(done=1)
+    assert sorted(letter_stream.taken) == ["1", "2", "3", "4", "9"]
+    assert all(lease.owner is None for lease in letter_stream.store.list().leases)
 
 
 def test_replay_killed_half_way_is_completed_by_the_next() -> None:
-    """Dead letters that are done do not come again, and the one being handled is kept."""
-    post = filled("1", "2", "3")
+    """Dead letters that were replayed are not replayed again, and the one that was being handled is kept."""
+    letter_stream = filled("1", "2", "3")
 
     def killed(entry: DeadLetterEntry) -> None:
-        post.deliver(entry)
+        letter_stream.deliver(entry)
         if entry.record.sequence_number == "2":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        post.replay("r-1", killed)
-    post.replay("r-2")
-    assert [number for number in post.taken if number != "9"] == ["1", "2", "2", "3"]
+        letter_stream.replay("r-1", killed)
+    letter_stream.replay("r-2")
+    assert [number for number in letter_stream.taken if number != "9"] == ["1", "2", "2", "3"]
 
 
 def test_two_concurrent_replays_share_the_dead_letters_and_end() -> None:
-    post, verdicts = filled("1", "2", "3"), list[ReplayVerdict]()
-    threads = [threading.Thread(target=lambda n=name: verdicts.append(post.replay(n))) for name in ("r-1", "r-2")]
+    letter_stream, verdicts = filled("1", "2", "3"), list[ReplayVerdict]()
+    threads = [
+        threading.Thread(target=lambda n=name: verdicts.append(letter_stream.replay(n))) for name in ("r-1", "r-2")
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     assert sum(verdict.done for verdict in verdicts) == 4
-    assert sorted(post.taken) == ["1", "2", "3", "9"]
+    assert sorted(letter_stream.taken) == ["1", "2", "3", "9"]
 
 
 def test_lease_table_of_another_group_is_rejected() -> None:
     """The leases of that group have the same shard names."""
-    post = filled("1")
-    exclusive_table(post.store, "slice", "0..9")
-    post.replay("r-1")
-    assert {lease.annotation(NOTE) for lease in post.store.list().leases} == {"letters"}
+    letter_stream = filled("1")
+    exclusive_table(letter_stream.store, "slice", "0..9")
+    letter_stream.replay("r-1")
+    assert {lease.annotation(NOTE) for lease in letter_stream.store.list().leases} == {"letters"}
     with pytest.raises(ValueError, match="replay: its table holds leases of another replay"):
-        exclusive_table(post.store, "replay", "other letters")
+        exclusive_table(letter_stream.store, "replay", "other letters")

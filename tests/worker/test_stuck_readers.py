@@ -11,10 +11,10 @@ from leasehold.errors import SourceUnavailable
 
 
 def test_batch_read_during_the_release_is_not_delivered() -> None:
-    """The next owner reads it, from the checkpoint."""
+    """The next owner reads the batch, starting from the checkpoint."""
     source = FaultySource()
     harness = ReaderHarness(source=source)
-    reading = harness.reading()
+    reader = harness.reading()
 
     def release(_batch: Batch) -> None:
         harness.holding.ask_release()
@@ -22,7 +22,7 @@ def test_batch_read_during_the_release_is_not_delivered() -> None:
         assert harness.store.row("s-0").owner is None
 
     source.on_read = release
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert (harness.dispatched, harness.happenings) == ([], ["initialize", "stopped"])
 
 
@@ -30,7 +30,7 @@ def test_reader_whose_release_failed_delivers_nothing() -> None:
     """The next look tries the release again, whether or not the call has returned."""
     source = FaultySource()
     harness = ReaderHarness(source=source)
-    reading = harness.reading()
+    reader = harness.reading()
 
     def release(_batch: Batch) -> None:
         harness.store.down = True
@@ -38,11 +38,11 @@ def test_reader_whose_release_failed_delivers_nothing() -> None:
         harness.worker.leave_stuck(harness.clock.now, 0.0)
 
     source.on_read = release
-    harness.steps(reading, 5)
+    harness.steps(reader, 5)
     harness.store.down = False
     assert (harness.dispatched, harness.store.row("s-0").owner) == ([], "a-1")
     harness.worker.leave_stuck(harness.clock.now, 10.0)
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert (harness.dispatched, harness.happenings, harness.store.row("s-0").owner) == (
         [],
         ["initialize", "stopped"],
@@ -60,7 +60,7 @@ def test_lease_with_a_running_handler_is_released_by_its_reader() -> None:
         assert harness.store.row("s-0").owner == "a-1"
 
     harness.on_batch = handle
-    harness.until_over(harness.reading())
+    harness.run_until_done(harness.reading())
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint.sequence) == (None, harness.shard_log.records[-1].sequence_number)
 
@@ -85,8 +85,8 @@ def test_reader_that_cannot_be_closed_ends_normally() -> None:
     """The observer is notified of a release, not of a lost lease."""
     harness = ReaderHarness()
     harness.worker.source = _UnclosableSource(harness.source)
-    reading = harness.reading()
-    harness.steps(reading, 3)
+    reader = harness.reading()
+    harness.steps(reader, 3)
     harness.holding.ask_release()
-    harness.until_over(reading)
+    harness.run_until_done(reader)
     assert harness.happenings == ["initialize", "stopped"]

@@ -1,4 +1,4 @@
-"""What a worker has read of its lease table, and what it still has to read."""
+"""Tests of a worker's view of its lease table: what it has read, and what it must still read."""
 
 import pytest
 
@@ -14,7 +14,7 @@ CONFIG = Config()
 
 
 class Table(MemoryStore):
-    """A table that may fail, and that does something else while it is listed."""
+    """A table whose listings may fail. Something else may happen while the table is listed."""
 
     fails = False
 
@@ -28,9 +28,9 @@ class Table(MemoryStore):
         """Do nothing."""
 
 
-def view_of(table: Table, now: list[float]) -> TableView:
+def view_of(table: Table, times: list[float]) -> TableView:
     """Return the view of a worker whose clock shows the last of these times."""
-    return TableView(table, CONFIG, lambda: now[-1])
+    return TableView(table, CONFIG, lambda: times[-1])
 
 
 def test_dropped_lease_needs_a_listing_until_one_succeeds() -> None:
@@ -42,10 +42,10 @@ def test_dropped_lease_needs_a_listing_until_one_succeeds() -> None:
     table.fails = True
     with pytest.raises(StoreError):
         view.read(None, stale_ok=False)
-    needed = [view.needs_listing]
+    listing_needed = [view.needs_listing]
     table.fails = False
     view.read(None, stale_ok=False)
-    assert [*needed, view.needs_listing] == [True, False]
+    assert [*listing_needed, view.needs_listing] == [True, False]
 
 
 def test_lease_dropped_during_a_listing_needs_another_listing(
@@ -63,33 +63,38 @@ def test_listing_ages_while_it_runs_and_is_outdated_after_a_lease_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Creations are planned only from a recent reading."""
-    table, now, ages = Table(), [100.0], list[float]()
-    view = view_of(table, now)
+    table, times, ages = Table(), [100.0], list[float]()
+    view = view_of(table, times)
     assert view.outdated(100.0)
     monkeypatch.setattr(table, "meanwhile", lambda: ages.append(view.listing_seconds(103.0)))
     view.read(None, stale_ok=False)
     assert (ages, view.listing_seconds(104.0)) == ([3.0], 0.0)
-    assert [view.outdated(100.0 + CONFIG.lease_seconds + late) for late in (0.0, 0.1)] == [False, True]
+    assert [view.outdated(100.0 + CONFIG.lease_seconds + extra_seconds) for extra_seconds in (0.0, 0.1)] == [
+        False,
+        True,
+    ]
 
 
 def test_finished_lease_may_be_deleted_once_every_earlier_reading_is_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time counts from the end of the first full read that showed the lease as finished."""
-    table, now = Table(), [100.0]
+    table, times = Table(), [100.0]
     for key in ("s-0", "s-1"):
         table.write(CreateLease(Lease(key, checkpoint=SHARD_END if key == "s-0" else TRIM_HORIZON)))
-    view = view_of(table, now)
+    view = view_of(table, times)
 
     def read() -> None:
-        began = now[-1]
+        read_start = times[-1]
         rows = view.read(None, stale_ok=False)
-        view.look(rows.leases, began, None, rows.reports)
+        view.look(rows.leases, read_start, None, rows.reports)
 
-    monkeypatch.setattr(table, "meanwhile", lambda: now.append(103.0))
+    monkeypatch.setattr(table, "meanwhile", lambda: times.append(103.0))
     read()
-    monkeypatch.setattr(table, "meanwhile", lambda: now.append(109.0))
+    monkeypatch.setattr(table, "meanwhile", lambda: times.append(109.0))
     read()
-    deletable = [view.finished_long_ago(103.0 + CONFIG.lease_seconds + late) for late in (0.0, 0.1)]
-    assert deletable == [frozenset(), {"s-0"}]
+    deletable_keys = [
+        view.finished_long_ago(103.0 + CONFIG.lease_seconds + extra_seconds) for extra_seconds in (0.0, 0.1)
+    ]
+    assert deletable_keys == [frozenset(), {"s-0"}]
     table.write(DeleteLease(table.get(["s-0"])[0]))
     read()
     assert view.finished_long_ago(1000.0) == frozenset()

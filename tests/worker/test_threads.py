@@ -1,4 +1,4 @@
-"""The threads and queues that a worker runs on."""
+"""Tests of the threads and queues that a worker uses."""
 
 import os
 import signal
@@ -13,32 +13,32 @@ from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, read_boot_c
 
 
 @contextmanager
-def received_elsewhere() -> Iterator[None]:
-    """Let the system deliver SIGUSR1 to a thread that is not the main one."""
-    over = threading.Event()
-    other = threading.Thread(target=over.wait)
-    other.start()
+def signals_go_to_another_thread() -> Iterator[None]:
+    """Make the system deliver SIGUSR1 to a thread other than the main thread."""
+    may_end = threading.Event()
+    other_thread = threading.Thread(target=may_end.wait)
+    other_thread.start()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
-        over.set()
-        other.join()
+        may_end.set()
+        other_thread.join()
 
 
 def test_signal_received_by_another_thread_wakes_the_main_thread() -> None:
     queue = ThreadQueue(read_boot_clock)
-    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: queue.put("signal"))
-    too_late = threading.Timer(20, queue.put, ["nothing"])
-    too_late.start()
+    original_handler = signal.signal(signal.SIGUSR1, lambda _number, _frame: queue.put("signal"))
+    timeout_timer = threading.Timer(20, queue.put, ["nothing"])
+    timeout_timer.start()
     try:
-        with received_elsewhere():
+        with signals_go_to_another_thread():
             threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1]).start()
             assert queue.get() == "signal"
     finally:
-        too_late.cancel()
-        signal.signal(signal.SIGUSR1, before)
+        timeout_timer.cancel()
+        signal.signal(signal.SIGUSR1, original_handler)
 
 
 def test_queue_waits_until_the_given_time() -> None:
@@ -65,14 +65,14 @@ def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
 
 
 class Counted(ThreadScheduler):
-    """Notes which threads it started, and in a queue which of them ended."""
+    """Records the names of the threads that it started, and puts the names of those that have ended into a queue."""
 
     def __init__(self) -> None:
         super().__init__(read_boot_clock)
         self.names, self.ended = list[str](), self.queue()
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a thread that notes when it ends."""
+        """Start a thread, and record when it ends."""
         self.names.append(name)
 
         def started_and_ended() -> None:
@@ -86,10 +86,10 @@ def test_idle_tasks_end_after_a_burst_of_work() -> None:
     scheduler = Counted()
     pool = Pool(scheduler, 6, "test", lambda _fault: None, keep=2)
     for burst in (1, 2):
-        together = threading.Barrier(6)
-        assert sorted(pool.map(together.wait, [20] * 6)) == [*range(6)]
-        until = read_boot_clock() + 20
-        assert [scheduler.ended.get(until) for _ in range(4)] == ["test"] * 4
+        barrier = threading.Barrier(6)
+        assert sorted(pool.map(barrier.wait, [20] * 6)) == [*range(6)]
+        deadline = read_boot_clock() + 20
+        assert [scheduler.ended.get(deadline) for _ in range(4)] == ["test"] * 4
         assert len(scheduler.names) == 2 + 4 * burst
     assert pool.close(read_boot_clock() + 20)
     assert [scheduler.ended.get(read_boot_clock() + 20) for _ in range(2)] == ["test"] * 2
@@ -99,8 +99,8 @@ def test_pool_grows_and_shrinks_to_its_size() -> None:
     scheduler = Counted()
     pool = Pool(scheduler, 1, "test", lambda _fault: None)
     pool.resize(4)
-    together = threading.Barrier(4)
-    assert sorted(pool.map(together.wait, [20] * 4)) == [*range(4)]
+    barrier = threading.Barrier(4)
+    assert sorted(pool.map(barrier.wait, [20] * 4)) == [*range(4)]
     pool.resize(1)
     assert len(pool.map(abs, range(4))) == 4
     assert [scheduler.ended.get(read_boot_clock() + 20) for _ in range(3)] == ["test"] * 3
@@ -108,37 +108,37 @@ def test_pool_grows_and_shrinks_to_its_size() -> None:
 
 
 def test_signal_set_while_it_is_consumed_is_not_lost() -> None:
-    scheduler, queue, taken = ThreadScheduler(read_boot_clock), ThreadQueue(read_boot_clock), list[bool]()
-    put = queue.put
+    scheduler, queue, wait_results = ThreadScheduler(read_boot_clock), ThreadQueue(read_boot_clock), list[bool]()
+    original_put = queue.put
 
     def consume_and_put(item: object) -> None:
-        put(item)
-        taken.append(signal_of_all.wait(-1.0))  # the waiter takes it before `set` returns
+        original_put(item)
+        wait_results.append(pool_signal.wait(-1.0))  # the waiter takes it before `set` returns
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(queue, "put", consume_and_put)
-        patched.setattr(scheduler, "queue", lambda: queue)
-        signal_of_all = Signal(scheduler)
-        signal_of_all.set()
-        signal_of_all.set()
-    assert taken == [True, True]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(queue, "put", consume_and_put)
+        monkeypatch.setattr(scheduler, "queue", lambda: queue)
+        pool_signal = Signal(scheduler)
+        pool_signal.set()
+        pool_signal.set()
+    assert wait_results == [True, True]
 
 
 def test_wait_continues_after_a_signal_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.threads.SIGNAL_SECONDS", 0.01)
     queue = ThreadQueue(read_boot_clock)
-    until = read_boot_clock() + 0.05
-    assert queue.get(until) is None
-    assert read_boot_clock() >= until
+    deadline = read_boot_clock() + 0.05
+    assert queue.get(deadline) is None
+    assert read_boot_clock() >= deadline
     threading.Timer(0.05, queue.put, ["item"]).start()
     assert queue.get() == "item"
 
 
 def test_signal_set_many_times_ends_one_wait_and_can_be_set_again() -> None:
-    signal_ = Signal(ThreadScheduler(read_boot_clock))
-    answers = []
+    pool_signal = Signal(ThreadScheduler(read_boot_clock))
+    wait_results = []
     for count in (3, 0, 1, 0):
         for _ in range(count):
-            signal_.set()
-        answers.append(signal_.wait(0.0))
-    assert answers == [True, False, True, False]
+            pool_signal.set()
+        wait_results.append(pool_signal.wait(0.0))
+    assert wait_results == [True, False, True, False]

@@ -18,22 +18,22 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 
 
 def test_throughput_is_the_average_and_unit_of_the_kcl() -> None:
-    """A KCL 3.x leader and our planner compare leases by the same number."""
-    speed = Throughput(10.0)
-    speed.add(10 * 1024, 100.0)
-    assert speed.average(109.9) is None
-    assert speed.average(110.0) == 1024
-    speed.add(30 * 1024, 115.0)
-    assert speed.average(120.0) == 2048
-    assert speed.average(140.0) == 512
+    """A KCL 3.x leader and our planner must compare leases by the same measure."""
+    throughput = Throughput(10.0)
+    throughput.add(10 * 1024, 100.0)
+    assert throughput.average(109.9) is None
+    assert throughput.average(110.0) == 1024
+    throughput.add(30 * 1024, 115.0)
+    assert throughput.average(120.0) == 2048
+    assert throughput.average(140.0) == 512
 
 
 def test_new_owner_continues_the_measured_average() -> None:
     """Catching up after a takeover does not count as a hot shard."""
-    speed = Throughput(10.0, 4096)
-    assert speed.average(1000.0) == 4096
-    speed.add(0, 1000.0)
-    assert speed.average(1010.0) == 2048
+    throughput = Throughput(10.0, 4096)
+    assert throughput.average(1000.0) == 4096
+    throughput.add(0, 1000.0)
+    assert throughput.average(1010.0) == 2048
 
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
@@ -42,13 +42,13 @@ def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: 
     source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
     driven = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     driven.run(1)
-    reading = handler_reader(
+    reader = handler_reader(
         driven.worker, driven.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
     )
-    due, end = clock.now, clock.now + 2 * MEASURE_SECONDS
-    while clock.now < end:
-        driven.run(max(0.0, due - clock.now))
-        due = reading.step(clock.now)
+    next_step, end_time = clock.now, clock.now + 2 * MEASURE_SECONDS
+    while clock.now < end_time:
+        driven.run(max(0.0, next_step - clock.now))
+        next_step = reader.step(clock.now)
     assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five reads a second
 
 
@@ -63,9 +63,11 @@ def test_unread_lease_keeps_its_throughput() -> None:
 def test_owner_of_a_hot_shard_holds_few_others() -> None:
     """Workers share the load, even if their counts of leases then differ."""
     clock, store = Clock(), FaultyStore()
-    eighth = 2**125
-    source = ListSource([create_shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
-    fleet = [member(store, source, clock, me, me, Config(lease_seconds=10.0)) for me in ("a-1", "b-1")]
+    hash_range_size = 2**125
+    source = ListSource([create_shard(f"s-{n}", n * hash_range_size, (n + 1) * hash_range_size - 1) for n in range(8)])
+    fleet = [
+        member(store, source, clock, worker_id, worker_id, Config(lease_seconds=10.0)) for worker_id in ("a-1", "b-1")
+    ]
     rates = {f"s-{n}": 750.0 if n == 0 else 100.0 for n in range(8)}
     for _ in range(300):
         for driven in fleet:
@@ -82,17 +84,19 @@ def test_owner_of_a_hot_shard_holds_few_others() -> None:
 
 
 def test_bursts_move_no_lease() -> None:
-    clock, store, draw = Clock(), FaultyStore(), Random(7)  # noqa: S311  a seed is the point
+    clock, store, rng = Clock(), FaultyStore(), Random(7)  # noqa: S311  seeded, so that the test can be repeated
     source = ListSource(create_even_shards(tuple(f"s-{n}" for n in range(8))))
-    fleet = [member(store, source, clock, me, me, Config(lease_seconds=3.0)) for me in ("a-1", "b-1")]
+    fleet = [
+        member(store, source, clock, worker_id, worker_id, Config(lease_seconds=3.0)) for worker_id in ("a-1", "b-1")
+    ]
     together(fleet, 10.0)
-    before = [driven.held for driven in fleet]
+    leases_before = [driven.held for driven in fleet]
     for _ in range(300):
         for driven in fleet:
             for holding in driven.worker.holdings:
-                holding.throughput.add(int(draw.choice((0.0, 0.0, 1.0, 3.0)) * 102_400), clock.now)
+                holding.throughput.add(int(rng.choice((0.0, 0.0, 1.0, 3.0)) * 102_400), clock.now)
                 if holding.releasing:
                     holding.release()
         together(fleet, 1.0)
     assert all(row.weight for row in store.list().leases)
-    assert [driven.held for driven in fleet] == before
+    assert [driven.held for driven in fleet] == leases_before

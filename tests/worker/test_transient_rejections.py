@@ -1,4 +1,4 @@
-"""A rejection that passes costs seconds. One that lasts moves the shard to another worker."""
+"""A temporary rejection costs a few seconds. A lasting rejection moves the shard to another worker."""
 
 import math
 from collections.abc import Callable
@@ -15,70 +15,72 @@ from leasehold.adapters.sources.protocol import REJECTION_RETRIES, Batch, Transi
 from leasehold.errors import SourceError
 from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
-MOST_SECONDS = 5.0
+UNREAD_SECONDS_MAX = 5.0
 """The longest time that a shard may go unread because of one rejection."""
 
 
-def _rejecting(times: float, error: type[SourceError] = TransientRejection) -> tuple[ReaderHarness, list[float]]:
+def _reader_with_rejections(
+    times: float, error: type[SourceError] = TransientRejection
+) -> tuple[ReaderHarness, list[float]]:
     """Return a reader whose first read after two records is rejected this often, and the times of the rejections."""
-    rejected = list[float]()
+    rejection_times = list[float]()
 
     def read(batch: Batch) -> Batch:
-        if batch.records[0].sequence_number == "102" and len(rejected) < times:
-            rejected.append(harness.clock.now)
+        if batch.records[0].sequence_number == "102" and len(rejection_times) < times:
+            rejection_times.append(harness.clock.now)
             raise error("307 Temporary Redirect")
         return batch
 
     harness = ReaderHarness(ShardRecords(create_records(4), size=2), source=FaultySource(on_read=read))
-    return harness, rejected
+    return harness, rejection_times
 
 
-def _steps(harness: ReaderHarness, reading: LeaseReader, until: Callable[[], bool]) -> None:
-    """Keep the appointments of the reader until this holds."""
+def _steps(harness: ReaderHarness, reader: LeaseReader, condition: Callable[[], bool]) -> None:
+    """Take the reader's due steps until the condition holds."""
     for _ in range(100):
-        if until():
+        if condition():
             return
-        harness.steps(reading, 1)
+        harness.steps(reader, 1)
     raise AssertionError(f"not after {harness.clock.now} s: {harness.dispatched}")
 
 
 @pytest.mark.parametrize("times", range(1, REJECTION_RETRIES + 1))
 def test_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
-    harness, rejected = _rejecting(times)
+    harness, rejection_times = _reader_with_rejections(times)
     _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 2)
     assert harness.dispatched == [data(2), data(2, 2)]
-    assert len(rejected) == times
-    assert harness.clock.now - rejected[-1] <= REJECTED_WAITS[1] < MOST_SECONDS
+    assert len(rejection_times) == times
+    assert harness.clock.now - rejection_times[-1] <= REJECTED_WAITS[1] < UNREAD_SECONDS_MAX
     assert (harness.holding.releasing, harness.holding.lost.is_set()) == (False, False)
-    waits = [later - sooner for sooner, later in pairwise(rejected)]
+    waits = [later - earlier for earlier, later in pairwise(rejection_times)]
     assert all(REJECTED_WAITS[0] <= wait <= REJECTED_WAITS[1] for wait in waits)
 
 
 def test_first_rejection_costs_less_than_two_seconds() -> None:
-    harness, rejected = _rejecting(1)
+    harness, rejection_times = _reader_with_rejections(1)
     _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 2)
-    assert harness.clock.now - rejected[0] <= 3 * REJECTED_WAITS[0]
+    assert harness.clock.now - rejection_times[0] <= 3 * REJECTED_WAITS[0]
 
 
 @pytest.mark.parametrize(("error", "tries"), [(TransientRejection, 1 + REJECTION_RETRIES), (SourceError, 1)])
 def test_lasting_rejection_releases_the_lease(error: type[SourceError], tries: int) -> None:
     """Another worker may have the permission that this one lacks."""
-    harness, rejected = _rejecting(math.inf, error)
-    harness.until_over(harness.reading())
-    assert len(rejected) == tries
+    harness, rejection_times = _reader_with_rejections(math.inf, error)
+    harness.run_until_done(harness.reading())
+    assert len(rejection_times) == tries
     assert harness.store.row("s-0").owner is None
-    assert harness.clock.now - rejected[0] <= REJECTION_RETRIES * REJECTED_WAITS[1]
+    assert harness.clock.now - rejection_times[0] <= REJECTION_RETRIES * REJECTED_WAITS[1]
 
 
 def test_step_without_a_read_does_not_count_as_a_response() -> None:
     """Otherwise a reader that is woken often would never release the lease."""
-    harness, rejected = _rejecting(math.inf)
-    reading = harness.reading()
-    _steps(harness, reading, lambda: bool(rejected))
+    harness, rejection_times = _reader_with_rejections(math.inf)
+    reader = harness.reading()
+    _steps(harness, reader, lambda: bool(rejection_times))
     while not harness.holding.releasing:
-        reading.step(harness.clock.now)  # woken before its time
-        harness.steps(reading, 1)
-    assert len(rejected) == 1 + REJECTION_RETRIES
+        reader.step(harness.clock.now)  # woken before its time
+        harness.steps(reader, 1)
+    assert len(rejection_times) == 1 + REJECTION_RETRIES
 
 
 def test_rejections_between_responses_release_nothing() -> None:
@@ -92,21 +94,21 @@ def test_rejections_between_responses_release_nothing() -> None:
 
     harness = ReaderHarness(ShardRecords(create_records(20), size=1), source=FaultySource(on_read=read))
     _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 20)
-    assert harness.dispatched == [data(1, place) for place in range(20)]
+    assert harness.dispatched == [data(1, number) for number in range(20)]
 
 
 def test_lease_is_released_during_the_wait_after_a_rejection() -> None:
-    harness, rejected = _rejecting(math.inf)
-    reading = harness.reading()
-    _steps(harness, reading, lambda: bool(rejected))
+    harness, rejection_times = _reader_with_rejections(math.inf)
+    reader = harness.reading()
+    _steps(harness, reader, lambda: bool(rejection_times))
     harness.holding.ask_release()
-    assert reading.step(harness.clock.now) == math.inf
-    assert (harness.store.row("s-0").owner, len(rejected)) == (None, 1)
+    assert reader.step(harness.clock.now) == math.inf
+    assert (harness.store.row("s-0").owner, len(rejection_times)) == (None, 1)
 
 
 @pytest.mark.parametrize("times", [1, REJECTION_RETRIES])
 def test_first_listing_may_be_rejected_a_few_times(times: int) -> None:
-    """New credentials take a moment to be known everywhere."""
+    """After credentials are created, some servers of the service do not know them for a moment."""
     source = FaultySource(four_shards(), faults=[TransientRejection("UnrecognizedClientException")] * times)
     driven = member(FaultyStore(), source, Clock())
     driven.run(60.0)

@@ -1,4 +1,4 @@
-"""Values of a wrong type are rejected by the call that gets them, before anything is opened, stored or changed."""
+"""Values of a wrong type are rejected by the function that receives them, before anything is opened, stored or changed."""
 
 import re
 from threading import Event
@@ -25,16 +25,16 @@ FINE: dict[str, Any] = {
     "linger_seconds": (int, float),
     "drain_seconds": (int, float),
 }
-"""The types of options for which some of the strange values are valid."""
+"""The types of the options for which some of these values are valid."""
 COUNTS = {"attempts", "concurrency", "memory_mib", "max_records", "threads"}
-FLAGS = {"create", "late_checkpoints", "wait"}
+FLAG_OPTIONS = {"create", "late_checkpoints", "wait"}
 
 
 def strange(name: str) -> list[Any]:
     """Return values that this option can't have. None stands for its default."""
-    kinds = bool if name in FLAGS else int if name in COUNTS else FINE.get(name, ())
-    values = [value for value in STRANGE[1:] if not isinstance(value, kinds)]
-    return values if name in FLAGS else [*values, True]
+    valid_types = bool if name in FLAG_OPTIONS else int if name in COUNTS else FINE.get(name, ())
+    values = [value for value in STRANGE[1:] if not isinstance(value, valid_types)]
+    return values if name in FLAG_OPTIONS else [*values, True]
 
 
 @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
@@ -52,9 +52,9 @@ def test_source_or_store_of_the_wrong_type_is_rejected_by_name(argument: str, va
 @pytest.mark.parametrize("option", options_by_name(Options))
 def test_option_of_the_wrong_type_is_rejected_by_name(option: str) -> None:
     for value in strange(option):
-        with pytest.raises((ValueError, TypeError)) as refused:
+        with pytest.raises((ValueError, TypeError)) as exc_info:
             check_consumption_options("kinesis://orders?region=eu-west-1", "memory://types", print, {option: value})  # type: ignore[misc]
-        assert str(refused.value), value
+        assert str(exc_info.value), value
 
 
 @pytest.mark.parametrize(
@@ -83,42 +83,42 @@ def test_position_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa:
 )
 def test_write_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa: ANN401  anything
     store = open_store(f"memory://types-{id(value)}")
-    free = store.write(CreateLease(Lease("s-0"))).lease
-    assert free is not None
-    before = store.list()
-    makers: list[Any] = [
+    free_lease = store.write(CreateLease(Lease("s-0"))).lease
+    assert free_lease is not None
+    listing_before = store.list()
+    write_makers: list[Any] = [
         lambda: CreateLease(Lease(value)),
         lambda: CreateLease(value),
         lambda: CreateLease(Lease("s-1", checkpoint=value)),
-        lambda: ClaimLease(free, value),
+        lambda: ClaimLease(free_lease, value),
         lambda: ClaimLease(value, "a"),
-        lambda: CheckpointLease(free, value),
-        lambda: AnnotateLease(free, "name", value),
-        lambda: AnnotateLease(free, value, "value"),
-        lambda: ReleaseLease(free, value),
+        lambda: CheckpointLease(free_lease, value),
+        lambda: AnnotateLease(free_lease, "name", value),
+        lambda: AnnotateLease(free_lease, value, "value"),
+        lambda: ReleaseLease(free_lease, value),
     ]
-    for make in makers:
+    for make_write in write_makers:
         with pytest.raises(TypeError):
-            store.write(make())
-    assert store.list() == before
+            store.write(make_write())
+    assert store.list() == listing_before
 
 
 def test_write_rejects_strings_that_cannot_be_encoded() -> None:
-    """What one layout stores is readable in all others."""
-    free = Lease("s-0")
-    makers: list[Any] = [
+    """Anything that one layout stores must be readable in all other layouts."""
+    free_lease = Lease("s-0")
+    write_makers: list[Any] = [
         lambda: CreateLease(Lease("\ud800")),
-        lambda: ClaimLease(free, "\ud800"),
-        lambda: AnnotateLease(free, "name", "\ud800"),
-        lambda: AnnotateLease(free, "\ud800", "value"),
+        lambda: ClaimLease(free_lease, "\ud800"),
+        lambda: AnnotateLease(free_lease, "name", "\ud800"),
+        lambda: AnnotateLease(free_lease, "\ud800", "value"),
     ]
-    for make in makers:
+    for make_write in write_makers:
         with pytest.raises(ValueError, match="is not UTF-8"):
-            make()
+            make_write()
 
 
 class Held:
-    """A lease that notes its checkpoints."""
+    """A held lease that records its checkpoints."""
 
     key, worker, stream, fence = "s-0", "w", "orders", 1
     lease, lost = Lease("s-0"), Event()
@@ -127,18 +127,18 @@ class Held:
         self.written = list[Position]()
 
     def checkpoint(self, position: Position) -> bool:
-        """Note it."""
+        """Record the checkpoint."""
         self.written.append(position)
         return True
 
 
 @pytest.mark.parametrize("value", STRANGE[1:], ids=lambda v: type(v).__name__)
 def test_checkpoint_of_the_wrong_type_is_rejected(value: Any) -> None:  # noqa: ANN401  anything
-    held = Held()
-    batch = Delivery([], Position("9"), None, held)
+    held_lease = Held()
+    batch = Delivery([], Position("9"), None, held_lease)
     with pytest.raises(TypeError, match="checkpoint"):
         batch.checkpoint(value)
     with pytest.raises(TypeError, match="checkpoint"):
-        FinalCheckpoint(ended=False, holding=held, end=lambda: True).checkpoint(value)
+        FinalCheckpoint(ended=False, holding=held_lease, end=lambda: True).checkpoint(value)
     assert batch.checkpoint()
-    assert held.written == [Position("9")]
+    assert held_lease.written == [Position("9")]

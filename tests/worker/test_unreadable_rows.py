@@ -26,14 +26,16 @@ def test_unreadable_row_does_not_stop_others_from_reading_the_table() -> None:
     """The row with the bulletin may be the unreadable one."""
     store, clock = FaultyStore(), Clock()
     source = ListSource(four_shards())
-    ann, bob = (member(store, source, clock, me, process=me, config=MINIMAL) for me in ("a-1", "b-1"))
+    ann, bob = (
+        member(store, source, clock, worker_id, process=worker_id, config=MINIMAL) for worker_id in ("a-1", "b-1")
+    )
     together([ann, bob], 60.0)
     assert [len(ann.held), len(bob.held)] == [2, 2]
     keys = bob.worker._look.keys or ann.worker._look.keys  # noqa: SLF001  chance decides who reads whose bulletin
     assert keys
-    listener, lookout = (bob, ann) if bob.worker._look.keys else (ann, bob)  # noqa: SLF001
+    bulletin_reader, lookout = (bob, ann) if bob.worker._look.keys else (ann, bob)  # noqa: SLF001
     store.bad = {keys[0]}
     # The lookout dies, and its readable leases go to the other worker.
-    listener.run(60.0)
+    bulletin_reader.run(60.0)
     assert len(lookout.held) == 2
-    assert sorted(listener.held) == sorted({"s-0", "s-1", "s-2", "s-3"} - store.bad)
+    assert sorted(bulletin_reader.held) == sorted({"s-0", "s-1", "s-2", "s-3"} - store.bad)

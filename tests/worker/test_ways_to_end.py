@@ -1,6 +1,6 @@
-"""However a program leaves `run`, `arun`, `worker` or `read`, leases are released and nothing of the worker remains.
+"""However a program leaves `run`, `arun`, `worker` or `read`, leases are released and no threads or processes remain.
 
-Tested for each of them: return, raise, cancel, close(), garbage collection, loop closed, fork and exit.
+Each of them is tested with: return, raise, cancel, close(), garbage collection, a closed loop, fork and exit.
 """
 
 import asyncio
@@ -40,12 +40,14 @@ def stream(count: int = 8) -> ListSource:
 
 
 EARLIER: set[threading.Thread] = set()
-"""Threads from before the test."""
+"""Threads that existed before the test."""
 
 
 def worker_threads() -> list[threading.Thread]:
     """Return the threads of workers."""
-    return [each for each in threading.enumerate() if each.name.startswith("leasehold-") and each not in EARLIER]
+    return [
+        thread for thread in threading.enumerate() if thread.name.startswith("leasehold-") and thread not in EARLIER
+    ]
 
 
 def settled(store: FaultyStore) -> str:
@@ -63,25 +65,25 @@ def _leaves_handlers() -> Iterator[None]:
     """Check that a worker restores its program's signal handlers."""
     EARLIER.clear()
     EARLIER.update(threading.enumerate())
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    handlers_before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     yield
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == handlers_before
 
 
 class RecordingHandler:
-    """A handler that notes its batches, and signals the first."""
+    """A handler that records its batches, and sets an event at the first one."""
 
     def __init__(self) -> None:
         self.first = threading.Event()
         self.numbers: list[str] = []
 
     def __call__(self, batch: leasehold.Delivery) -> None:
-        """Note its record."""
+        """Record the sequence number of the batch's record."""
         self.numbers.append(batch.records[0].sequence_number)
         self.first.set()
 
     async def awaited(self, batch: leasehold.Delivery) -> None:
-        """Note its record in an event loop."""
+        """Do the same as an async handler."""
         self(batch)
 
 
@@ -92,7 +94,7 @@ def _close(coroutine: Any) -> None:  # noqa: ANN401  a coroutine, or a generator
     coroutine.close()
 
 
-def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; the caller has dropped its reference
+def _collect(coroutine: Any) -> None:  # noqa: ANN401  a coroutine or a generator; the caller has dropped its reference
     del coroutine
     gc.collect()
 
@@ -116,67 +118,67 @@ def test_closed_or_collected_arun_drains(end: Callable[[Any], None]) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A closed loop neither dead-letters nor skips a record."""
-    store, recorder, letters = FaultyStore(), RecordingHandler(), list[str]()
-    gate, taken = threading.Event(), threading.Event()
+    """If the loop is closed, no record is dead-lettered or skipped."""
+    store, recorder, dead_lettered = FaultyStore(), RecordingHandler(), list[str]()
+    may_finish, second_batch_started = threading.Event(), threading.Event()
 
     def plain(batch: leasehold.Delivery) -> None:
         if recorder.first.is_set():
-            taken.set()
-            gate.wait(WAIT)
+            second_batch_started.set()
+            may_finish.wait(WAIT)
         recorder(batch)
 
     async def awaited(batch: leasehold.Delivery) -> None:
         if recorder.first.is_set():
-            taken.set()
+            second_batch_started.set()
             await asyncio.Event().wait()
         recorder(batch)
 
-    letter: DeadLetter = lambda batch, _error: letters.append(batch.records[0].sequence_number)  # noqa: E731  typed
+    dead_letter: DeadLetter = lambda batch, _error: dead_lettered.append(batch.records[0].sequence_number)  # noqa: E731  typed
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
         handler = plain if kind == "plain" else awaited
-        options = BEGINNING | Options(dead_letter=letter)
+        options = BEGINNING | Options(dead_letter=dead_letter)
         held_tasks.append(loop.create_task(leasehold.arun(stream(), handler, leases=store, **options)))
-        await asyncio.to_thread(taken.wait, WAIT)
+        await asyncio.to_thread(second_batch_started.wait, WAIT)
 
     held_tasks: list[asyncio.Task[object]] = []  # so that the task is not collected, which would end it as well
     loop.run_until_complete(main())
     loop.close()
-    gate.set()
+    may_finish.set()
     assert settled(store) == recorder.numbers[-1]
-    assert letters == []
+    assert dead_lettered == []
     assert "the event loop that it belongs to is closed" in caplog.text
     _close(held_tasks[0].get_coro())
     caplog.clear()
 
 
 def test_call_in_a_closed_loop_dead_letters_no_record() -> None:
-    """Records whose async handler has lost its loop come again to the next owner of the lease."""
-    store, recorder, letters = FaultyStore(), RecordingHandler(), list[str]()
-    closed, second = threading.Event(), threading.Event()
+    """If the loop of an async handler is closed, its records are delivered again to the next owner of the lease."""
+    store, recorder, dead_lettered = FaultyStore(), RecordingHandler(), list[str]()
+    loop_closed, second_batch_started = threading.Event(), threading.Event()
 
     def handle(batch: leasehold.Delivery) -> Any:  # noqa: ANN401  what is awaited, or not
         if recorder.first.is_set():
-            second.set()
-            closed.wait(WAIT)
+            second_batch_started.set()
+            loop_closed.wait(WAIT)
             return recorder.awaited(batch)
         return recorder(batch)
 
     loop = asyncio.new_event_loop()
-    letter: DeadLetter = lambda batch, _error: letters.append(batch.records[0].sequence_number)  # noqa: E731  typed
+    dead_letter: DeadLetter = lambda batch, _error: dead_lettered.append(batch.records[0].sequence_number)  # noqa: E731  typed
 
     async def main() -> None:
-        options = BEGINNING | Options(attempts=1, dead_letter=letter)
+        options = BEGINNING | Options(attempts=1, dead_letter=dead_letter)
         held_tasks.append(loop.create_task(leasehold.arun(stream(), handle, leases=store, **options)))
-        await asyncio.to_thread(second.wait, WAIT)
+        await asyncio.to_thread(second_batch_started.wait, WAIT)
 
     held_tasks: list[asyncio.Task[object]] = []
     loop.run_until_complete(main())
     loop.close()
-    closed.set()
-    assert (settled(store), letters) == (NUMBERS[0], [])
+    loop_closed.set()
+    assert (settled(store), dead_lettered) == (NUMBERS[0], [])
     _close(held_tasks[0].get_coro())
 
 
@@ -197,10 +199,10 @@ def test_worker_block_that_ends_early_has_drained(end: Callable[[Any], None] | N
         with pytest.raises(LookupError):
             next(generator)
     else:
-        given, generator = generator, None
-        drop = [given]
-        del given
-        end(drop.pop())
+        suspended, generator = generator, None
+        only_reference = [suspended]
+        del suspended
+        end(only_reference.pop())
     assert blocks[0].wait(0)
     assert settled(store) == recorder.numbers[-1]
 
@@ -286,11 +288,11 @@ def test_handler_that_ends_the_program_drains(door: str, fault: type[BaseExcepti
             raise fault
 
     with pytest.raises(fault):
-        _through(door, handle, store)
+        _run_by(door, handle, store)
     assert settled(store) == NUMBERS[0]
 
 
-def _through(door: str, handle: Handler, store: FaultyStore) -> None:
+def _run_by(door: str, handle: Handler, store: FaultyStore) -> None:
     if door == "run":
         leasehold.run(stream(), handle, leases=store, **BEGINNING)
     elif door == "arun":
@@ -304,8 +306,8 @@ def _through(door: str, handle: Handler, store: FaultyStore) -> None:
 
 
 def test_read_from_several_tasks_is_rejected() -> None:
-    """While a task waits for a batch or has one, a step from another task raises RuntimeError."""
-    store, processed, refused = FaultyStore(), list[str](), list[str]()
+    """While a task waits for a batch or processes one, a step of the iteration by another task raises RuntimeError."""
+    store, processed, rejections = FaultyStore(), list[str](), list[str]()
 
     async def main() -> None:
         async def iterate() -> None:
@@ -316,19 +318,19 @@ def test_read_from_several_tasks_is_rejected() -> None:
                     if len(processed) == 3:
                         batches.stop()
             except RuntimeError as error:
-                refused.append(str(error))
+                rejections.append(str(error))
 
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
             await asyncio.wait_for(asyncio.gather(*(iterate() for _ in range(3))), WAIT)
 
     asyncio.run(main())
     assert processed == NUMBERS[:3]
-    assert ["another thread or task" in message for message in refused] == [True, True]
+    assert ["another thread or task" in message for message in rejections] == [True, True]
     assert settled(store) == NUMBERS[2]
 
 
 def test_step_of_another_thread_acknowledges_nothing() -> None:
-    """A batch is acknowledged by the thread that has it. Another one may go on once that thread is over."""
+    """Only the thread that has a batch acknowledges it. Another thread may continue once that thread has ended."""
     store, faults, processed = FaultyStore(), list[BaseException](), list[str]()
 
     def step() -> None:
@@ -352,7 +354,7 @@ def test_step_of_another_thread_acknowledges_nothing() -> None:
 
 
 def test_steps_with_time_limits_are_one_consumer() -> None:
-    """Each step of one task may run in a task of its own, as with `asyncio.wait_for`."""
+    """Each step of an iteration may run in a separate task, as with `asyncio.wait_for`."""
 
     async def main() -> list[str]:
         async with leasehold.read(stream(), leases=FaultyStore(), **BEGINNING) as batches:
@@ -361,11 +363,11 @@ def test_steps_with_time_limits_are_one_consumer() -> None:
     assert asyncio.run(main()) == NUMBERS[:3]
 
 
-# A fault that no one awaits
+# Errors of workers whose task no one awaits
 
 
 class Broken(FaultyStore):
-    """A store that cannot go on."""
+    """A store whose listings fail permanently."""
 
     def list(self, **_args: object) -> Any:  # noqa: ANN401  never
         raise StoreError("no such table")
@@ -383,7 +385,7 @@ def test_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFix
     asyncio.run(asyncio.wait_for(main(), WAIT))
 
 
-# Forks and exits, in processes of their own
+# Forks and exits, in separate processes
 
 PRELUDE = """
 import asyncio, json, multiprocessing, os, signal, sys, threading
@@ -411,15 +413,15 @@ HANDLE = """
 def handle(batch):
     finish(forking)
 """
-AHANDLE = """
+ASYNC_HANDLE = """
 async def handle(batch):
     finish(forking)
 """
 DOORS = {
     "run": HANDLE + "leasehold.run(source, handle, **options)\ntell()\n",
-    "run-async": AHANDLE + "leasehold.run(source, handle, **options)\ntell()\n",
+    "run-async": ASYNC_HANDLE + "leasehold.run(source, handle, **options)\ntell()\n",
     "arun": HANDLE + "asyncio.run(leasehold.arun(source, handle, **options))\ntell()\n",
-    "arun-async": AHANDLE + "asyncio.run(leasehold.arun(source, handle, **options))\ntell()\n",
+    "arun-async": ASYNC_HANDLE + "asyncio.run(leasehold.arun(source, handle, **options))\ntell()\n",
     "worker": HANDLE
     + """
 with leasehold.worker(source, handle, **options) as worker:
@@ -436,50 +438,50 @@ CHILDREN = {
     "raise": ("raise LookupError", "", 1),
     "terminate": ("signal.pause()", "os.kill(pid, signal.SIGTERM)", -15),
 }
-QUICK = {("run", "exit"), ("run", "terminate"), ("arun", "terminate"), ("arun-async", "exit")}
-"""The others take seconds and are left to `make test-more`."""
+QUICK_CASES = {("run", "exit"), ("run", "terminate"), ("arun", "terminate"), ("arun-async", "exit")}
+"""The other cases take seconds each, and run only in `make test-more`."""
 
 
 def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None, str]:
-    """Run it; return its status, its output, and the lease's owner and checkpoint."""
+    """Run the program, and return its exit status, its output, and the owner and checkpoint of the lease."""
     url = f"sqlite:///{folder}/leases.db"
     command = [sys.executable, "-c", PRELUDE + program, url]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **streams) as process:
         try:
-            out, _err = process.communicate(timeout=WAIT)
+            output, _error_output = process.communicate(timeout=WAIT)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its children, too
     with closing(open_store(url)) as store:
         (lease,) = store.list().leases
-    return process.returncode, json.loads(out or "null"), lease.owner, lease.checkpoint.sequence
+    return process.returncode, json.loads(output or "null"), lease.owner, lease.checkpoint.sequence
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("door", "child"),
     [
-        pytest.param(door, child, marks=[] if (door, child) in QUICK else [pytest.mark.more])
+        pytest.param(door, child, marks=[] if (door, child) in QUICK_CASES else [pytest.mark.more])
         for door in DOORS
         for child in CHILDREN
-        if door != "worker" or child != "terminate"  # that program has a signal handler of its own
+        if door != "worker" or child != "terminate"  # the program for `worker` has its own signal handler
     ],
 )
 def test_children_forked_by_a_handler_end(door: str, child: str, tmp_path: Path) -> None:
     """A child that a handler forked ends when it leaves the handler or gets a signal, and its worker reads on."""
-    inside, outside, status = CHILDREN[child]
+    child_code, parent_code, child_status = CHILDREN[child]
     forking = f"""
 def forking():
     pid = os.fork()
     if pid == 0:
-        {inside}
+        {child_code}
     else:
-        {outside or "pass"}
+        {parent_code or "pass"}
         told.append(status(pid))
 """
-    returned, output, owner, checkpoint = run_program(forking + DOORS[door], tmp_path)
-    assert (returned, output[0][:4], output[1:]) == (0, [status] * 4, [0, [True, True]])
+    exit_status, output, owner, checkpoint = run_program(forking + DOORS[door], tmp_path)
+    assert (exit_status, output[0][:4], output[1:]) == (0, [child_status] * 4, [0, [True, True]])
     assert (owner, checkpoint >= NUMBERS[3]) == (None, True)
 
 
@@ -493,8 +495,8 @@ def forking():
 @pytest.mark.parametrize("door", [pytest.param("run", marks=pytest.mark.more), "arun"])
 def test_pools_in_handlers_end(door: str, tmp_path: Path) -> None:
     """`with Pool()` in a handler ends batch after batch, because its processes end at SIGTERM."""
-    returned, output, owner, _ = run_program(POOL + DOORS[door], tmp_path)
-    assert (returned, output[0][:4], output[1:], owner) == (0, [3] * 4, [0, [True, True]], None)
+    exit_status, output, owner, _ = run_program(POOL + DOORS[door], tmp_path)
+    assert (exit_status, output[0][:4], output[1:], owner) == (0, [3] * 4, [0, [True, True]], None)
 
 
 LEFT_IN_CHILD = {
@@ -612,9 +614,9 @@ tell()
     ],
 )
 def test_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
-    """In a forked child a worker or an iteration raises WorkerError, and never holds up the end of the child."""
-    returned, output, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
-    assert (returned, output, owner) == (0, [[7], 0, [True, True]], None)
+    """In a forked child, a worker or an iteration raises WorkerError, and never delays the end of the child."""
+    exit_status, output, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
+    assert (exit_status, output, owner) == (0, [[7], 0, [True, True]], None)
 
 
 EXITS = {
@@ -664,5 +666,5 @@ leasehold.run(source, handle, **options)
 )
 def test_program_that_exits_releases(door: str, tmp_path: Path) -> None:
     """When a program ends, its worker has released its leases, and the exit status is the program's own."""
-    returned, _, owner, _ = run_program(EXITS[door], tmp_path)
-    assert (returned, owner) == (5, None)
+    exit_status, _, owner, _ = run_program(EXITS[door], tmp_path)
+    assert (exit_status, owner) == (5, None)

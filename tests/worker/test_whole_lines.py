@@ -1,4 +1,4 @@
-"""Lines written to a file that rejects some writes for a while: every line is written whole."""
+"""Lines are written completely, even to a file that rejects some writes for a while."""
 
 import errno
 import io
@@ -31,17 +31,17 @@ class Raw:
     written: bytearray = field(factory=bytearray)
 
     def write(self, data: bytes) -> int:
-        """Write a part of it, or reject it."""
-        limit = self.takes.pop(0) if self.takes else len(data)
-        if not limit:
+        """Write a part of the data, or reject the write."""
+        accepted_bytes = self.takes.pop(0) if self.takes else len(data)
+        if not accepted_bytes:
             raise OSError(self.why, "refused")
-        self.written += data[:limit]
-        return min(limit, len(data))
+        self.written += data[:accepted_bytes]
+        return min(accepted_bytes, len(data))
 
 
 @define
 class Out:
-    """Replaces `sys.stdout` over such a file."""
+    """Replaces `sys.stdout`, and writes to a `Raw` file."""
 
     raw: Raw
 
@@ -50,31 +50,31 @@ class Out:
         return self
 
 
-def text_file_over(raw: Raw) -> TextIO:
-    """Return the text file over it."""
-    return cast("TextIO", Out(raw))
+def text_file_over(raw_file: Raw) -> TextIO:
+    """Return a text file that writes to this raw file."""
+    return cast("TextIO", Out(raw_file))
 
 
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
 def test_rejected_line_that_is_written_again_appears_once(batches: list[list[bytes]], takes: list[int]) -> None:
-    raw = Raw(takes)
-    lines = WholeLines(text_file_over(raw))
+    raw_file = Raw(takes)
+    whole_lines = WholeLines(text_file_over(raw_file))
     for batch in batches:
         data = b"".join(batch)
-        while (refused := lines.write(data)) is not None:
-            data = refused.unwritten
-    assert bytes(raw.written) == b"".join(line for batch in batches for line in batch)
+        while (partial_write := whole_lines.write(data)) is not None:
+            data = partial_write.unwritten
+    assert bytes(raw_file.written) == b"".join(line for batch in batches for line in batch)
 
 
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
 def test_repeated_batch_duplicates_only_whole_lines(batches: list[list[bytes]], takes: list[int]) -> None:
-    raw = Raw(takes)
-    lines = WholeLines(text_file_over(raw))
+    raw_file = Raw(takes)
+    whole_lines = WholeLines(text_file_over(raw_file))
     for batch in batches:
-        while lines.write(b"".join(batch)) is not None:
+        while whole_lines.write(b"".join(batch)) is not None:
             pass
-    owed = {line for batch in batches for line in batch}
-    assert set(re.findall(rb"[^\n]*\n", raw.written)) == owed
+    expected_lines = {line for batch in batches for line in batch}
+    assert set(re.findall(rb"[^\n]*\n", raw_file.written)) == expected_lines
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -82,10 +82,10 @@ def test_full_disk_is_logged_and_not_raised(unbuffered: str) -> None:
     """Other processes that write to the full disk continue."""
     events = "leasehold.adapters.consumer.events"
     code = f"import sys; from {events} import WholeLines as L; L(sys.stdout).write(b'x').unwritten"
-    with Path("/dev/full").open("wb") as full:
+    with Path("/dev/full").open("wb") as full_device:
         result = subprocess.run(
             (sys.executable, "-c", code),
-            stdout=full,
+            stdout=full_device,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
             check=False,
@@ -103,7 +103,7 @@ def test_shard_event_during_a_full_disk_is_written_afterwards(holding: Holding) 
 
 
 def test_closed_pipe_is_not_a_full_disk() -> None:
-    """A tool in a pipe ends, and a full disk is retried."""
+    """A closed pipe ends the command, whereas a write to a full disk is retried."""
     lines = WholeLines(text_file_over(Raw([3, 0], errno.EPIPE)))
     with pytest.raises(BrokenPipeError):
         lines.write(b"a line\n")
@@ -111,7 +111,7 @@ def test_closed_pipe_is_not_a_full_disk() -> None:
 
 @pytest.fixture
 def holding() -> Holding:
-    """A holding of which only the names of its lease are used."""
+    """Returns a holding for tests that use only the names of its lease."""
     return cast("Holding", Named())
 
 

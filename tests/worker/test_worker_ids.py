@@ -6,7 +6,7 @@ from leasehold.adapters.worker.worker import check_worker_id
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.protocol import Capabilities
 
-ODD = ("caf\u00e9-1", "worker 1", " worker", "a\nb", "\u4e2d" * 300)
+ODD_WORKER_IDS = ("caf\u00e9-1", "worker 1", " worker", "a\nb", "\u4e2d" * 300)
 
 
 @pytest.mark.parametrize("me", [None, b"worker", 7, "", "a\ud800b", "a\0b"])
@@ -16,7 +16,7 @@ def test_worker_id_that_no_store_holds_is_rejected(me: object) -> None:
         check_worker_id(me, Capabilities())
 
 
-@pytest.mark.parametrize("me", ODD)
+@pytest.mark.parametrize("me", ODD_WORKER_IDS)
 def test_worker_id_of_any_characters_is_accepted_except_in_http_headers(me: str) -> None:
     """The Azure SDKs' layout keeps the owner in a blob's metadata, which is sent as HTTP headers."""
     check_worker_id(me, Capabilities())

@@ -1,4 +1,4 @@
-"""One worker's turns under a virtual clock: what it takes, keeps, loses and takes again."""
+"""Turns of one worker under a virtual clock: which leases it takes, keeps, loses and takes again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,28 +41,30 @@ def owners(store: FaultyStore) -> dict[str, str | None]:
 def test_lone_worker_creates_takes_and_keeps_every_lease() -> None:
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
-    before = {lease.key: lease.epoch for lease in store.list().leases}
+    epochs_before = {lease.key: lease.epoch for lease in store.list().leases}
     driven.run(60)
-    after = {lease.key: lease.epoch for lease in store.list().leases}
+    epochs_after = {lease.key: lease.epoch for lease in store.list().leases}
     assert driven.held == ALL
-    assert all(15 <= after[key] - before[key] <= 20 for key in ALL), "renewed every third of lease_seconds"
+    assert all(15 <= epochs_after[key] - epochs_before[key] <= 20 for key in ALL), (
+        "renewed every third of lease_seconds"
+    )
 
 
 class SleepySource(ListSource):
-    """A stream whose next listing takes a minute, as if the process were suspended in it."""
+    """A stream whose next listing takes a minute, as if the process were suspended during the listing."""
 
     clock: Clock | None = None
 
     def shards(self) -> tuple[Shard, ...]:
-        listed = super().shards()
+        shards_listed = super().shards()
         if self.clock is not None:
             self.clock.now += 60
             self.clock = None
-        return listed
+        return shards_listed
 
 
 def test_creations_planned_before_a_pause_are_planned_again() -> None:
-    """After a pause longer than a lease, others may have created, finished and deleted what was planned."""
+    """After a pause longer than a lease, other workers may have created, finished and deleted the planned leases."""
     clock, store = Clock(), FaultyStore()
     source = SleepySource(four_shards())
     source.clock = clock
@@ -75,7 +77,7 @@ def test_creations_planned_before_a_pause_are_planned_again() -> None:
 
 
 def test_lease_created_during_a_pause_is_deleted_and_planned_again() -> None:
-    """A creation that took longer than a lease counts as one that was planned too long ago."""
+    """A creation that took longer than a lease was planned too long ago, so it is undone."""
     clock, store = Clock(), FaultyStore()
     driven = member(store, ListSource(four_shards()), clock)
 
@@ -98,41 +100,41 @@ class BusySource(ListSource):
     meanwhile: Callable[[], None] | None = None
 
     def shards(self) -> tuple[Shard, ...]:
-        listed = super().shards()
+        shards_listed = super().shards()
         if (meanwhile := self.meanwhile) is not None:
             self.meanwhile = None
             meanwhile()
-        return listed
+        return shards_listed
 
 
 @pytest.mark.parametrize("seconds", [2.0, 5.0, 9.0, 9.9])
 def test_lease_that_others_finished_during_a_listing_is_not_created_again(seconds: float) -> None:
-    """A worker creates no lease whose shard was finished after the worker read the table, so nothing is read twice."""
+    """If a shard was finished after the worker read the table, its lease is not created again, so nothing is read twice."""
     clock, store = Clock(), FaultyStore()
     parent, child = create_shard("s-0", 0, 9, open=False), create_shard("s-1", 0, 9, "s-0")
     reader, late_source = member(store, ListSource([parent, child]), clock, "b-1"), BusySource([parent, child])
 
     def finish_the_parent() -> None:
-        end = clock.now + seconds
+        end_time = clock.now + seconds
         for _ in range(4):
             reader.run(0.4)
             for holding in reader.worker.holdings:
                 holding.checkpoint(SHARD_END if holding.key == "s-0" else Position("7"))
             reader.worker.hurry()
             reader.turn_due = clock.now
-        reader.run(end - clock.now)
+        reader.run(end_time - clock.now)
 
     late_source.meanwhile = finish_the_parent
-    late = member(store, late_source, clock)
-    late.worker.turn(clock.now)
-    late.turn_due = clock.now
-    together([reader, late], 60)
-    created = [
+    late_worker = member(store, late_source, clock)
+    late_worker.worker.turn(clock.now)
+    late_worker.turn_due = clock.now
+    together([reader, late_worker], 60)
+    created_keys = [
         write.lease.key
         for write, outcome in zip(store.write_requests, store.outcomes, strict=True)
         if isinstance(write, CreateLease) and isinstance(outcome, Done)
     ]
-    assert created == ["s-0", "s-1"]
+    assert created_keys == ["s-0", "s-1"]
     assert [lease.key for lease in store.list().leases] == ["s-1"]
 
 
@@ -182,21 +184,25 @@ def test_claim_with_a_lost_reply_is_taken_up_at_the_next_look() -> None:
 def test_stolen_lease_is_lost_within_one_renewal() -> None:
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
-    victim = driven.worker.holdings[0]
+    holding = driven.worker.holdings[0]
     store.write(StealLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
     driven.run(KCL.renew_seconds + 0.1)
-    assert (victim.lost.is_set(), victim.why, driven.held) == (True, "now owned by b-1", ALL[1:])
+    assert (holding.lost.is_set(), holding.why, driven.held) == (True, "now owned by b-1", ALL[1:])
 
 
 def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.LogCaptureFixture) -> None:
     """The owner knows its position, so the shard does not start at the initial position."""
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
-    victim = driven.worker.holdings[0]
-    assert victim.checkpoint(Position("17"))
+    holding = driven.worker.holdings[0]
+    assert holding.checkpoint(Position("17"))
     store.write(DeleteLease(store.row("s-0")))
     driven.run(KCL.renew_seconds + 0.1)
-    assert (victim.lost.is_set(), store.row("s-0").owner, store.row("s-0").checkpoint) == (False, "a-1", Position("17"))
+    assert (holding.lost.is_set(), store.row("s-0").owner, store.row("s-0").checkpoint) == (
+        False,
+        "a-1",
+        Position("17"),
+    )
     assert driven.worker.rows_remade == 1
     driven.turn_due = clock.now
     driven.run(1)
@@ -208,12 +214,12 @@ def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
     """Owners recreate the rows of an emptied table before others do."""
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
-    before = {row.key: row.epoch for row in store.list().leases}
+    epochs_before = {row.key: row.epoch for row in store.list().leases}
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     driven.worker.hurry()
     driven.worker.turn(clock.now)
     assert {row.key: (row.owner, row.epoch) for row in store.list().leases} == {
-        key: ("a-1", before[key] + EPOCHS_UNSEEN + 2) for key in ALL
+        key: ("a-1", epochs_before[key] + EPOCHS_UNSEEN + 2) for key in ALL
     }
 
 
@@ -224,9 +230,9 @@ def test_recreated_lease_never_repeats_a_fencing_number(*, remade_first: bool) -
     driven = member(store, source, clock)
     driven.run(3)
     source.listed.append(four_shards()[3])
-    unseen = Lease("s-3", hash_range=four_shards()[3].hash_range)
-    store.write(CreateLease(unseen))
-    assert isinstance(claimed := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
+    unseen_lease = Lease("s-3", hash_range=four_shards()[3].hash_range)
+    store.write(CreateLease(unseen_lease))
+    assert isinstance(claim_outcome := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     if remade_first:
         driven.run(KCL.renew_seconds + 0.1)
@@ -234,7 +240,7 @@ def test_recreated_lease_never_repeats_a_fencing_number(*, remade_first: bool) -
     driven.turn_due = clock.now
     driven.run(60)
     assert driven.held == ALL
-    assert store.row("s-3").epoch > claimed.lease.epoch + 100, "however often it was renewed meanwhile"
+    assert store.row("s-3").epoch > claim_outcome.lease.epoch + 100, "however often it was renewed meanwhile"
 
 
 def test_deleted_unowned_lease_begins_where_it_was_last_seen() -> None:
@@ -260,7 +266,7 @@ def test_new_group_begins_at_once_if_that_skips_nothing() -> None:
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, TRIM_HORIZON) for key in ALL]
 
 
-class Numbering(ListSource):
+class SourceWithNumberedLatest(ListSource):
     """A source that returns LATEST as the number of the last record, as an event hub does."""
 
     def latest(self, lease: Lease) -> Position:
@@ -271,7 +277,7 @@ class Numbering(ListSource):
     ("kind", "begins"),
     [
         (ListSource, ((LATEST_MS, str(FIRST_MS + 3)),)),
-        (Numbering, ((LATEST_POSITION, "102@"),)),
+        (SourceWithNumberedLatest, ((LATEST_POSITION, "102@"),)),
     ],
 )
 def test_new_group_at_latest_waits_for_owners_and_skips_nothing(
@@ -286,27 +292,29 @@ def test_new_group_at_latest_waits_for_owners_and_skips_nothing(
     assert store.list().leases == ()
     driven.run(RETRY_SECONDS)
     (row,) = store.list().leases
-    noted = tuple(note for note in row.annotations if note[0] in {LATEST_MS, LATEST_POSITION})
-    assert (row.checkpoint, noted) == (LATEST, begins)
+    start_annotations = tuple(
+        annotation for annotation in row.annotations if annotation[0] in {LATEST_MS, LATEST_POSITION}
+    )
+    assert (row.checkpoint, start_annotations) == (LATEST, begins)
 
 
 def test_joining_worker_leaves_an_emptied_table_to_the_owners() -> None:
-    """Others may not have read what a start at LATEST would skip."""
+    """A start at LATEST could skip records that no worker has read."""
     clock, store = Clock(), FaultyStore()
     source, config = ListSource(four_shards()), evolve(KCL, initial_position=LATEST)
     driven = member(store, source, clock, config=config)
     driven.run(KCL.renew_seconds + RETRY_SECONDS + 1.0)
     assert driven.held == ALL
-    for held in driven.worker.holdings:
-        assert held.checkpoint(Position("17"))
+    for holding in driven.worker.holdings:
+        assert holding.checkpoint(Position("17"))
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
-    two = member(store, source, clock, config=config, me="b-1", process="p-2")
-    together([two, driven], 2 * KCL.cycle_seconds)
+    joining_worker = member(store, source, clock, config=config, me="b-1", process="p-2")
+    together([joining_worker, driven], 2 * KCL.cycle_seconds)
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, Position("17")) for key in ALL]
 
 
 def test_wait_for_owners_restarts_after_a_table_outage() -> None:
-    """Owners cannot renew during an outage, so a wait that spans one proves nothing."""
+    """Owners cannot renew during an outage, so a wait that includes an outage proves nothing."""
     clock, store = Clock(), FaultyStore()
     driven = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
     driven.run(1.0)
@@ -326,10 +334,10 @@ def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
     clock, store = Clock(), FaultyStore()
     driven, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
     store.write(DeleteLease(store.row("s-0")))
-    begun_child = evolve(child, checkpoint=Position("17"))
-    assert ([*driven.worker.parents(child)], [*driven.worker.parents(begun_child)]) == (["s-0"], [])
-    stranger = member(store, ListSource(four_shards()), clock, me="b-1", process="p-2")
-    assert [*stranger.worker.parents(child)] == [], "who never saw it has no reason to wait"
+    started_child = evolve(child, checkpoint=Position("17"))
+    assert ([*driven.worker.parents(child)], [*driven.worker.parents(started_child)]) == (["s-0"], [])
+    new_worker = member(store, ListSource(four_shards()), clock, me="b-1", process="p-2")
+    assert [*new_worker.worker.parents(child)] == [], "who never saw it has no reason to wait"
 
 
 def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
@@ -337,12 +345,12 @@ def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
     clock, store = Clock(), FaultyStore()
     settled(clock, store)  # the owner, which does nothing more
     del store._table.rows["s-3"]  # noqa: SLF001  without any worker's knowledge
-    two = member(
+    joining_worker = member(
         store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST), me="b-1", process="p-2"
     )
-    two.run(KCL.renew_seconds + KCL.cycle_seconds - 1.0)
+    joining_worker.run(KCL.renew_seconds + KCL.cycle_seconds - 1.0)
     assert [row.key for row in store.list().leases] == ALL[:3]
-    two.run(2.0)
+    joining_worker.run(2.0)
     assert [row.key for row in store.list().leases] == ALL
 
 
@@ -369,17 +377,17 @@ def test_holdings_survive_a_short_store_outage() -> None:
 def test_holdings_end_in_a_long_store_outage_and_return_afterwards() -> None:
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
-    old = driven.worker.holdings
+    old_holdings = driven.worker.holdings
     store.down = True
     driven.run(3 * KCL.cycle_seconds)
-    assert (driven.held, {holding.why for holding in old}) == (
+    assert (driven.held, {holding.why for holding in old_holdings}) == (
         [],
         {"dropped, not confirmed for 10 s: others may have it"},
     )
     store.down = False
     driven.run(KCL.cycle_seconds + 1)
     assert driven.held == ALL
-    assert set(driven.worker.holdings).isdisjoint(old)
+    assert set(driven.worker.holdings).isdisjoint(old_holdings)
 
 
 def test_restarted_worker_takes_its_leases_at_once_without_a_move() -> None:
@@ -405,22 +413,25 @@ def test_younger_of_two_processes_with_one_id_is_rejected() -> None:
 
 def test_process_that_slept_through_its_leases_leaves_them_to_its_successor() -> None:
     clock, store = Clock(), FaultyStore()
-    asleep = settled(clock, store)
+    sleeping_process = settled(clock, store)
     clock.now += 60
     successor = member(store, ListSource(four_shards()), clock, process="p-2")
     successor.run(20)
-    asleep.renew_due = asleep.turn_due = clock.now
+    sleeping_process.renew_due = sleeping_process.turn_due = clock.now
     with pytest.raises(WorkerError):
-        together([asleep, successor], 30)
-    assert (asleep.held, successor.held) == ([], ALL)
+        together([sleeping_process, successor], 30)
+    assert (sleeping_process.held, successor.held) == ([], ALL)
 
 
 def test_ended_lease_of_ours_is_unheld_only_under_kcl_rules() -> None:
     store = FaultyStore()
-    ended = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
-    store.write(CreateLease(ended))
-    holdings = Worker(store=store, source=ListSource(), me="a-1")._book.holdings  # noqa: SLF001  the test is of this choice
-    assert (holdings.unheld([ended], ended=False), holdings.unheld([ended], ended=True)) == ((), (ended,))
+    ended_lease = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
+    store.write(CreateLease(ended_lease))
+    holdings = Worker(store=store, source=ListSource(), me="a-1")._book.holdings  # noqa: SLF001  the object under test
+    assert (holdings.unheld([ended_lease], ended=False), holdings.unheld([ended_lease], ended=True)) == (
+        (),
+        (ended_lease,),
+    )
 
 
 def test_unlisted_lease_is_deleted_only_if_the_service_confirms() -> None:
@@ -442,11 +453,13 @@ def test_outage_longer_than_a_shard_skips_nothing_and_is_logged_once(
     ranged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At LATEST, the descendants are read from their beginning, and one worker logs the gap (L5)."""
-    clock, store, keys = Clock(), FaultyStore(), (0, 9) if ranged else None
-    reach = Progress(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
-    missing_lease = Lease("s-1", checkpoint=Position("77"), hash_range=keys, owner="dead", annotations=((NOTE, reach),))
+    clock, store, hash_range = Clock(), FaultyStore(), (0, 9) if ranged else None
+    progress_note = Progress(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
+    missing_lease = Lease(
+        "s-1", checkpoint=Position("77"), hash_range=hash_range, owner="dead", annotations=((NOTE, progress_note),)
+    )
     store.write(CreateLease(missing_lease))
-    source = ListSource([Shard("s-4", parents=("s-2", "s-3"), hash_range=keys)], missing={"s-1"})
+    source = ListSource([Shard("s-4", parents=("s-2", "s-3"), hash_range=hash_range)], missing={"s-1"})
     config = evolve(KCL, initial_position=LATEST)
     together([member(store, source, clock, f"{name}-1", f"p-{name}", config) for name in "ab"], 400)
     (lease,) = store.list().leases
@@ -490,21 +503,21 @@ def test_lease_in_cooldown_is_left_to_others() -> None:
 def test_two_workers_settle_on_half_each() -> None:
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
-    two = member(store, ListSource(four_shards()), clock, "b-1", "p-2")
-    together([driven, two], 60)
-    shares = (driven.held, two.held)
+    second_worker = member(store, ListSource(four_shards()), clock, "b-1", "p-2")
+    together([driven, second_worker], 60)
+    shares = (driven.held, second_worker.held)
     assert [len(share) for share in shares] == [2, 2]
-    together([driven, two], 120)
-    assert (driven.held, two.held) == shares
+    together([driven, second_worker], 120)
+    assert (driven.held, second_worker.held) == shares
 
 
 def test_source_outage_does_not_stop_sharing() -> None:
     clock, store = Clock(), FaultyStore()
     settled(clock, store)
     source = ListSource(four_shards(), down=True)
-    two = member(store, source, clock, "b-1", "p-2")
-    two.run(90)
-    assert two.held == ALL
+    second_worker = member(store, source, clock, "b-1", "p-2")
+    second_worker.run(90)
+    assert second_worker.held == ALL
 
 
 def test_lease_in_cooldown_is_neither_claimed_nor_looked_for_at_once() -> None:
@@ -570,48 +583,48 @@ def test_draining_worker_takes_nothing_more() -> None:
 
 
 def test_hurried_worker_finds_the_hurry_when_woken() -> None:
-    """The hurry must be noted before the wake-up. Otherwise the turn would find nothing to do."""
+    """`hurry` must take effect before the wake-up. Otherwise the turn would find nothing to do."""
     driven = member(FaultyStore(), ListSource(four_shards()), Clock())
     driven.run(30)
-    listed: list[int] = []
+    listing_sizes: list[int] = []
     source: Any = driven.worker.source
-    shards = source.shards
-    turns = driven.worker.turn
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(driven.worker.discovery, "_source", Listed(shards, listed))
-        patched.setattr(driven.worker, "hurried", lambda: turns(driven.clock.now))
+    original_shards = source.shards
+    original_turn = driven.worker.turn
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(driven.worker.discovery, "_source", CountingSource(original_shards, listing_sizes))
+        monkeypatch.setattr(driven.worker, "hurried", lambda: original_turn(driven.clock.now))
         driven.worker.hurry()
-    assert listed == [4]
+    assert listing_sizes == [4]
 
 
-class Listed:
+class CountingSource:
     """A stream that counts its listings."""
 
     def __init__(self, shards: Any, listed: list[int]) -> None:  # noqa: ANN401  a method of the source
         self._shards, self._listed = shards, listed
 
     def shards(self) -> Any:  # noqa: ANN401  the source's return type
-        """List, and note the number of shards."""
+        """Return the listing, and record the number of shards."""
         shards = self._shards()
         self._listed.append(len(shards))
         return shards
 
 
 def test_former_holding_is_remembered_with_its_possible_owner() -> None:
-    """If its row is deleted later, the lease starts at its last position. It waits only for a possible other owner."""
+    """If the row is deleted later, the lease starts at its last known position, and waits only if it may have another owner."""
     clock, store = Clock(), FaultyStore()
     holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
-    stolen, late, *_ = holdings.all
-    assert stolen.checkpoint(Position("17"))
-    stolen.drop("taken")
-    assert (holdings.released, holdings.dropped) == ({"s-0": stolen.lease}, set())
+    stolen_holding, expired_holding, *_ = holdings.all
+    assert stolen_holding.checkpoint(Position("17"))
+    stolen_holding.drop("taken")
+    assert (holdings.released, holdings.dropped) == ({"s-0": stolen_holding.lease}, set())
     clock.now += KCL.lease_seconds + 1.0
-    late.drop("not renewed")
+    expired_holding.drop("not renewed")
     assert (set(holdings.released), holdings.dropped) == ({"s-0", "s-1"}, {"s-1"})
     for _ in range(2):
         holdings.hold(store.row("s-1"), clock.now)
     assert holdings.dropped == set(), "ours again, and another may take it"
-    late.drop("once more")
+    expired_holding.drop("once more")
     assert holdings.get("s-1") is not None, "the older one is not what is held"
 
 
@@ -622,10 +635,10 @@ def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
     worker.exclude("s-0", 1000.0)
     worker.turn(clock.now)
     store.write(DeleteLease(store.row("s-0")))
-    began = clock.now
+    start_time = clock.now
     worker.hurry()
     worker.turn(clock.now)
-    clock.now = began + KCL.renew_seconds - SOON_SECONDS / 2
+    clock.now = start_time + KCL.renew_seconds - SOON_SECONDS / 2
     worker.hurry()
     assert worker.turn(clock.now) == clock.now + SOON_SECONDS == clock.now + 0.05
     assert store.list().leases == ()
@@ -635,7 +648,7 @@ def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
 
 
 def test_lease_that_expired_here_and_was_deleted_is_recreated_at_once() -> None:
-    """No other worker has owned it since, so none knows a later position."""
+    """No other worker has owned the lease since, so no worker knows a later position."""
     clock, store = Clock(), FaultyStore()
     driven = settled(clock, store)
     store.down = True

@@ -1,4 +1,4 @@
-"""Workers led by a KCL 3.5 leader take nothing and are given free leases, with KCL 3.5's own rows on a real table."""
+"""A KCL 3.5 leader's workers take no leases but are given free ones, tested with KCL 3.5's own rows on a real table."""
 
 import pytest
 from running import running
@@ -39,10 +39,12 @@ def test_free_lease_is_given_to_a_worker_of_the_leader(dynalite_url: str, dynali
         for row in rows:
             dynalite_client.put_item(TableName=TABLE, Item=row)
         until(lambda: sum(lease.owner == "java" for lease in store.list().leases) == 2)
-        gifts = [lease for lease in store.list().leases if lease.owner == "java"]
-        assert [(lease.yields, lease.next_owner, lease.checkpoint) for lease in gifts] == 2 * [
+        given_leases = [lease for lease in store.list().leases if lease.owner == "java"]
+        assert [(lease.yields, lease.next_owner, lease.checkpoint) for lease in given_leases] == 2 * [
             (False, None, Position("102"))
         ]
-        left = set(SHARDS) - {lease.key for lease in gifts}
-        until(lambda: {holding.key for holding in worker.holdings} == left)  # the responses follow the rows
+        remaining_keys = set(SHARDS) - {lease.key for lease in given_leases}
+        until(
+            lambda: {holding.key for holding in worker.holdings} == remaining_keys
+        )  # the responses arrive after the rows have changed
         assert dynalite_client.get_item(TableName=TABLE, Key={"leaseKey": {"S": "java"}})["Item"] == rows[1]

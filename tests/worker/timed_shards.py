@@ -1,4 +1,4 @@
-"""Shards whose records have times, for slices."""
+"""Shards whose records have arrival times, for tests of slices."""
 
 from typing import cast
 
@@ -12,7 +12,7 @@ from leasehold_lab.simulator.world.world import ListReader, ListSource
 SINCE, UNTIL = 1_000_000, 1_060_000
 
 
-CUT = Slice(at_timestamp(SINCE), UNTIL)
+TEST_SLICE = Slice(at_timestamp(SINCE), UNTIL)
 
 
 def record(number: int, seconds: float) -> Record:
@@ -21,38 +21,42 @@ def record(number: int, seconds: float) -> Record:
 
 
 @define
-class Timed(ListSource):
-    """A stream whose clock the test sets. A time as the start is the place after all that arrived before it."""
+class TimedStream(ListSource):
+    """A stream whose clock the test sets. A reader that starts at a time skips all records that arrived before it."""
 
     now: float = UNTIL / 1000 + 60
     tells_last: bool = False
 
     def settled(self, lease: Lease, until: float) -> SettledShard | None:
-        """Decide as a service does: by its clock alone, or by its last record."""
+        """Return whether no more records from before `until` can arrive, by the clock alone or with the last record."""
         if self.now < until:
             return None
-        rows = self.shard_logs[lease.key].records
+        records = self.shard_logs[lease.key].records
         if not self.tells_last:
             return SettledShard()
-        return SettledShard(rows[-1].position, rows[-1].arrived) if rows else SettledShard(TRIM_HORIZON)
+        return SettledShard(records[-1].position, records[-1].arrived) if records else SettledShard(TRIM_HORIZON)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Open just after the record, or at the time."""
+        """Return a reader that starts after the position, or at the first record that arrived at or after the time."""
         reader = cast("ListReader", super().open(lease, start))
         if start.sequence == "AT_TIMESTAMP":
-            rows = self.shard_logs[lease.key].records
-            early = (index for index, each in enumerate(rows, 1) if (each.arrived or 0) < start.sub / 1000)
-            reader.at = max(early, default=0)
+            records = self.shard_logs[lease.key].records
+            earlier_indexes = (
+                index
+                for index, earlier_record in enumerate(records, 1)
+                if (earlier_record.arrived or 0) < start.sub / 1000
+            )
+            reader.at = max(earlier_indexes, default=0)
         return reader
 
 
-def read_to_the_end(source: Timed, start: Position = TRIM_HORIZON) -> tuple[list[int], bool]:
+def read_to_the_end(source: TimedStream, start: Position = TRIM_HORIZON) -> tuple[list[int], bool]:
     """Return the numbers of the records that a reader of the slice returns, and whether it ends."""
-    reader = CUT.source(source).open(Lease("s-0"), start)
-    numbers: list[int] = []
+    reader = TEST_SLICE.source(source).open(Lease("s-0"), start)
+    sequence_numbers: list[int] = []
     for _ in range(100):
         batch = reader.read()
-        numbers += [int(row.sequence_number) for row in batch.records]
+        sequence_numbers += [int(record_read.sequence_number) for record_read in batch.records]
         if batch.ended:
-            return numbers, True
-    return numbers, False
+            return sequence_numbers, True
+    return sequence_numbers, False

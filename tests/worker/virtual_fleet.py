@@ -26,17 +26,17 @@ KCL = Config(Kcl(max_steals=10), lease_seconds=10.0, initial_position=TRIM_HORIZ
 
 
 class FaultyStore(MemoryStore):
-    """A memory store that fails as a test says, and records its calls.
+    """A memory store that fails when a test says so, and records its calls.
 
     Attributes:
         capabilities: The capabilities of the layout.
         down: Whether the store cannot be reached.
         fault: Raised by listings.
         bad: The keys of rows that were edited by hand and cannot be read.
-        refuses: Writes of these kinds are rejected, with the row as it is.
+        refuses: Writes of these kinds are rejected, and the rejection contains the current row.
         lose_replies: How many responses are lost, to writes of the kinds in `losing`.
         passes: Called before each write to the table, and again after it.
-        write_requests: Each write as it was requested. `outcomes` has the responses to those that got one.
+        write_requests: All writes that were requested. `outcomes` contains the responses that were returned.
         readings: The keys of each read (None for all), and whether it may be stale.
     """
 
@@ -59,7 +59,7 @@ class FaultyStore(MemoryStore):
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
-    def _progress(self) -> None:
+    def _raise_if_down(self) -> None:
         if self.down:
             raise OutcomeUnknown("the store cannot be reached")
 
@@ -67,37 +67,38 @@ class FaultyStore(MemoryStore):
         self.readings.append((None, True))
         if self.fault is not None:
             raise self.fault
-        self._progress()
-        good = tuple(lease for lease in super().list().leases if lease.key not in self.bad)
-        return Listing(good, tuple(Malformed(key, "notes", "is not JSON") for key in sorted(self.bad)))
+        self._raise_if_down()
+        readable_leases = tuple(lease for lease in super().list().leases if lease.key not in self.bad)
+        return Listing(readable_leases, tuple(Malformed(key, "notes", "is not JSON") for key in sorted(self.bad)))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases.
 
-        Raise if the store is down or a row cannot be read, because no decision may rest on such a row.
+        Raises OutcomeUnknown if the store is down, and StoreError if a row cannot be read, because no decision may be based
+        on such a row.
         """
-        wanted = tuple(keys)
-        self.readings.append((wanted, stale_ok))
-        self._progress()
-        if self.bad.intersection(wanted):
+        requested_keys = tuple(keys)
+        self.readings.append((requested_keys, stale_ok))
+        self._raise_if_down()
+        if self.bad.intersection(requested_keys):
             raise StoreError("lease s-0: notes: is not JSON")
-        return super().get(wanted, stale_ok=stale_ok)
+        return super().get(requested_keys, stale_ok=stale_ok)
 
     def rewrite(self, key: str, change: Callable[[Lease], Lease]) -> None:
         """Change a row without the knowledge of any worker."""
         self._table.rows[key] = change(self.row(key))
 
     def row(self, key: str) -> Lease:
-        """Return a row as it is."""
+        """Return the current row with this key."""
         return super().get([key])[0]
 
     def write(self, write: Write) -> Outcome:
         """Apply the write if the store is reachable. Responses to a creation or deletion are never lost."""
         self.write_requests.append(write)
-        self._progress()
+        self._raise_if_down()
         self.passes()
-        refused = isinstance(write, self.refuses)
-        outcome = Lost(write.lease.key, self.row(write.lease.key)) if refused else super().write(write)
+        is_rejected = isinstance(write, self.refuses)
+        outcome = Lost(write.lease.key, self.row(write.lease.key)) if is_rejected else super().write(write)
         self.passes()
         if not isinstance(write, DeleteLease):
             self.writes.append(write.lease.key)
@@ -110,11 +111,12 @@ class FaultyStore(MemoryStore):
 
 @define
 class FaultySource(ListSource):
-    """A stream that fails as a test says, and keeps its readers.
+    """A stream that fails when a test says so, and keeps its readers.
 
     Attributes:
-        faults: What the next listings raise. None stands for a response.
-        on_read: Called with each batch; returns another one or None. If it raises, the reader has advanced.
+        faults: The errors that the next listings raise. None means that the listing succeeds.
+        on_read: Called with each batch. It may return another batch in its place, or None. If it raises an exception, the
+            reader has already advanced.
         present: The position of LATEST, if it is the same for all shards.
         readers: The readers that were opened; `epochs` has the epoch of the lease for each.
     """
@@ -132,7 +134,7 @@ class FaultySource(ListSource):
         return super().shards()
 
     def latest(self, lease: Lease) -> Position:
-        """Return the position that was set, or that of every list."""
+        """Return `present` if it is set, and otherwise the position after the last record."""
         return super().latest(lease) if self.present is None else self.present
 
     def open(self, lease: Lease, start: Position) -> Reader:
@@ -144,7 +146,7 @@ class FaultySource(ListSource):
 
 @define
 class FaultyReader:
-    """One reader of such a stream. It must not be read or closed once it is closed."""
+    """A reader of a FaultySource. Once it is closed, it must not be read or closed again."""
 
     source: FaultySource
     reader: Reader
@@ -154,8 +156,8 @@ class FaultyReader:
         """Return the next records as the stream has them."""
         assert not self.closed, "a reader that was closed is read"
         batch = self.reader.read()
-        replaced = self.source.on_read(batch)
-        return batch if replaced is None else replaced
+        other_batch = self.source.on_read(batch)
+        return batch if other_batch is None else other_batch
 
     def close(self) -> None:
         assert not self.closed, "a reader is closed twice"
@@ -168,7 +170,7 @@ class ManualExecutor:
     """An executor whose handlers run only when the test says so.
 
     Attributes:
-        waiting: What was started and has not begun.
+        waiting: The work that was passed to `start` and has not begun.
         replaced: The slow work for which another thread was requested.
         stuck: Whether all threads are slow.
         refuses: Whether the system starts no more threads.
@@ -203,16 +205,18 @@ def four_shards() -> list[Shard]:
     return create_even_shards(("s-0", "s-1", "s-2", "s-3"))
 
 
-def stream_of_five() -> ListSource:
+def stream_with_five_records() -> ListSource:
     """Return a stream of four shards with five records each."""
-    return ListSource(four_shards(), {f"s-{n}": ShardRecords(create_records(5)) for n in range(4)})
+    return ListSource(
+        four_shards(), {f"s-{shard_number}": ShardRecords(create_records(5)) for shard_number in range(4)}
+    )
 
 
 @define
 class RecordingConsumer:
-    """A consumer that records its calls; the test does the work.
+    """A consumer that records its calls. The test does the work.
 
-    While `busy` is set a batch is in hand, so nothing is released.
+    While `busy` is set, a batch counts as running, so no lease is released.
     """
 
     begun: list[Holding] = field(factory=list)
@@ -231,7 +235,7 @@ class RecordingConsumer:
 
 @define
 class DrivenWorker:
-    """One worker and its appointments under the test's clock."""
+    """One worker, and the times on the test's clock at which its next renewal and its next turn are due."""
 
     worker: Worker
     clock: Clock
@@ -240,12 +244,12 @@ class DrivenWorker:
     each_renewal: BackgroundMap = map
 
     def run(self, seconds: float) -> None:
-        """Keep its appointments for this long."""
-        end = self.clock.now + seconds
-        while min(self.renew_due, self.turn_due) <= end:
+        """Run the renewals and turns that are due within this many seconds."""
+        end_time = self.clock.now + seconds
+        while min(self.renew_due, self.turn_due) <= end_time:
             self.clock.now = max(self.clock.now, min(self.renew_due, self.turn_due))
             self.step()
-        self.clock.now = end
+        self.clock.now = end_time
 
     def step(self) -> None:
         now = self.clock.now
@@ -282,11 +286,11 @@ def member(  # noqa: PLR0917  tests pass the last ones by name
 
 
 def together(members: list[DrivenWorker], seconds: float) -> None:
-    """Keep the appointments of several workers in order of time."""
+    """Run the renewals and turns of several workers that are due within this many seconds, in order of time."""
     clock = members[0].clock
-    end = clock.now + seconds
-    while (due := min(min(driven.renew_due, driven.turn_due) for driven in members)) <= end:
-        clock.now = max(clock.now, due)
+    end_time = clock.now + seconds
+    while (due_time := min(min(driven.renew_due, driven.turn_due) for driven in members)) <= end_time:
+        clock.now = max(clock.now, due_time)
         for driven in members:
             driven.step()
-    clock.now = end
+    clock.now = end_time

@@ -31,26 +31,24 @@ def main(
     cases = build_all_cases() if everything else build_quick_cases()
     with processes(jobs) as pool:
         futures = [pool.submit(judge_case, case) for case in cases]
-        verdicts_as_computed = track(
+        finished_futures = track(
             as_completed(futures), "checking fleets", total=len(cases), console=Console(stderr=True)
         )
-        deque(verdicts_as_computed, maxlen=0)  # consumes the iterator, which advances the progress bar
+        deque(finished_futures, maxlen=0)  # consumes the iterator, which advances the progress bar
         verdicts = [future.result() for future in futures]
     if write is not None:
         write.write_text(
             format_page(verdicts, "make prove" if everything else "python -m leasehold_lab.checker"),
             encoding="utf-8",
         )
-    surprising_faults = find_surprises(cases, verdicts)
+    surprises = find_surprises(cases, verdicts)
     if as_json:
         typer.echo(
-            json.dumps(
-                {"verdicts": [asdict(verdict) for verdict in verdicts], "surprises": surprising_faults}, indent=1
-            )
+            json.dumps({"verdicts": [asdict(verdict) for verdict in verdicts], "surprises": surprises}, indent=1)
         )
     else:
-        Console().print(build_terminal_table(verdicts), *surprising_faults)
-    raise typer.Exit(1 if surprising_faults else 0)
+        Console().print(build_terminal_table(verdicts), *surprises)
+    raise typer.Exit(1 if surprises else 0)
 
 
 if __name__ == "__main__":

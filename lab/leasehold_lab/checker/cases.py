@@ -15,13 +15,13 @@ RELEASING = Config(rules=Minimal(release=True))
 GROUPED = Config(rules=Minimal(groups="prefix"))
 KCL = Config(rules=Kcl())
 KCL_3 = Config(rules=Kcl(max_steals=3))
-RUST = Config(rules=KclRust())
+KCL_RUST = Config(rules=KclRust())
 DOTNET = Config(rules=EventHubs(dialect="dotnet"))
 JAVA = Config(rules=EventHubs(dialect="java"))
 PYTHON = Config(rules=EventHubs(dialect="python"))
 
-NAMED = {"kcl": KCL, "kcl, 3 steals": KCL_3, "kcl-rust": RUST, "dotnet": DOTNET, "java": JAVA, "python": PYTHON}
-"""Configurations of other libraries that are checked under names of their own, because their options matter."""
+NAMED = {"kcl": KCL, "kcl, 3 steals": KCL_3, "kcl-rust": KCL_RUST, "dotnet": DOTNET, "java": JAVA, "python": PYTHON}
+"""Configurations of other libraries that have names of their own, because the options of their rule sets matter."""
 
 _NAMED_SETS = {type(config.rules) for config in (OURS, *NAMED.values())}
 PEERS = {
@@ -32,7 +32,7 @@ PEERS = {
 
 _OVERSHOOT: frozenset[Fault] = frozenset({"overshoot"})
 _UNEVEN: frozenset[Fault] = frozenset({"uneven"})
-KNOWN: dict[tuple[str, int, int], frozenset[Fault]] = {
+KNOWN_FAULTS: dict[tuple[str, int, int], frozenset[Fault]] = {
     **{(peer, 5, 3): _OVERSHOOT for peer in NAMED},
     ("python", 5, 3): _UNEVEN,
 }
@@ -43,7 +43,7 @@ A key consists of the name of the fleet's rule set in `PEERS`, the number of lea
 
 
 def build_quick_cases() -> tuple[FleetCase, ...]:
-    """Return some cases of every kind. Checking them takes a few seconds, and finds each kind of known fault."""
+    """Return some cases of every kind. Checking them takes a few seconds and finds every kind of known fault."""
     return (
         *(_build_minimal_case(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
         *_build_fault_cases(4, 3),
@@ -65,7 +65,7 @@ def build_all_cases() -> tuple[FleetCase, ...]:
         *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _build_fault_cases(leases, workers)),
         *(case for leases in (4, 5) for peer in PEERS for case in _build_mixed_cases(leases, peer)),
         *(case for leases in (4, 5) for case in _build_kcl_leader_cases(leases)),
-        FleetCase("minimal, kcl, kcl-rust, dotnet", _build_fleet(4, (OURS, KCL, RUST, DOTNET))),
+        FleetCase("minimal, kcl, kcl-rust, dotnet", _build_fleet(4, (OURS, KCL, KCL_RUST, DOTNET))),
         *(_build_peer_case(peer, leases, workers) for peer in PEERS for leases, workers in fleet_sizes),
         *(  # Three workers join one that owns all leases.
             FleetCase(
@@ -107,11 +107,11 @@ def _build_fault_cases(leases: int, workers: int) -> tuple[FleetCase, ...]:
         *(
             FleetCase(
                 f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}, no patience",
-                evolve(fleet, patience_may_end=True),
+                evolve(fleet, timeouts_may_expire=True),
             )
             for fleet in fleets_with_zombie
         ),
-        FleetCase("minimal, no patience", evolve(fleet, patience_may_end=True)),
+        FleetCase("minimal, no patience", evolve(fleet, timeouts_may_expire=True)),
         FleetCase("minimal, planned moves", evolve(fleet, yields=True)),
         FleetCase("minimal, planned moves, one crash", evolve(fleet, yields=True, crashes=1), limit=300_000),
         FleetCase("minimal, groups", _build_fleet(leases, (GROUPED,) * workers), groups="prefix"),
@@ -125,7 +125,7 @@ def _build_fault_cases(leases: int, workers: int) -> tuple[FleetCase, ...]:
 def _build_mixed_cases(leases: int, peer: str) -> tuple[FleetCase, ...]:
     peer_rules = PEERS[peer]
     # Two of three workers with a peer's rules have the same known faults as a fleet with only those rules.
-    known_faults = KNOWN.get((peer, leases, 3), frozenset())
+    known_faults = KNOWN_FAULTS.get((peer, leases, 3), frozenset())
     return (
         FleetCase(f"two minimal, one {peer}", _build_fleet(leases, (OURS, peer_rules, OURS))),
         FleetCase(f"one minimal, two {peer}", _build_fleet(leases, (peer_rules, OURS, peer_rules)), known=known_faults),
@@ -147,7 +147,7 @@ def _build_kcl_leader_cases(leases: int) -> tuple[FleetCase, ...]:
 
 
 def _build_peer_case(peer: str, leases: int, workers: int) -> FleetCase:
-    known_faults = KNOWN.get((peer, leases, workers), frozenset())
+    known_faults = KNOWN_FAULTS.get((peer, leases, workers), frozenset())
     return FleetCase(peer, _build_fleet(leases, (PEERS[peer],) * workers), known=known_faults)
 
 

@@ -47,7 +47,7 @@ class ModelWrite(NamedTuple):
     next_owner: int = NOBODY
 
 
-_TAKES: dict[type[Action], ModelVerb] = {Claim: "claim", Steal: "steal", RequestHandoff: "request"}
+_VERBS_BY_ACTION: dict[type[Action], ModelVerb] = {Claim: "claim", Steal: "steal", RequestHandoff: "request"}
 
 Attempt = tuple[ModelWrite, ...]
 """A write and its alternates. If the store rejects the write, the alternates are tried in order."""
@@ -88,7 +88,7 @@ class FleetModel:
         led: The numbers of the workers that may be given a free lease at any time, as by a KCL 3.x leader (M14).
         crashes: How many workers may crash. A crash may happen at any time.
         yields: Whether owners answer hand-off requests.
-        patience_may_end: Whether the timeouts of the rules may expire at any time. Otherwise they expire only when
+        timeouts_may_expire: Whether the timeouts of the rules may expire at any time. Otherwise they expire only when
             nothing else can happen.
         turns: How many turn numbers are tried for each plan, because plans depend on the turn.
     """
@@ -99,7 +99,7 @@ class FleetModel:
     led: frozenset[int] = frozenset()
     crashes: int = 0
     yields: bool = False
-    patience_may_end: bool = False
+    timeouts_may_expire: bool = False
     turns: int = 3
     _plans: dict[tuple[TableState, int, int, bool], tuple[Attempt, ...]] = field(
         factory=dict, init=False, eq=False, repr=False
@@ -121,28 +121,30 @@ class FleetModel:
                 pending_after = _replace_item(state.pending, worker, attempts[:index] + attempts[index + 1 :])
                 state_after_arrival = state._replace(pending=pending_after)
                 for write in attempt:
-                    if (after := _apply_write(state_after_arrival, worker, write)) is not None:
+                    if (state_after_write := _apply_write(state_after_arrival, worker, write)) is not None:
                         owner_before = state.owners[write.lease]
                         owner_loses_lease = (
-                            owner_before not in {NOBODY, after.owners[write.lease]}
+                            owner_before not in {NOBODY, state_after_write.owners[write.lease]}
                             and state.health[owner_before] == ALIVE
                         )
-                        steps.append(Transition(after, int(owner_loses_lease), f"{self.workers[worker]}: {write}"))
+                        steps.append(
+                            Transition(state_after_write, int(owner_loses_lease), f"{self.workers[worker]}: {write}")
+                        )
                         break
                 else:
                     steps.append(Transition(state_after_arrival, 0, f"{self.workers[worker]}: {attempt} refused"))
         for worker in sorted(self.led.intersection(living_workers)):
             for lease, owner in enumerate(state.owners):
                 if owner == NOBODY:
-                    what_changes = f"s-{lease} is given to {self.workers[worker]}"
-                    steps.append(Transition(_set_owner(state, lease, worker), 0, what_changes))
-        steps += self._list_planning_steps(state, living_workers, patient=False)
-        # Without `patience_may_end`, timeouts expire only if no other step is possible, because only then are all
+                    description = f"s-{lease} is given to {self.workers[worker]}"
+                    steps.append(Transition(_set_owner(state, lease, worker), 0, description))
+        steps += self._list_planning_steps(state, living_workers, timeouts_expired=False)
+        # Without `timeouts_may_expire`, timeouts expire only if no other step is possible, because only then are all
         # workers known to be waiting. If a worker in `led` has crashed, its reports to the leader must be overdue by
         # then.
         are_reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
-        if self.patience_may_end or (are_reports_overdue and not steps):
-            steps += self._list_planning_steps(state, living_workers, patient=True)
+        if self.timeouts_may_expire or (are_reports_overdue and not steps):
+            steps += self._list_planning_steps(state, living_workers, timeouts_expired=True)
         for worker, health in enumerate(state.health):
             if health == SILENT:
                 steps.append(Transition(state._replace(health=_replace_item(state.health, worker, DEAD)), 0, "expiry"))
@@ -153,16 +155,18 @@ class FleetModel:
                 steps.append(Transition(state_after_crash, 0, f"{self.workers[worker]} crashes"))
         return steps
 
-    def _list_planning_steps(self, state: FleetState, alive: list[int], *, patient: bool) -> Iterator[Transition]:
+    def _list_planning_steps(
+        self, state: FleetState, living_workers: list[int], *, timeouts_expired: bool
+    ) -> Iterator[Transition]:
         table_state = (state.owners, state.next_owners, state.health)
-        for worker in alive:
+        for worker in living_workers:
             config = self.rules[worker]
             if config is None or state.pending[worker]:
                 continue
             plans: dict[tuple[Attempt, ...], None] = {}
             for turn in range(self.turns):
                 # Plans are cached, because they are expensive and the same arguments recur in thousands of states.
-                arguments = (table_state, worker, turn, patient)
+                arguments = (table_state, worker, turn, timeouts_expired)
                 if arguments not in self._plans:
                     self._plans[arguments] = self._plan_attempts(config, *arguments)
                 plans[self._plans[arguments]] = None
@@ -174,10 +178,10 @@ class FleetModel:
                     )
 
     def _plan_attempts(
-        self, config: Config, table_state: TableState, worker: int, turn: int, patient: bool
+        self, config: Config, table_state: TableState, worker: int, turn: int, timeouts_expired: bool
     ) -> tuple[Attempt, ...]:
         owners, next_owners, health = table_state
-        unchanged_seconds = WAIT_SECONDS if patient else 0.0
+        unchanged_seconds = WAIT_SECONDS if timeouts_expired else 0.0
         leases = []
         for number, (owner, next_owner) in enumerate(zip(owners, next_owners, strict=True)):
             owner_is_dead = owner != NOBODY and health[owner] == DEAD
@@ -198,9 +202,9 @@ class FleetModel:
             )
             leases.append(lease)
         led_workers = tuple(
-            (self.workers[worker_led], unchanged_seconds)
-            for worker_led in sorted(self.led)
-            if health[worker_led] != DEAD
+            (self.workers[led_worker], unchanged_seconds)
+            for led_worker in sorted(self.led)
+            if health[led_worker] != DEAD
         )
         me = Me(
             self.workers[worker],
@@ -220,9 +224,11 @@ class FleetModel:
         match action:
             case Claim() | Steal() | RequestHandoff():
                 alternates = (
-                    other for alternate in action.alternates for other in self._list_writes_of_action(alternate)
+                    alternate_write
+                    for alternate in action.alternates
+                    for alternate_write in self._list_writes_of_action(alternate)
                 )
-                return (ModelWrite(_TAKES[type(action)], *lease_as_read), *alternates)
+                return (ModelWrite(_VERBS_BY_ACTION[type(action)], *lease_as_read), *alternates)
             case Release(next_owner=next_owner) if next_owner is not None and next_owner != lease.next_owner:
                 return (ModelWrite("release", *lease_as_read[:2], self._find_worker_number(next_owner)),)
             case Release():
@@ -280,8 +286,8 @@ def _set_owner(state: FleetState, lease: int, owner: int) -> FleetState:
         for attempts in state.pending
     )
     pending_attempts = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining_attempts)
-    after = _set_next_owner(state, lease, NOBODY)
-    return after._replace(owners=_replace_item(state.owners, lease, owner), pending=pending_attempts)
+    state_without_next_owner = _set_next_owner(state, lease, NOBODY)
+    return state_without_next_owner._replace(owners=_replace_item(state.owners, lease, owner), pending=pending_attempts)
 
 
 def _set_next_owner(state: FleetState, lease: int, next_owner: int) -> FleetState:

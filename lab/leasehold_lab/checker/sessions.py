@@ -82,7 +82,7 @@ class CellRequest(NamedTuple):
     version: str = ""
 
 
-class AwaitsResponse(BaseException):
+class ResponseNeeded(BaseException):
     """Raised when an action cannot continue until this request is answered."""
 
     def __init__(self, request: CellRequest) -> None:
@@ -134,20 +134,20 @@ class CheckedCells:
     page_leases: int = 1000
 
     def replay_response(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
-        """Return the recorded response. Raises AwaitsResponse if there is none."""
+        """Return the recorded response. Raises ResponseNeeded if there is none."""
         if not self.responses:
-            raise AwaitsResponse(request)
+            raise ResponseNeeded(request)
         response = self.responses.popleft()
         if response == LOST:
             raise OutcomeUnknown("no answer")
         return response
 
-    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  every list is consistent
         """Return all rows whose names begin with one of the prefixes."""
         return tuple(_build_stored_row(*row) for row in self.replay_response(CellRequest("list", prefixes)))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
-        """Return those of the named cells that exist."""
+        """Return the named cells that exist."""
         # A read of several cells is not a snapshot. This model reads the cells of sessions before those of leases.
         leases = tuple(name for name in names if name.startswith(LEASES))
         other_names = tuple(name for name in names if not name.startswith(LEASES))
@@ -188,10 +188,10 @@ def _build_stored_row(name: str, content: str) -> Stored:
     return Stored(name, compute_version(content), json.loads(content))
 
 
-class _NoWaiting:
+class _NonBlockingSync:
     """Locks and queues that never block, because each worker in the checker does one thing at a time."""
 
-    class TicketsAtOnce(deque[Any]):
+    class NonBlockingQueue(deque[Any]):
         """A queue whose `get` does not wait."""
 
         put = deque.append
@@ -200,7 +200,7 @@ class _NoWaiting:
             """Remove and return the next item, or None if the queue is empty."""
             return self.popleft() if self else None
 
-    queue = TicketsAtOnce
+    queue = NonBlockingQueue
 
     def clock(self) -> float:
         """Return 0.0, because the model has no clock."""
@@ -251,7 +251,7 @@ class CheckedWorker:
         moves: How many more actions the worker may take.
         holdings: The leases that the worker reads, by key.
         listed_leases: The leases in the worker's last listing, each with the tick of that listing.
-        given_leases: Leases that the worker gave away, as returned by the write that gave them.
+        leases_given_away: Leases that the worker gave away, as returned by the write that gave them.
         lost_holdings: Leases that other workers took, as this worker last wrote them.
     """
 
@@ -260,7 +260,7 @@ class CheckedWorker:
     moves: int
     holdings: dict[str, CheckedHolding] = Factory(dict)
     listed_leases: dict[str, tuple[Lease, int]] = Factory(dict)
-    given_leases: dict[str, Lease] = Factory(dict)
+    leases_given_away: dict[str, Lease] = Factory(dict)
     lost_holdings: dict[str, CheckedHolding] = Factory(dict)
 
     def list_possible_actions(self, tick: int) -> Iterator[tuple[str, str]]:
@@ -268,22 +268,22 @@ class CheckedWorker:
         if self.moves <= 0:
             return
         yield "look", ""
-        for key, held in self.holdings.items():
-            if held.tick == tick and held.handled < RECORDS:
+        for key, holding in self.holdings.items():
+            if holding.tick == tick and holding.handled < RECORDS:
                 yield "handle", key
             yield "commit", key
             yield "release", key
-            if held.lease.next_owner not in (None, self.name):
+            if holding.lease.next_owner not in (None, self.name):
                 yield "give", key
-        for key in self.given_leases:
+        for key in self.leases_given_away:
             yield "take back", key
-        for key, held in self.lost_holdings.items():
-            if held.handled > count_records_before_checkpoint(held.lease):
+        for key, holding in self.lost_holdings.items():
+            if holding.handled > count_records_before_checkpoint(holding.lease):
                 yield "late", key
-        for key, (lease, seen_at) in self.listed_leases.items():
+        for key, (lease, listed_tick) in self.listed_leases.items():
             if key in self.holdings:
                 continue
-            if lease.owner in (None, self.name) or seen_at < tick:
+            if lease.owner in (None, self.name) or listed_tick < tick:
                 yield "claim", key
             if lease.owner not in (None, self.name):
                 yield "steal", key
@@ -295,16 +295,16 @@ class CheckedWorker:
         """Take an action that begins in tick `tick` and ends in tick `now`, and return the events to judge."""
         self.moves -= 1
         if verb == "handle":
-            held = self.holdings[key]
-            self.holdings[key] = evolve(held, handled=held.handled + 1)
-            return [("handled", key, held.handled + 1)]
+            holding = self.holdings[key]
+            self.holdings[key] = evolve(holding, handled=holding.handled + 1)
+            return [("handled", key, holding.handled + 1)]
         try:
             if verb == "look":
                 self.listed_leases = {lease.key: (lease, now) for lease in self.store.list().leases}
                 return []
             if verb == "late":
-                held = self.lost_holdings.pop(key)
-                self.store.write(CheckpointLate(held.lease, Position(str(held.handled))))
+                holding = self.lost_holdings.pop(key)
+                self.store.write(CheckpointLate(holding.lease, Position(str(holding.handled))))
                 return []
             return self._write_lease(verb, key, tick)
         except OutcomeUnknown:
@@ -316,10 +316,10 @@ class CheckedWorker:
             return [("stops", key)]
 
     def _write_lease(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
-        store, held = self.store, self.holdings.get(key)
-        if held is not None:
-            lease, position = held.lease, Position(str(held.handled))
-            has_progress = held.handled > count_records_before_checkpoint(lease)
+        store, holding = self.store, self.holdings.get(key)
+        if holding is not None:
+            lease, position = holding.lease, Position(str(holding.handled))
+            has_progress = holding.handled > count_records_before_checkpoint(lease)
             write: Write
             match verb:
                 case "give":
@@ -333,15 +333,15 @@ class CheckedWorker:
                 self.lost_holdings[key] = self.holdings.pop(key)
                 return [("stops", key)]
             if verb in ("commit", "release") and not isinstance(write, ReleaseLease):
-                self.holdings[key] = evolve(held, lease=outcome.lease, tick=tick)
-                confirmed_events = [("done", key, outcome.lease.epoch, held.handled)] if held.handled else []
+                self.holdings[key] = evolve(holding, lease=outcome.lease, tick=tick)
+                confirmed_events = [("done", key, outcome.lease.epoch, holding.handled)] if holding.handled else []
                 return [*confirmed_events, ("confirmed", key)]
             del self.holdings[key]
             if verb == "give":
-                self.given_leases[key] = outcome.lease
-            return [("stops", key), *([("done", key, lease.epoch, held.handled)] if held.handled else [])]
-        lease = self.given_leases.pop(key) if verb == "take back" else self.listed_leases[key][0]
-        takes: Mapping[str, Write] = {
+                self.leases_given_away[key] = outcome.lease
+            return [("stops", key), *([("done", key, lease.epoch, holding.handled)] if holding.handled else [])]
+        lease = self.leases_given_away.pop(key) if verb == "take back" else self.listed_leases[key][0]
+        writes_by_verb: Mapping[str, Write] = {
             "claim": ClaimLease(lease, self.name),
             "steal": StealLease(lease, self.name),
             "take back": TakeBackLease(lease, self.name),
@@ -349,7 +349,7 @@ class CheckedWorker:
             "reset": ResetLease(lease, TRIM_HORIZON),
         }
         self.listed_leases.pop(key, None)
-        outcome = store.write(takes[verb])
+        outcome = store.write(writes_by_verb[verb])
         if not isinstance(outcome, Done) or verb == "request":
             return []
         if verb == "reset":
@@ -373,9 +373,11 @@ class CheckedWorker:
         ]
         rows = sorted((key, row, row.stored.etag) for key, row in store._rows.items())  # noqa: SLF001
         free_leases = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._free.items())  # noqa: SLF001
-        sessions, unsettled = sorted(store._last_sessions.items()), store._unsettled  # noqa: SLF001
-        store_state = (pages, rows, free_leases, sessions, unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
-        return repr((self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, store_state))
+        last_sessions, unsettled = sorted(store._last_sessions.items()), store._unsettled  # noqa: SLF001
+        store_state = (pages, rows, free_leases, last_sessions, unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
+        return repr(
+            (self.moves, self.holdings, self.listed_leases, self.leases_given_away, self.lost_holdings, store_state)
+        )
 
 
 def count_records_before_checkpoint(lease: Lease) -> int:
@@ -384,10 +386,10 @@ def count_records_before_checkpoint(lease: Lease) -> int:
 
 
 class WorkerState(NamedTuple):
-    """A worker within a state of the model.
+    """One worker in a state of the model.
 
-    `snapshot` and `description` show the worker before the current action. `action` is the current action, `responses`
-    are the responses to it so far, and `tick` is the tick in which it began.
+    `snapshot` and `description` contain the worker as it was before the current action. `action` is the current action,
+    `responses` are the responses that the action has received so far, and `tick` is the tick in which it began.
     """
 
     snapshot: bytes
@@ -428,7 +430,7 @@ class SessionState(NamedTuple):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The identity of the state. States with equal keys have the same possible futures."""
+        """A key of the state: states with equal keys have the same possible futures."""
         workers = tuple(
             (worker.description, worker.action, worker.responses, worker.tick, worker.alive) for worker in self.workers
         )
@@ -485,24 +487,24 @@ class SessionModel:
     rows: TableRows = ()
     _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
 
-    def explore(self, limit: int, findings: int = 1) -> ExplorationResult:
-        """Visit states breadth-first until all are visited, `limit` states are known, or `findings` laws are broken."""
+    def explore(self, max_states: int, max_findings: int = 1) -> ExplorationResult:
+        """Visit states breadth-first until all are visited, `max_states` states are known, or `max_findings` laws are broken."""
         initial_state = self.build_initial_state()
         parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial_state.identity: (None, "")}
         queue, broken_laws = deque([initial_state]), list[BrokenLaw]()
-        while queue and len(parents) < limit and len(broken_laws) < findings:
+        while queue and len(parents) < max_states and len(broken_laws) < max_findings:
             state = queue.popleft()
-            for description, after, broken in self.list_next_steps(state):
-                is_visited = after.identity in parents
+            for description, next_state, law_broken_by_step in self.list_next_steps(state):
+                is_visited = next_state.identity in parents
                 if not is_visited:
-                    parents[after.identity] = (state.identity, description)
-                    queue.append(after)
-                broken_law = broken or ("" if is_visited else self.find_law_of_recovery_broken(after))
+                    parents[next_state.identity] = (state.identity, description)
+                    queue.append(next_state)
+                broken_law = law_broken_by_step or ("" if is_visited else self.find_broken_recovery_law(next_state))
                 if broken_law:
-                    trace, parent_state = list[str](), parents[state.identity]
-                    while parent_state[0] is not None:
-                        trace.append(parent_state[1])
-                        parent_state = parents[parent_state[0]]
+                    trace, parent = list[str](), parents[state.identity]
+                    while parent[0] is not None:
+                        trace.append(parent[1])
+                        parent = parents[parent[0]]
                     broken_laws.append(BrokenLaw(broken_law, (*filter(None, reversed(trace)), description)))
                     break
         return ExplorationResult(len(parents), not queue, tuple(broken_laws))
@@ -519,75 +521,89 @@ class SessionModel:
         state = SessionState(
             rows, workers, tuple((key, TrueLease()) for key in keys), faults_left=tuple(sorted(self.faults.items()))
         )
-        for number, verb, key, *response_limit in self.initial_actions:
-            after_tick = state._replace(tick=state.tick + 1)
-            state = after_tick if verb == "tick" else self._take_action(state, number, verb, key, *response_limit)
+        for worker_index, verb, key, *response_limit in self.initial_actions:
+            state_after_tick = state._replace(tick=state.tick + 1)
+            state = (
+                state_after_tick
+                if verb == "tick"
+                else self._take_action(state, worker_index, verb, key, *response_limit)
+            )
         return state
 
     def _take_action(
-        self, state: SessionState, number: int, verb: str, key: str, limit: float = math.inf
+        self, state: SessionState, worker_index: int, verb: str, key: str, max_responses: float = math.inf
     ) -> SessionState:
-        current, responses_given = self._choose_action(state, number, (verb, key)), 0
-        while current.workers[number].action != ("", "") and responses_given < limit:
-            _, current, broken = next(iter(self._list_possible_responses(current, number)))
+        current_state, responses_given = self._choose_action(state, worker_index, (verb, key)), 0
+        while current_state.workers[worker_index].action != ("", "") and responses_given < max_responses:
+            _, current_state, broken_law = next(iter(self._list_possible_responses(current_state, worker_index)))
             responses_given += 1
-            if broken:
-                raise AssertionError(broken)
-        if current.workers[number].action != ("", ""):
-            return current
-        worker_state = current.workers[number]
+            if broken_law:
+                raise AssertionError(broken_law)
+        if current_state.workers[worker_index].action != ("", ""):
+            return current_state
+        worker_state = current_state.workers[worker_index]
         worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
         worker.moves += 1
-        return current._replace(workers=_replace_worker(current.workers, number, take_snapshot(worker)))
+        return current_state._replace(
+            workers=_replace_worker(current_state.workers, worker_index, take_snapshot(worker))
+        )
 
     def _create_worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
         return take_snapshot(
-            CheckedWorker(name, self.make(cells, sync=_NoWaiting(), gather_seconds=0.0, ids=_SessionIds(name)), moves)
+            CheckedWorker(
+                name, self.make(cells, sync=_NonBlockingSync(), gather_seconds=0.0, ids=_SessionIds(name)), moves
+            )
         )
 
     def list_next_steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
         """Yield each event that may happen next, with the state after it and the law that it breaks (or "")."""
         faults_left = dict(state.faults_left)
-        for number, worker_state in enumerate(state.workers):
+        for worker_index, worker_state in enumerate(state.workers):
             if not worker_state.alive:
                 continue
             if worker_state.action == ("", ""):
                 worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
-                for option in worker.list_possible_actions(state.tick):
-                    if option[0] in self.abilities:
-                        yield f"w{number} begins {' '.join(option)}", self._choose_action(state, number, option), ""
+                for next_action in worker.list_possible_actions(state.tick):
+                    if next_action[0] in self.abilities:
+                        yield (
+                            f"w{worker_index} begins {' '.join(next_action)}",
+                            self._choose_action(state, worker_index, next_action),
+                            "",
+                        )
             else:
-                yield from self._list_possible_responses(state, number)
+                yield from self._list_possible_responses(state, worker_index)
             if faults_left.get("crash"):
                 dead_worker = worker_state._replace(
                     alive=False, action=("", ""), responses=(), description="dead", snapshot=b""
                 )
-                after = state._replace(
-                    workers=_replace_worker(state.workers, number, dead_worker),
+                state_with_dead_worker = state._replace(
+                    workers=_replace_worker(state.workers, worker_index, dead_worker),
                     faults_left=_use_fault(state.faults_left, "crash"),
                 )
-                state_without_readers = after._replace(
-                    readers=tuple(reader for reader in after.readers if reader[1] != number)
+                state_without_readers = state_with_dead_worker._replace(
+                    readers=tuple(reader for reader in state_with_dead_worker.readers if reader[1] != worker_index)
                 )
-                yield f"w{number} crashes", state_without_readers, ""
+                yield f"w{worker_index} crashes", state_without_readers, ""
                 if faults_left.get("restart"):
-                    restarted_worker = self._create_worker(f"w{number}", self.moves[number])
-                    process: CheckedWorker = pickle.loads(restarted_worker.snapshot)  # noqa: S301  our own
-                    process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
+                    restarted_worker = self._create_worker(f"w{worker_index}", self.moves[worker_index])
+                    worker_after_restart: CheckedWorker = pickle.loads(restarted_worker.snapshot)  # noqa: S301  our own
+                    worker_after_restart.store._ids.process = f"w{worker_index}again"  # type: ignore[attr-defined]  # noqa: SLF001
                     state_after_restart = state_without_readers._replace(
-                        workers=_replace_worker(state_without_readers.workers, number, take_snapshot(process))
+                        workers=_replace_worker(
+                            state_without_readers.workers, worker_index, take_snapshot(worker_after_restart)
+                        )
                     )
                     yield (
-                        f"w{number} is started again",
+                        f"w{worker_index} is started again",
                         state_after_restart._replace(
                             faults_left=_use_fault(state_after_restart.faults_left, "restart")
                         ),
                         "",
                     )
-        for index, request in enumerate(state.late):
+        for write_index, request in enumerate(state.late):
             rows, _ = apply_request(state.rows, request)
-            late_requests = state.late[:index] + state.late[index + 1 :]
+            late_requests = state.late[:write_index] + state.late[write_index + 1 :]
             yield f"late: {_describe_request(request)}", state._replace(rows=rows, late=late_requests), ""
         if faults_left.get("tick"):
             yield (
@@ -596,11 +612,15 @@ class SessionModel:
                 "",
             )
 
-    def _choose_action(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
-        worker_state = state.workers[number]._replace(action=option, responses=(), tick=state.tick)
-        state_after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
+    def _choose_action(self, state: SessionState, worker_index: int, next_action: tuple[str, str]) -> SessionState:
+        worker_state = state.workers[worker_index]._replace(action=next_action, responses=(), tick=state.tick)
+        state_after = state._replace(workers=_replace_worker(state.workers, worker_index, worker_state))
         outcome = self._run_action(worker_state, state.tick)
-        return state_after if isinstance(outcome, CellRequest) else self._end_action(state_after, number, *outcome)[0]
+        return (
+            state_after
+            if isinstance(outcome, CellRequest)
+            else self._end_action(state_after, worker_index, *outcome)[0]
+        )
 
     def _run_action(self, worker_state: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
         run_key = (worker_state.description, worker_state.action, worker_state.responses, worker_state.tick, now)
@@ -610,16 +630,18 @@ class SessionModel:
             cells.responses = deque(worker_state.responses)
             try:
                 events = worker.take_action(*worker_state.action, worker_state.tick, now)
-            except AwaitsResponse as waits:
-                self._outcomes[run_key] = waits.request
+            except ResponseNeeded as exc:
+                self._outcomes[run_key] = exc.request
             else:
                 cells.responses = deque()
                 self._outcomes[run_key] = (take_snapshot(worker), events)
         return self._outcomes[run_key]
 
-    def _list_possible_responses(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
+    def _list_possible_responses(
+        self, state: SessionState, worker_index: int
+    ) -> Iterator[tuple[str, SessionState, str]]:
         """Yield the possible outcomes of a worker's pending request."""
-        worker_state = state.workers[number]
+        worker_state = state.workers[worker_index]
         request: CellRequest = self._run_action(worker_state, state.tick)
         rows, response = apply_request(state.rows, request)
         response_summary = (
@@ -630,7 +652,10 @@ class SessionModel:
             else "done"
         )
         yield self._deliver_response(
-            state._replace(rows=rows), number, response, f"w{number} {_describe_request(request)}: {response_summary}"
+            state._replace(rows=rows),
+            worker_index,
+            response,
+            f"w{worker_index} {_describe_request(request)}: {response_summary}",
         )
         faults_left = dict(state.faults_left)
         if request.verb in ("list", "read"):
@@ -638,140 +663,153 @@ class SessionModel:
         if faults_left.get(APPLIED) and rows != state.rows:
             state_if_applied = state._replace(rows=rows, faults_left=_use_fault(state.faults_left, APPLIED))
             yield self._deliver_response(
-                state_if_applied, number, LOST, f"w{number} {_describe_request(request)}: applied, not answered"
+                state_if_applied,
+                worker_index,
+                LOST,
+                f"w{worker_index} {_describe_request(request)}: applied, not answered",
             )
         if faults_left.get(LATE):
             state_if_late = state._replace(late=(*state.late, request), faults_left=_use_fault(state.faults_left, LATE))
             yield self._deliver_response(
-                state_if_late, number, LOST, f"w{number} {_describe_request(request)}: on its way, not answered"
+                state_if_late,
+                worker_index,
+                LOST,
+                f"w{worker_index} {_describe_request(request)}: on its way, not answered",
             )
 
     def _deliver_response(
         self,
         state: SessionState,
-        number: int,
+        worker_index: int,
         response: Any,  # noqa: ANN401  by verb
         description: str,
     ) -> tuple[str, SessionState, str]:
-        worker_state = state.workers[number]
+        worker_state = state.workers[worker_index]
         worker_state = worker_state._replace(responses=(*worker_state.responses, response))
-        state_after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
+        state_after = state._replace(workers=_replace_worker(state.workers, worker_index, worker_state))
         outcome = self._run_action(worker_state, state.tick)
         if isinstance(outcome, CellRequest):
             return description, state_after, ""
-        ended, broken = self._end_action(state_after, number, *outcome)
-        return description, ended, broken
+        state_after_action, broken_law = self._end_action(state_after, worker_index, *outcome)
+        return description, state_after_action, broken_law
 
     def _end_action(
-        self, state: SessionState, number: int, worker: WorkerState, events: list[SessionEvent]
+        self, state: SessionState, worker_index: int, worker_after: WorkerState, events: list[SessionEvent]
     ) -> tuple[SessionState, str]:
         """End a worker's action, and check its events against the laws."""
-        began_tick = state.workers[number].tick
-        state = state._replace(workers=_replace_worker(state.workers, number, worker))
+        start_tick = state.workers[worker_index].tick
+        state = state._replace(workers=_replace_worker(state.workers, worker_index, worker_after))
         for event in events:
-            state, broken = self._judge_event(state, number, began_tick, event)
-            if broken:
-                return state, broken
+            state, broken_law = self._judge_event(state, worker_index, start_tick, event)
+            if broken_law:
+                return state, broken_law
         return state, ""
 
     def _judge_event(
-        self, state: SessionState, number: int, began_tick: int, event: SessionEvent
+        self, state: SessionState, worker_index: int, start_tick: int, event: SessionEvent
     ) -> tuple[SessionState, str]:
         verb, key, *values = event
         true_leases, readers = dict(state.true_leases), {(reader[0], reader[1]): reader for reader in state.readers}
-        true_lease, reader_key = true_leases[key], (key, number)
+        true_lease, reader_key = true_leases[key], (key, worker_index)
         match verb:
             case "handled":
                 true_leases[key] = true_lease._replace(handled=max(true_lease.handled, values[0]))
             case "done":
-                if true_lease.epoch > values[0] and true_lease.starter != number:
+                if true_lease.epoch > values[0] and true_lease.starter != worker_index:
                     return state, "Done for a lease that another has"
                 true_leases[key] = true_lease._replace(done=max(true_lease.done, values[1]))
             case "confirmed":
-                readers[reader_key] = (key, number, began_tick, False)
+                readers[reader_key] = (key, worker_index, start_tick, False)
             case "stops":
                 readers.pop(reader_key, None)
             case "reset":
                 true_leases[key] = TrueLease(epoch=true_lease.epoch, starter=true_lease.starter)
                 if any(
-                    leased == key and tick == state.tick and not stolen for leased, _, tick, stolen in state.readers
+                    reader_lease == key and tick == state.tick and not is_stolen
+                    for reader_lease, _, tick, is_stolen in state.readers
                 ):
                     return state, "reset under a reader"
-                readers = {pair: reader for pair, reader in readers.items() if reader[0] != key}
+                readers = {reader_id: reader for reader_id, reader in readers.items() if reader[0] != key}
             case "starts":
-                epoch, start, how = values
-                if start > true_lease.handled:
-                    return state, f"skipped: starts at {start}, handled up to {true_lease.handled}"
-                if start < true_lease.done:
-                    return state, f"undone: starts at {start}, answered Done up to {true_lease.done}"
-                if epoch < true_lease.epoch or (epoch == true_lease.epoch and true_lease.starter != number):
+                epoch, start_position, take_verb = values
+                if start_position > true_lease.handled:
+                    return state, f"skipped: starts at {start_position}, handled up to {true_lease.handled}"
+                if start_position < true_lease.done:
+                    return state, f"undone: starts at {start_position}, answered Done up to {true_lease.done}"
+                if epoch < true_lease.epoch or (epoch == true_lease.epoch and true_lease.starter != worker_index):
                     return state, f"epoch {epoch} after {true_lease.epoch}"
-                for other in [reader for reader in state.readers if reader[0] == key and reader[1] != number]:
+                for other_reader in [
+                    reader for reader in state.readers if reader[0] == key and reader[1] != worker_index
+                ]:
                     # A worker that takes a lease frozen by another worker's steal completes that steal (G4).
                     session_rows = [
-                        json.loads(row_json) for name, row_json in state.rows if name.startswith(f"session/w{other[1]}")
+                        json.loads(row_json)
+                        for name, row_json in state.rows
+                        if name.startswith(f"session/w{other_reader[1]}")
                     ]
                     is_lease_held = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in session_rows)
-                    if how == "steal" or is_lease_held:
-                        readers[other[:2]] = (*other[:3], True)
-                    elif other[2] == state.tick and not other[3]:
+                    if take_verb == "steal" or is_lease_held:
+                        readers[other_reader[:2]] = (*other_reader[:3], True)
+                    elif other_reader[2] == state.tick and not other_reader[3]:
                         return state, "two readers"
-                true_leases[key] = true_lease._replace(epoch=epoch, starter=number)
-                readers[reader_key] = (key, number, began_tick, False)
+                true_leases[key] = true_lease._replace(epoch=epoch, starter=worker_index)
+                readers[reader_key] = (key, worker_index, start_tick, False)
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
-    def find_law_of_recovery_broken(self, state: SessionState) -> str:
+    def find_broken_recovery_law(self, state: SessionState) -> str:
         """Let all workers die and a new worker take every lease. Return the law that this breaks, or "" if none."""
-        stuck_key = ("stuck", state.rows, state.true_leases)
-        if stuck_key not in self._outcomes:
-            self._outcomes[stuck_key] = self._check_recovery(state)
-        return str(self._outcomes[stuck_key])
+        cache_key = ("stuck", state.rows, state.true_leases)
+        if cache_key not in self._outcomes:
+            self._outcomes[cache_key] = self._check_recovery(state)
+        return str(self._outcomes[cache_key])
 
     def _check_recovery(self, state: SessionState) -> str:
         rows = state.rows
         owned_leases: dict[str, Lease] = {}
         for key, _ in state.true_leases:
-            next_owner = self._create_worker(f"heir-of-{key}", 0)
+            new_worker = self._create_worker(f"heir-of-{key}", 0)
             for _ in range(3):
 
                 def take_lease(store: SessionStore, key: str = key) -> object:
                     (lease,) = store.get([key])
                     return store.write(ClaimLease(lease, "heir"))
 
-                rows, outcome = self._run_alone(rows, next_owner, take_lease)
+                rows, outcome = self._run_alone(rows, new_worker, take_lease)
                 if isinstance(outcome, Done):
                     owned_leases[key] = outcome.lease
                     break
         for key, true_lease in state.true_leases:
             if key not in owned_leases:
                 return f"{key} sticks"
-            start = count_records_before_checkpoint(owned_leases[key])
-            if start > true_lease.handled or start < true_lease.done:
-                return f"an heir starts at {start}; handled {true_lease.handled}, answered Done {true_lease.done}"
+            start_position = count_records_before_checkpoint(owned_leases[key])
+            if start_position > true_lease.handled or start_position < true_lease.done:
+                return (
+                    f"an heir starts at {start_position}; handled {true_lease.handled}, answered Done {true_lease.done}"
+                )
         return ""
 
     def _run_alone(
-        self, rows: TableRows, worker_state: WorkerState, work: Callable[[SessionStore], Any]
+        self, rows: TableRows, worker_state: WorkerState, operation: Callable[[SessionStore], Any]
     ) -> tuple[TableRows, Any]:
-        """Run `work` on one worker's store while all other workers stand still."""
+        """Run `operation` on one worker's store while all other workers stand still."""
         responses: list[Any] = []
         for _ in count():
             worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
             cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
             cells.responses = deque(responses)
             try:
-                return rows, work(worker.store)
-            except AwaitsResponse as waits:
-                rows, response = apply_request(rows, waits.request)
+                return rows, operation(worker.store)
+            except ResponseNeeded as exc:
+                rows, response = apply_request(rows, exc.request)
                 responses.append(response)
         raise AssertionError
 
 
 READS = ("look", "handle", "commit", "claim")
-FIRST_OWNS = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-"""The first worker takes s0, and then the second one reads the table."""
-FIRST_OWNS_TWO = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
-"""The first worker takes s0 and s1, and then the second one reads the table."""
+FIRST_WORKER_TAKES_S0 = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+"""The first worker takes lease s0. Then the second worker reads the table."""
+FIRST_WORKER_TAKES_BOTH = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
+"""The first worker takes leases s0 and s1. Then the second worker reads the table."""
 
 
 def build_session_models() -> Mapping[str, SessionModel]:
@@ -781,12 +819,12 @@ def build_session_models() -> Mapping[str, SessionModel]:
     """
     actions_until_both_listed = ((0, "look", ""), (1, "look", ""))
     actions_until_requested = (
-        *FIRST_OWNS,
+        *FIRST_WORKER_TAKES_S0,
         (1, "request", "s0"),
         (0, "handle", "s0"),
         (0, "commit", "s0"),
     )
-    actions_until_progress = (*FIRST_OWNS, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
+    actions_until_progress = (*FIRST_WORKER_TAKES_S0, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
     def build_model(
         moves: tuple[int, ...],
@@ -798,15 +836,15 @@ def build_session_models() -> Mapping[str, SessionModel]:
         return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), initial_actions)
 
     return {
-        "expiry": build_model((3, 2), FIRST_OWNS, tick=1),
-        "expiry, crash": build_model((2, 2), FIRST_OWNS, tick=1, crash=1),
-        "theft": build_model((3, 2), FIRST_OWNS, "steal"),
-        "theft, crash": build_model((3, 2), FIRST_OWNS, "steal", crash=1),
-        "theft, lost answer": build_model((3, 2), FIRST_OWNS, "steal", applied=1),
-        "theft, late write": build_model((3, 2), FIRST_OWNS, "steal", late=1),
+        "expiry": build_model((3, 2), FIRST_WORKER_TAKES_S0, tick=1),
+        "expiry, crash": build_model((2, 2), FIRST_WORKER_TAKES_S0, tick=1, crash=1),
+        "theft": build_model((3, 2), FIRST_WORKER_TAKES_S0, "steal"),
+        "theft, crash": build_model((3, 2), FIRST_WORKER_TAKES_S0, "steal", crash=1),
+        "theft, lost answer": build_model((3, 2), FIRST_WORKER_TAKES_S0, "steal", applied=1),
+        "theft, late write": build_model((3, 2), FIRST_WORKER_TAKES_S0, "steal", late=1),
         "late take": build_model((3, 3), actions_until_both_listed, "release", late=1),
         "lost take": build_model((3, 2), actions_until_both_listed, "steal", applied=1),
-        "late release": build_model((5, 1), FIRST_OWNS, "release", late=1),
+        "late release": build_model((5, 1), FIRST_WORKER_TAKES_S0, "release", late=1),
         "hand-over": build_model((3, 3), actions_until_requested, "give", "take back"),
         "hand-over, lost answer": build_model((3, 2), actions_until_requested, "give", "take back", applied=1),
         "hand-over, late write": build_model((3, 2), actions_until_requested, "give", "take back", late=1),
@@ -815,11 +853,11 @@ def build_session_models() -> Mapping[str, SessionModel]:
         ),
         "reset": build_model((2, 4), actions_until_progress, "release", "reset", tick=1),
         "late checkpoint": build_model((3, 4), actions_until_progress, "release", "reset", "steal", "late"),
-        "restart": build_model((3, 1), FIRST_OWNS, tick=1, crash=1, restart=1),
-        "stale": build_model((4, 2), FIRST_OWNS, "steal", "release"),
+        "restart": build_model((3, 1), FIRST_WORKER_TAKES_S0, tick=1, crash=1, restart=1),
+        "stale": build_model((4, 2), FIRST_WORKER_TAKES_S0, "steal", "release"),
         "removal": build_model((4, 4), actions_until_progress, tick=1),
-        "three workers": build_model((2, 2, 2), (*FIRST_OWNS, (2, "look", "")), "steal", tick=1),
-        "two leases": build_model((3, 2), FIRST_OWNS_TWO, "steal", leases=2, tick=1),
+        "three workers": build_model((2, 2, 2), (*FIRST_WORKER_TAKES_S0, (2, "look", "")), "steal", tick=1),
+        "two leases": build_model((3, 2), FIRST_WORKER_TAKES_BOTH, "steal", leases=2, tick=1),
     }
 
 
@@ -840,10 +878,10 @@ def explore_and_report(models: Mapping[str, SessionModel], limit: int, only: str
     is_law_broken = False
     for name, model in models.items():
         if only in {"", name}:
-            explored = model.explore(limit)
-            extent_explored = "whole" if explored.complete else "cut off"
-            print(f"{name:<24}{explored.states:>10,} states, {extent_explored}", flush=True)  # noqa: T201
-            for finding in explored.findings:
+            result = model.explore(limit)
+            extent = "whole" if result.complete else "cut off"
+            print(f"{name:<24}{result.states:>10,} states, {extent}", flush=True)  # noqa: T201
+            for finding in result.findings:
                 is_law_broken = True
                 print(f"  {finding.law}", *finding.trace, sep="\n    ")  # noqa: T201
     return int(is_law_broken)
@@ -855,13 +893,13 @@ def take_snapshot(worker: CheckedWorker) -> WorkerState:
 
 
 def _replace_worker(
-    workers: tuple[WorkerState, ...], number: int, worker_state: WorkerState
+    workers: tuple[WorkerState, ...], worker_index: int, worker_state: WorkerState
 ) -> tuple[WorkerState, ...]:
-    return (*workers[:number], worker_state, *workers[number + 1 :])
+    return (*workers[:worker_index], worker_state, *workers[worker_index + 1 :])
 
 
-def _use_fault(remaining: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
-    return tuple((name, count - (name == fault)) for name, count in remaining)
+def _use_fault(faults_left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
+    return tuple((name, count_left - (name == fault)) for name, count_left in faults_left)
 
 
 def _describe_request(request: CellRequest) -> str:

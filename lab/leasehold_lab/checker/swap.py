@@ -18,8 +18,8 @@ from leasehold.stores.protocol import Capabilities, Listing, Outcome
 from leasehold.stores.swap import CONTROL, DIRECTION, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, Write
 from leasehold_lab.checker.sessions import (
-    FIRST_OWNS,
-    FIRST_OWNS_TWO,
+    FIRST_WORKER_TAKES_BOTH,
+    FIRST_WORKER_TAKES_S0,
     READS,
     CellRequest,
     CheckedCells,
@@ -33,7 +33,7 @@ from leasehold_lab.checker.sessions import (
 )
 
 
-def stopped_clock() -> float:
+def clock_at_zero() -> float:
     """Return 0.0. Because no time passes, the store reads the control row at every call."""
     return 0.0
 
@@ -51,7 +51,7 @@ class CheckedTable:
         return Listing(tuple(lease for _, lease in self.cells.replay_response(CellRequest("list", (f"{self.name}/",)))))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002
-        """Return those of the requested leases that exist."""
+        """Return the requested leases that exist."""
         names = tuple(f"{self.name}/{key}" for key in keys)
         return tuple(lease for _, lease in self.cells.replay_response(CellRequest("read", names)))
 
@@ -64,11 +64,11 @@ class CheckedTable:
         """Do nothing."""
 
 
-def open_swap_store(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
+def open_swap_store(cells: CheckedCells) -> Any:  # noqa: ANN401  the search is typed for SessionStore
     """Return the store under test, with its two tables."""
     tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
-    store: Any = SwapStore(tables, "to", clock=stopped_clock, look_seconds=0.0)
-    store._cells = cells  # noqa: SLF001  where the search looks for it
+    store: Any = SwapStore(tables, "to", clock=clock_at_zero, look_seconds=0.0)
+    store._cells = cells  # noqa: SLF001  the search reads this attribute
     return store
 
 
@@ -89,13 +89,13 @@ class SwappingWorker(CheckedWorker):
         if verb not in {"send", "carry"}:
             try:
                 return super().take_action(verb, key, tick, now)
-            except StoreError as fault:
-                return [("contradiction", key, str(fault))]
+            except StoreError as exc:
+                return [("contradiction", key, str(exc))]
         self.moves -= 1
         store: Any = self.store
         try:
             if verb == "send":
-                table = store._tables[TO]  # noqa: SLF001  the command has its own
+                table = store._tables[TO]  # noqa: SLF001  the command opens this table itself
                 (control,) = table.get([CONTROL])
                 table.write(AnnotateLease(control, DIRECTION, key))
             else:
@@ -115,7 +115,7 @@ class SwappingWorker(CheckedWorker):
                 self.moves,
                 self.holdings,
                 self.listed_leases,
-                self.given_leases,
+                self.leases_given_away,
                 self.lost_holdings,
                 store_state,
             )
@@ -124,28 +124,28 @@ class SwappingWorker(CheckedWorker):
 
 @define
 class SwapModel(SessionModel):
-    """A small fleet whose leases start in table FROM and are to move to table TO."""
+    """A small fleet that moves its leases from table FROM to table TO."""
 
     def _create_worker(self, name: str, moves: int) -> WorkerState:
         return take_snapshot(SwappingWorker(name, open_swap_store(CheckedCells()), moves))
 
     def _judge_event(
-        self, state: SessionState, number: int, began_tick: int, event: SessionEvent
+        self, state: SessionState, worker_index: int, start_tick: int, event: SessionEvent
     ) -> tuple[SessionState, str]:
         if event[0] == "contradiction":
             return state, str(event[2])
-        if event[0] == "confirmed" and dict(state.true_leases)[event[1]].starter != number:
+        if event[0] == "confirmed" and dict(state.true_leases)[event[1]].starter != worker_index:
             return state, "renewed, and another has taken it"
-        return super()._judge_event(state, number, began_tick, event)
+        return super()._judge_event(state, worker_index, start_tick, event)
 
     def _check_recovery(self, state: SessionState) -> str:
         try:
             return super()._check_recovery(state)
-        except StoreError as fault:
-            return f"sticks: {fault}"
+        except StoreError as exc:
+            return f"sticks: {exc}"
 
 
-_CONTROL = Lease(CONTROL, checkpoint=SHARD_END, annotations=((DIRECTION, "to"),))
+_CONTROL_ROW = Lease(CONTROL, checkpoint=SHARD_END, annotations=((DIRECTION, "to"),))
 
 
 def build_swap_model(
@@ -155,8 +155,8 @@ def build_swap_model(
     leases: int = 1,
     faults: Mapping[str, int] | None = None,
 ) -> SwapModel:
-    """Return a model whose workers may take this many actions each, and whose leases are to move to table TO."""
-    rows = ((f"to/{CONTROL}", _CONTROL),)
+    """Return a model that moves leases to table TO. `moves` contains the number of actions that each worker may take."""
+    rows = ((f"to/{CONTROL}", _CONTROL_ROW),)
     return SwapModel(moves, leases, faults or {}, frozenset(verbs), initial_actions, rows=rows)
 
 
@@ -165,23 +165,23 @@ def build_swap_models() -> dict[str, SwapModel]:
 
     In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
-    actions_until_first_moved = (*FIRST_OWNS, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
+    actions_until_first_moved = (*FIRST_WORKER_TAKES_S0, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
     actions_until_sent_back = (*actions_until_first_moved, (1, "send", "from"))
-    actions_until_both_saw_two = (*FIRST_OWNS_TWO, (2, "look", ""))
+    actions_until_both_saw_two = (*FIRST_WORKER_TAKES_BOTH, (2, "look", ""))
     actions_until_first_released = (*actions_until_first_moved, (0, "release", "s0"), (1, "look", ""))
     return {
-        "expiry": build_swap_model((3, 2), FIRST_OWNS, *READS, faults={"tick": 1}),
-        "expiry, crash": build_swap_model((2, 3), FIRST_OWNS, *READS, faults={"tick": 1, "crash": 1}),
-        "theft": build_swap_model((3, 3), FIRST_OWNS, *READS, "steal"),
-        "theft, crash": build_swap_model((2, 3), FIRST_OWNS, *READS, "steal", faults={"crash": 1}),
-        "lost answer": build_swap_model((3, 2), FIRST_OWNS, *READS, "steal", faults={"applied": 1}),
-        "late write": build_swap_model((3, 2), FIRST_OWNS, *READS, "steal", faults={"late": 1}),
+        "expiry": build_swap_model((3, 2), FIRST_WORKER_TAKES_S0, *READS, faults={"tick": 1}),
+        "expiry, crash": build_swap_model((2, 3), FIRST_WORKER_TAKES_S0, *READS, faults={"tick": 1, "crash": 1}),
+        "theft": build_swap_model((3, 3), FIRST_WORKER_TAKES_S0, *READS, "steal"),
+        "theft, crash": build_swap_model((2, 3), FIRST_WORKER_TAKES_S0, *READS, "steal", faults={"crash": 1}),
+        "lost answer": build_swap_model((3, 2), FIRST_WORKER_TAKES_S0, *READS, "steal", faults={"applied": 1}),
+        "late write": build_swap_model((3, 2), FIRST_WORKER_TAKES_S0, *READS, "steal", faults={"late": 1}),
         "back": build_swap_model((3, 3), actions_until_sent_back, *READS, "steal"),
         "back, lost answer": build_swap_model((3, 2), actions_until_sent_back, *READS, "steal", faults={"applied": 1}),
         "back, late write": build_swap_model((3, 2), actions_until_sent_back, *READS, "steal", faults={"late": 1}),
         "to and fro": build_swap_model((4, 3), actions_until_first_moved, *READS, "send", faults={"tick": 1}),
         "release": build_swap_model((3, 3), actions_until_first_moved, *READS, "release", faults={"applied": 1}),
-        "hand-over": build_swap_model((3, 3), FIRST_OWNS, *READS, "request", "give", "take back"),
+        "hand-over": build_swap_model((3, 3), FIRST_WORKER_TAKES_S0, *READS, "request", "give", "take back"),
         "reset": build_swap_model((2, 4), actions_until_first_released, *READS, "reset", "send"),
         "carried": build_swap_model(
             (2, 4), (*actions_until_first_released, (0, "send", "from")), *READS, "carry", faults={"applied": 1}
@@ -190,7 +190,7 @@ def build_swap_models() -> dict[str, SwapModel]:
             (1, 3), (*actions_until_first_released, (0, "send", "from")), *READS, "carry", faults={"late": 1}
         ),
         "three workers": build_swap_model(
-            (2, 2, 2), (*FIRST_OWNS, (2, "look", "")), *READS, "steal", faults={"tick": 1}
+            (2, 2, 2), (*FIRST_WORKER_TAKES_S0, (2, "look", "")), *READS, "steal", faults={"tick": 1}
         ),
         "three workers, two leases": build_swap_model(
             (2, 2, 2), actions_until_both_saw_two, *READS, "steal", leases=2, faults={"tick": 1}

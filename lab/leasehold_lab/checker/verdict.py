@@ -43,68 +43,68 @@ class StateGraph:
         return len(self.steps) == len(self.states)
 
 
-def explore_states(fleet: FleetModel, starts: Iterable[FleetState], limit: int) -> StateGraph:
-    """Search breadth-first from the start states until no new state is found, or `limit` states have been expanded."""
+def explore_states(fleet: FleetModel, start_states: Iterable[FleetState], max_expanded: int) -> StateGraph:
+    """Search breadth-first from the start states until no new state is found, or `max_expanded` states have been expanded."""
     numbers: dict[FleetState, int] = {}
-    for start in starts:
-        numbers.setdefault(start, len(numbers))
+    for start_state in start_states:
+        numbers.setdefault(start_state, len(numbers))
     states_to_expand = deque(numbers)
-    steps: list[tuple[tuple[int, int], ...]] = []
-    while states_to_expand and len(steps) < limit:
-        followers: dict[int, int] = {}
+    successors_by_state: list[tuple[tuple[int, int], ...]] = []
+    while states_to_expand and len(successors_by_state) < max_expanded:
+        successors: dict[int, int] = {}
         for step in fleet.list_next_steps(states_to_expand.popleft()):
             if step.state not in numbers:
                 numbers[step.state] = len(numbers)
                 states_to_expand.append(step.state)
             state_number = numbers[step.state]
-            followers[state_number] = max(step.moves, followers.get(state_number, 0))
-        steps.append(tuple(followers.items()))
-    return StateGraph(tuple(numbers), tuple(steps))
+            successors[state_number] = max(step.moves, successors.get(state_number, 0))
+        successors_by_state.append(tuple(successors.items()))
+    return StateGraph(tuple(numbers), tuple(successors_by_state))
 
 
 def sort_topologically(graph: StateGraph) -> tuple[int, ...]:
     """Return the numbers of the states in topological order, without states on a cycle or after one."""
-    arrival_counts = [0] * len(graph.states)
-    for followers in graph.steps:
-        for number, _ in followers:
-            arrival_counts[number] += 1
-    states_without_arrivals = [number for number, count in enumerate(arrival_counts) if not count]
+    predecessor_counts = [0] * len(graph.states)
+    for successors in graph.steps:
+        for number, _ in successors:
+            predecessor_counts[number] += 1
+    states_without_predecessors = [number for number, count in enumerate(predecessor_counts) if not count]
     ordered_states = []
-    while states_without_arrivals:
-        number = states_without_arrivals.pop()
+    while states_without_predecessors:
+        number = states_without_predecessors.pop()
         ordered_states.append(number)
-        for follower, _ in graph.steps[number] if number < len(graph.steps) else ():
-            arrival_counts[follower] -= 1
-            if not arrival_counts[follower]:
-                states_without_arrivals.append(follower)
+        for successor, _ in graph.steps[number] if number < len(graph.steps) else ():
+            predecessor_counts[successor] -= 1
+            if not predecessor_counts[successor]:
+                states_without_predecessors.append(successor)
     return tuple(ordered_states)
 
 
-def find_cycle(graph: StateGraph, ordered: Iterable[int]) -> tuple[int, ...]:
+def find_cycle(graph: StateGraph, topological_order: Iterable[int]) -> tuple[int, ...]:
     """Return a cycle of states that the fleet may repeat forever, or () if there is none."""
-    on_cycles = set(range(len(graph.states))) - set(ordered)
+    on_cycles = set(range(len(graph.states))) - set(topological_order)
     predecessors: dict[int, int] = {}
     for number in on_cycles & set(range(len(graph.steps))):
-        predecessors.update((follower, number) for follower, _ in graph.steps[number] if follower in on_cycles)
+        predecessors.update((successor, number) for successor, _ in graph.steps[number] if successor in on_cycles)
     if not on_cycles:
         return ()
     # Each of these states has a predecessor among them, so walking backwards must return to a state already visited.
     visited: dict[int, None] = {}
-    position = min(on_cycles)
-    while position not in visited:
-        visited[position] = None
-        position = predecessors[position]
-    path = list(visited)
-    return tuple(reversed(path[path.index(position) :]))
+    current = min(on_cycles)
+    while current not in visited:
+        visited[current] = None
+        current = predecessors[current]
+    walk = list(visited)
+    return tuple(reversed(walk[walk.index(current) :]))
 
 
-def count_most_moves(graph: StateGraph, ordered: tuple[int, ...]) -> list[int]:
+def count_most_moves(graph: StateGraph, topological_order: tuple[int, ...]) -> list[int]:
     """Return, for each state, the largest number of moves on any path from it. States on cycles count as 0."""
     most_moves = [0] * len(graph.states)
-    for number in reversed(ordered):
+    for number in reversed(topological_order):
         if number < len(graph.steps):
             most_moves[number] = max(
-                (moves + most_moves[follower] for follower, moves in graph.steps[number]), default=0
+                (moves + most_moves[successor] for successor, moves in graph.steps[number]), default=0
             )
     return most_moves
 
@@ -153,52 +153,61 @@ class CheckVerdict:
 
 def judge_case(case: FleetCase) -> CheckVerdict:
     """Explore one fleet, and return the faults that were found."""
-    fleet, size = case.fleet, len(case.fleet.workers)
-    all_owners = product(range(NOBODY, size), repeat=fleet.leases)
-    starts = [fleet.initial_state(owners) for owners in (all_owners if case.owners is None else [case.owners])]
-    graph = explore_states(fleet, starts, case.limit)
+    fleet, worker_count = case.fleet, len(case.fleet.workers)
+    all_owners = product(range(NOBODY, worker_count), repeat=fleet.leases)
+    start_states = [fleet.initial_state(owners) for owners in (all_owners if case.owners is None else [case.owners])]
+    graph = explore_states(fleet, start_states, case.limit)
     ordered_states = sort_topologically(graph)
     faults: dict[Fault, str] = {}
 
-    if path := find_cycle(graph, ordered_states):
-        states = [graph.states[number] for number in path]
-        consecutive_states = zip(states, states[1:] + states[:1], strict=True)
-        steps = (
+    if cycle := find_cycle(graph, ordered_states):
+        cycle_states = [graph.states[number] for number in cycle]
+        consecutive_states = zip(cycle_states, cycle_states[1:] + cycle_states[:1], strict=True)
+        step_descriptions = (
             next(step.what for step in fleet.list_next_steps(current) if step.state == following)
             for current, following in consecutive_states
         )
-        faults["livelock"] = f"from {_describe_state(fleet, states[0])}: " + "; ".join(steps)
+        faults["livelock"] = f"from {_describe_state(fleet, cycle_states[0])}: " + "; ".join(step_descriptions)
 
-    for state, followers in zip(graph.states, graph.steps, strict=False):
-        if not followers and has_unowned_lease(state):
+    for state, successors in zip(graph.states, graph.steps, strict=False):
+        if not successors and has_unowned_lease(state):
             faults.setdefault("unowned", _describe_state(fleet, state))
-        if not followers and _is_uneven(case, state):
+        if not successors and _is_uneven(case, state):
             faults.setdefault("uneven", _describe_state(fleet, state))
 
     # S5: a balanced fleet moves no leases.
-    for start in starts if not fleet.crashes else ():
-        if not has_unowned_lease(start) and not _is_uneven(case, start) and fleet.list_next_steps(start):
-            faults["restless"] = _describe_state(fleet, start)
+    for start_state in start_states if not fleet.crashes else ():
+        if (
+            not has_unowned_lease(start_state)
+            and not _is_uneven(case, start_state)
+            and fleet.list_next_steps(start_state)
+        ):
+            faults["restless"] = _describe_state(fleet, start_state)
             break
 
     # If every worker holds a lease and none fails, every order of events takes the least possible number of moves (S6).
-    most_moves = dict(zip(graph.states[: len(starts)], count_most_moves(graph, ordered_states), strict=False))
-    for start, moves in most_moves.items():
-        if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:
-            least_move_count = _count_least_moves(case, start)
+    most_moves = dict(zip(graph.states[: len(start_states)], count_most_moves(graph, ordered_states), strict=False))
+    for start_state, moves in most_moves.items():
+        if set(start_state.owners) == set(range(worker_count)) and not fleet.crashes and None not in fleet.rules:
+            least_move_count = _count_least_moves(case, start_state)
             if moves > least_move_count:
-                faults["overshoot"] = f"{_describe_state(fleet, start)}: {moves} moves, least {least_move_count}"
+                faults["overshoot"] = f"{_describe_state(fleet, start_state)}: {moves} moves, least {least_move_count}"
                 break
 
-    single_owner_starts = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
+    single_owner_starts = [
+        start_state
+        for start_state in start_states
+        if len(set(start_state.owners)) == 1 and NOBODY not in start_state.owners
+    ]
     return CheckVerdict(
         case=case.name,
-        size=f"{fleet.leases} x {size}",
+        size=f"{fleet.leases} x {worker_count}",
         faults=faults,
         expanded=len(graph.steps),
         discovered=len(graph.states),
         worst=max(
-            ((most_moves[start], _count_least_moves(case, start)) for start in single_owner_starts), default=(0, 0)
+            ((most_moves[start_state], _count_least_moves(case, start_state)) for start_state in single_owner_starts),
+            default=(0, 0),
         ),
     )
 
@@ -211,15 +220,15 @@ def has_unowned_lease(state: FleetState) -> bool:
 def _is_uneven(case: FleetCase, state: FleetState) -> bool:
     fleet = case.fleet
     living_workers = [worker for worker, health in enumerate(state.health) if health == ALIVE]
-    counts = {fleet.workers[worker]: state.owners.count(worker) for worker in living_workers}
+    lease_counts = {fleet.workers[worker]: state.owners.count(worker) for worker in living_workers}
     taking_workers = (
         fleet.workers[worker] for worker in living_workers if fleet.rules[worker] is not None or worker in fleet.led
     )
-    return bool(uneven(counts, taking_workers, fleet.leases, case.groups))
+    return bool(uneven(lease_counts, taking_workers, fleet.leases, case.groups))
 
 
-def _count_least_moves(case: FleetCase, start: FleetState) -> int:
-    return least_moves(dict(enumerate(_list_owners(case.fleet, start))), case.fleet.workers, case.groups)
+def _count_least_moves(case: FleetCase, start_state: FleetState) -> int:
+    return least_moves(dict(enumerate(_list_owners(case.fleet, start_state))), case.fleet.workers, case.groups)
 
 
 def _list_owners(fleet: FleetModel, state: FleetState) -> list[str | None]:

@@ -48,9 +48,9 @@ def command(
             _open_story(console, rate, live=console.is_terminal and not as_json) as story,
         ):
             verdict = story.run()
-    except EndSignal as ended:
+    except EndSignal as end_signal:
         print("leasehold demo: stopped; nothing is left running", file=sys.stderr)
-        raise typer.Exit(ended.status) from None
+        raise typer.Exit(end_signal.status) from None
     if as_json:
         print(json.dumps(verdict.as_json()))
     else:
@@ -64,8 +64,8 @@ def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
     with run_services() as (kinesis, dynamodb), open_stage(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
         story = Story(stage, kinesis, rate)
         if not live:
-            story.on_sentence = lambda seconds, what: console.print(
-                f"{seconds:5.1f} s  {what}", highlight=False, soft_wrap=True
+            story.on_sentence = lambda seconds, sentence: console.print(
+                f"{seconds:5.1f} s  {sentence}", highlight=False, soft_wrap=True
             )
             yield story
             return

@@ -73,32 +73,32 @@ def command(
         if len({stream.name for stream in requested_streams}) < len(requested_streams):
             raise ValueError("STREAM: a stream is named twice")
         replace_aws_environment()
-        with raise_on_signal(), run_dev_services(requested_streams, folder, rate, in_postgres=in_postgres) as running:
+        with raise_on_signal(), run_dev_services(requested_streams, folder, rate, in_postgres=in_postgres) as services:
             if as_json:
-                source_urls = {name: stream.source for name, stream in running.streams.items()}
-                table_urls = {name: stream.table for name, stream in running.streams.items()}
+                source_urls = {name: stream.source for name, stream in services.streams.items()}
+                table_urls = {name: stream.table for name, stream in services.streams.items()}
                 stream_description = {
                     "streams": source_urls,
                     "tables": table_urls,
-                    "environment": dict(running.environment),
+                    "environment": dict(services.environment),
                 }
                 print(
                     json.dumps(stream_description), flush=True
                 )  # flushed, because a program may be waiting for it on a pipe
                 wait_for_signal()
-            with _serve_page(running) as page:
-                _print_streams(running, page)
+            with _serve_page(services) as page:
+                _print_streams(services, page)
                 wait_for_signal()
 
 
 @contextmanager
-def _serve_page(running: DevServices) -> Iterator[str]:
+def _serve_page(services: DevServices) -> Iterator[str]:
     """Create the lease tables, run `leasehold serve` for them, and yield a sentence with the URL of its page."""
     if not all(map(find_spec, ("starlette", "uvicorn"))):
         yield "To serve a page with the leases: pip install 'leasehold[serve]'"
         return
-    os.environ.update(running.environment)
-    table_urls = [stream.table for stream in running.streams.values()]
+    os.environ.update(services.environment)
+    table_urls = [stream.table for stream in services.streams.values()]
     for table in table_urls:
         open_store(table).close()
 
@@ -110,16 +110,16 @@ def _serve_page(running: DevServices) -> Iterator[str]:
         yield f"Page with the leases: {page.url}/"
 
 
-def _print_streams(running: DevServices, page: str) -> None:
-    *other_services, last_service = running.services
+def _print_streams(services: DevServices, page: str) -> None:
+    *other_services, last_service = services.services
     print(f"Stand-ins for {', '.join(other_services)} and {last_service} are running; Ctrl-C ends them.\n")
-    for name, stream in running.streams.items():
+    for name, stream in services.streams.items():
         print(f"stream {name}\n  source  {stream.source}\n  store   {stream.table}")
     print(f"\n{page}")
     print("\nPaste this into your shell, so that URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
-    print(f"{running.export_command}\n")
+    print(f"{services.export_command}\n")
     print("To run a worker, and to show the leases:\n")
-    first_stream = next(iter(running.streams.values()))
+    first_stream = next(iter(services.streams.values()))
     table = shlex.quote(first_stream.pasted_table)
     print(f"leasehold consume {shlex.quote(first_stream.pasted)} --store {table} --events --from trim_horizon")
     print(f"leasehold leases {table} --watch", flush=True)

@@ -123,25 +123,25 @@ def command(  # noqa: PLR0917  typer calls it by name
         )
     seeds = range(seed, seed + sweep)
     if master is not None:
-        answers = _simulate_on_cluster(question, seeds, master)
+        seed_outcomes = _simulate_on_cluster(question, seeds, master)
     else:
         outcome_iterator = simulate_on_this_machine(question, seeds, min(jobs, sweep))
         console = Console(stderr=True)
-        answers = list(
+        seed_outcomes = list(
             track(outcome_iterator, "simulating", sweep, console=console, disable=sweep == 1, transient=True)
         )
     if as_json:
-        outcomes_by_seed = [{"seed": number, **outcome} for number, outcome in answers]
-        print(json.dumps(answers[0][1] if sweep == 1 else {"seeds": outcomes_by_seed}))
+        outcomes_by_seed = [{"seed": outcome_seed, **outcome} for outcome_seed, outcome in seed_outcomes]
+        print(json.dumps(seed_outcomes[0][1] if sweep == 1 else {"seeds": outcomes_by_seed}))
     else:
-        _print_figures(question, [outcome for _, outcome in answers])
+        _print_figures(question, [outcome for _, outcome in seed_outcomes])
 
 
 def _parse_sizes(workers: str) -> tuple[int, ...]:
-    sizes = tuple(parse_decimal(size, _WORKERS) or 0 for size in workers.split("+"))
-    if not all(sizes):
+    group_sizes = tuple(parse_decimal(size, _WORKERS) or 0 for size in workers.split("+"))
+    if not all(group_sizes):
         raise ValueError(f"workers: {workers!r} is not a number of workers, or several numbers joined by +")
-    return sizes
+    return group_sizes
 
 
 def _simulate_on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:

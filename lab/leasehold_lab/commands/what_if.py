@@ -80,10 +80,13 @@ def command(  # noqa: PLR0917  one for each option
         f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; "
         f"longest unowned {unowned_seconds:.1f} s.\n"
     )
-    given_away, gained = Counter(move.before for move in result.moves), Counter(move.after for move in result.moves)
+    leases_given, leases_gained = (
+        Counter(move.before for move in result.moves),
+        Counter(move.after for move in result.moves),
+    )
     rows = tuple(
-        (name, str(held), str(gained[name]), str(given_away[name]), f"{result.loads[name]:.1f}")
-        for name, held in result.held.items()
+        (name, str(lease_count), str(leases_gained[name]), str(leases_given[name]), f"{result.loads[name]:.1f}")
+        for name, lease_count in result.held.items()
     )
     number_columns = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))
     print_table(TextTable((Column("worker"), *number_columns), rows), wide=wide)

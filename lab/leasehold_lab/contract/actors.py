@@ -41,7 +41,7 @@ def read_stored_lease(store: Store, key: str = KEY) -> Lease:
     return lease
 
 
-def create_placed_lease(store: Store, lease: Lease) -> Lease:
+def create_lease_with_owner(store: Store, lease: Lease) -> Lease:
     """Create this lease, and claim it for its owner if it has one."""
     row = expect_applied(store.write(CreateLease(lease)))
     return row if lease.owner is None else expect_applied(store.write(ClaimLease(row, lease.owner)))
@@ -49,12 +49,12 @@ def create_placed_lease(store: Store, lease: Lease) -> Lease:
 
 def create_unowned_lease(store: Store, key: str = KEY, checkpoint: Position = TRIM_HORIZON) -> Lease:
     """Create a free lease with this checkpoint."""
-    return create_placed_lease(store, Lease(key, checkpoint=checkpoint))
+    return create_lease_with_owner(store, Lease(key, checkpoint=checkpoint))
 
 
 def create_owned_lease(store: Store, owner: str = "ann", key: str = KEY, checkpoint: Position = TRIM_HORIZON) -> Lease:
     """Create a lease with this checkpoint and claim it for this worker."""
-    return create_placed_lease(store, Lease(key, owner=owner, checkpoint=checkpoint))
+    return create_lease_with_owner(store, Lease(key, owner=owner, checkpoint=checkpoint))
 
 
 def create_requested_lease(store: Store) -> Lease:

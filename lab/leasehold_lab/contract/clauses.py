@@ -81,9 +81,11 @@ class OwnershipClauses:
 
     def test_create_of_existing_lease_is_rejected(self, store: Store) -> None:
         """Creating an existing lease changes nothing, so a second worker cannot reset the checkpoint when it starts."""
-        first = create_owned_lease(store, checkpoint=Position("41"))
-        assert clear_layout_fields(expect_rejected(store.write(CreateLease(Lease(KEY))))) == clear_layout_fields(first)
-        assert read_stored_lease(store) == first
+        initial = create_owned_lease(store, checkpoint=Position("41"))
+        assert clear_layout_fields(expect_rejected(store.write(CreateLease(Lease(KEY))))) == clear_layout_fields(
+            initial
+        )
+        assert read_stored_lease(store) == initial
 
     def test_created_lease_has_no_owner(self, store: Store) -> None:
         """A new lease has no owner, even if one is given. A worker must claim a lease before it reads the shard."""
@@ -93,15 +95,15 @@ class OwnershipClauses:
 
     def test_claim_changes_owner_and_keeps_other_fields(self, store: Store) -> None:
         """A claim changes the owner, and keeps the checkpoint, the parents and the annotations."""
-        free = expect_applied(store.write(CreateLease(FULL)))
-        row = expect_applied(store.write(ClaimLease(free, "ann", (("b", "new"), ("c", "3")))))
+        free_lease = expect_applied(store.write(CreateLease(FULL)))
+        row = expect_applied(store.write(ClaimLease(free_lease, "ann", (("b", "new"), ("c", "3")))))
         annotations = (("a", "1"), ("b", "new"), ("c", "3"))
         assert clear_layout_fields(row) == clear_layout_fields(
             evolve(FULL, owner="ann", yields=True, annotations=annotations)
         )
         assert read_stored_lease(store) == row
 
-    def test_a_claim_is_refused_once_the_owner_woke_up(self, store: Store) -> None:
+    def test_claim_after_renewal_is_rejected(self, store: Store) -> None:
         """A claim requires the current version, so that a slow but living owner keeps its lease."""
         initial = create_owned_lease(store)
         renewed = expect_applied(store.write(RenewLease(initial)))
@@ -117,7 +119,7 @@ class OwnershipClauses:
         """A write to a missing lease is rejected. An incomplete row would make Java workers stop."""
         initial = create_owned_lease(store)
         expect_applied(store.write(DeleteLease(initial)))
-        missing = Lost(KEY, None)
+        rejection = Lost(KEY, None)
         assert [
             store.write(ClaimLease(initial, "bob")),
             store.write(StealLease(initial, "bob")),
@@ -131,7 +133,7 @@ class OwnershipClauses:
             store.write(WithdrawRequest(initial, "bob")),
             store.write(AnnotateLease(initial, "a", "1")),
             store.write(ResetLease(initial, SHARD_END)),
-        ] == [missing] * 12
+        ] == [rejection] * 12
         assert store.get([KEY]) == ()
 
     def test_steal_is_applied_despite_renewals(self, store: Store) -> None:
@@ -199,20 +201,20 @@ class OwnershipClauses:
         rows = [create_unowned_lease(store)]
         for step in STEPS:
             rows.append(expect_applied(step(store, rows[-1])))
-        changes = [row for before, row in pairwise(rows) if row.owner != before.owner]
-        assert len(changes) == len(STEPS) - 2
-        assert len({row.version for row in [rows[0], *changes]}) == 1 + len(changes)
+        rows_after_owner_change = [row for previous_row, row in pairwise(rows) if row.owner != previous_row.owner]
+        assert len(rows_after_owner_change) == len(STEPS) - 2
+        assert len({row.version for row in [rows[0], *rows_after_owner_change]}) == 1 + len(rows_after_owner_change)
         epochs = [row.epoch for row in rows]
         assert epochs == sorted(epochs)
 
     def test_delete_requires_unchanged_lease(self, store: Store) -> None:
         """A lease is deleted only if it is unchanged since it was read, so a lease in use keeps its checkpoint."""
         initial = create_owned_lease(store)
-        bystander = create_unowned_lease(store, key="bystander")
+        unrelated_lease = create_unowned_lease(store, key="bystander")
         renewed = expect_applied(store.write(RenewLease(initial)))
         assert store.write(DeleteLease(initial)) == Lost(KEY, renewed)
         assert store.write(DeleteLease(renewed)) == Done(renewed)
-        assert store.list().leases == (bystander,)
+        assert store.list().leases == (unrelated_lease,)
 
     def test_delete_of_deleted_lease_succeeds(self, store: Store) -> None:
         """Deleting a deleted lease succeeds, so two workers may clean up at the same time."""
@@ -257,20 +259,26 @@ class CheckpointClauses:
 
     def test_checkpoint_moves_forward(self, store: Store) -> None:
         """A checkpoint moves forward. Sequence numbers are compared as numbers, and sentinels by their meaning."""
-        for number, (before, after) in enumerate(FORWARD):
-            initial = create_owned_lease(store, key=f"shard-{number}", checkpoint=before)
-            assert expect_applied(store.write(CheckpointLease(initial, after))).checkpoint == after, (before, after)
+        for shard_number, (earlier_position, later_position) in enumerate(FORWARD):
+            initial = create_owned_lease(store, key=f"shard-{shard_number}", checkpoint=earlier_position)
+            assert expect_applied(store.write(CheckpointLease(initial, later_position))).checkpoint == later_position, (
+                earlier_position,
+                later_position,
+            )
 
     def test_checkpoint_never_moves_back(self, store: Store) -> None:
         """A checkpoint before the stored one is rejected. It would repeat records, or reopen a finished shard."""
-        for number, (after, before) in enumerate(FORWARD):
-            if before == NOON:
+        for shard_number, (earlier_position, stored_position) in enumerate(FORWARD):
+            if stored_position == NOON:
                 continue  # any starting position may replace another starting position
-            initial = create_owned_lease(store, key=f"shard-{number}", checkpoint=before)
-            assert expect_rejected(store.write(CheckpointLease(initial, after))) == initial, (before, after)
+            initial = create_owned_lease(store, key=f"shard-{shard_number}", checkpoint=stored_position)
+            assert expect_rejected(store.write(CheckpointLease(initial, earlier_position))) == initial, (
+                stored_position,
+                earlier_position,
+            )
 
     def test_checkpoint_at_stored_position_renews_lease(self, store: Store) -> None:
-        """A checkpoint at the stored position renews the lease. An idle shard has such checkpoints."""
+        """A checkpoint at the stored position renews the lease. Such checkpoints are written while a shard is idle."""
         initial = create_owned_lease(store, checkpoint=Position("41", 3))
         assert clear_layout_fields(
             expect_applied(store.write(CheckpointLease(initial, Position("41", 3))))
@@ -325,9 +333,11 @@ class CheckpointClauses:
         if not store.capabilities.late_checkpoints:
             assert expect_rejected(store.write(CheckpointLate(initial, Position("41", 3)))) == current
             return
-        late = expect_applied(store.write(CheckpointLate(initial, Position("41", 3))))
-        assert clear_layout_fields(late) == clear_layout_fields(evolve(current, checkpoint=Position("41", 3)))
-        assert (late.version, late.epoch) == (current.version, current.epoch)
+        lease_after_checkpoint = expect_applied(store.write(CheckpointLate(initial, Position("41", 3))))
+        assert clear_layout_fields(lease_after_checkpoint) == clear_layout_fields(
+            evolve(current, checkpoint=Position("41", 3))
+        )
+        assert (lease_after_checkpoint.version, lease_after_checkpoint.epoch) == (current.version, current.epoch)
         assert expect_applied(store.write(RenewLease(current))).checkpoint == Position("41", 3)
 
     def test_late_checkpoint_only_moves_forward(self, store: Store) -> None:
@@ -393,8 +403,8 @@ class HandoffClauses:
 
     def test_request_requires_owner_that_answers_requests(self, store: Store) -> None:
         """A lease can be requested only if its owner answers requests. Otherwise the request would delay the move."""
-        free = create_unowned_lease(store)
-        assert expect_rejected(store.write(RequestLease(free, "bob"))) == free
+        free_lease = create_unowned_lease(store)
+        assert expect_rejected(store.write(RequestLease(free_lease, "bob"))) == free_lease
 
     def test_request_after_owner_change_is_rejected(self, store: Store) -> None:
         """A request is rejected if the owner has changed, so a new owner keeps the lease that it just took."""
@@ -437,9 +447,9 @@ class HandoffClauses:
             expect_rejected(store.write(GiveLease(evolve(renewed_lease, next_owner="cat"), Position("41"))))
             == renewed_lease
         )
-        alone = expect_applied(store.write(WithdrawRequest(renewed_lease, "bob")))
-        assert expect_rejected(store.write(GiveLease(renewed_lease, Position("41")))) == alone
-        assert expect_rejected(store.write(GiveLease(alone, Position("41")))) == alone
+        lease_without_request = expect_applied(store.write(WithdrawRequest(renewed_lease, "bob")))
+        assert expect_rejected(store.write(GiveLease(renewed_lease, Position("41")))) == lease_without_request
+        assert expect_rejected(store.write(GiveLease(lease_without_request, Position("41")))) == lease_without_request
         assert read_stored_lease(store).checkpoint == TRIM_HORIZON
 
     def test_gift_never_moves_checkpoint_back(self, store: Store) -> None:
@@ -449,18 +459,18 @@ class HandoffClauses:
 
     def test_accepted_gift_cannot_be_taken_back(self, store: Store) -> None:
         """The next owner accepts a gift by a write, after which the former owner cannot take it back."""
-        gift = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
-        current = expect_applied(store.write(ClaimLease(gift, "bob")))
-        assert clear_layout_fields(current) == clear_layout_fields(gift)
-        assert expect_rejected(store.write(TakeBackLease(gift, "ann"))) == current
-        assert expect_rejected(store.write(ClaimLease(gift, "bob"))) == current
+        given_lease = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
+        current = expect_applied(store.write(ClaimLease(given_lease, "bob")))
+        assert clear_layout_fields(current) == clear_layout_fields(given_lease)
+        assert expect_rejected(store.write(TakeBackLease(given_lease, "ann"))) == current
+        assert expect_rejected(store.write(ClaimLease(given_lease, "bob"))) == current
 
     def test_gift_not_accepted_can_be_taken_back(self, store: Store) -> None:
         """A gift that the next owner has not accepted can be taken back, because that worker may be dead."""
-        gift = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
-        current = expect_applied(store.write(TakeBackLease(gift, "ann")))
-        assert clear_layout_fields(current) == clear_layout_fields(evolve(gift, owner="ann"))
-        assert expect_rejected(store.write(ClaimLease(gift, "bob"))) == current
+        given_lease = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
+        current = expect_applied(store.write(TakeBackLease(given_lease, "ann")))
+        assert clear_layout_fields(current) == clear_layout_fields(evolve(given_lease, owner="ann"))
+        assert expect_rejected(store.write(ClaimLease(given_lease, "bob"))) == current
 
     def test_request_is_withdrawn_only_by_next_owner(self, store: Store) -> None:
         """A request can be withdrawn only by its next owner."""
@@ -481,10 +491,12 @@ class HandoffClauses:
     def test_steal_after_request_requires_current_request(self, store: Store) -> None:
         """A worker that has requested a lease can steal it only while it is still the next owner."""
         initial = create_requested_lease(store)
-        other = expect_applied(store.write(RequestLease(initial, "cat")))
-        assert expect_rejected(store.write(StealLease(initial, "bob"))) == other
-        current = expect_applied(store.write(StealLease(other, "cat")))
-        assert clear_layout_fields(current) == clear_layout_fields(evolve(other, owner="cat", next_owner=None))
+        lease_requested_by_cat = expect_applied(store.write(RequestLease(initial, "cat")))
+        assert expect_rejected(store.write(StealLease(initial, "bob"))) == lease_requested_by_cat
+        current = expect_applied(store.write(StealLease(lease_requested_by_cat, "cat")))
+        assert clear_layout_fields(current) == clear_layout_fields(
+            evolve(lease_requested_by_cat, owner="cat", next_owner=None)
+        )
 
     def test_claim_removes_request(self, store: Store) -> None:
         """A claim removes a request, because the request was for the former owner."""
@@ -499,17 +511,20 @@ class HandoffClauses:
 
 
 class ResetClauses:
-    """Tests of resets, and of the fencing number during the whole life of a lease."""
+    """Tests of resets, and of the fencing number over the whole life of a lease."""
 
     def test_reset_moves_checkpoint_in_either_direction(self, store: Store) -> None:
         """A reset may move the checkpoint forward or back, even from the end of the shard."""
-        for number, (before, after) in enumerate(FORWARD):
-            for key, start, target in ((f"f-{number}", before, after), (f"b-{number}", after, before)):
-                initial = create_unowned_lease(store, key, start)
-                current = expect_applied(store.write(ResetLease(initial, target)))
-                assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, checkpoint=target)), (
-                    start,
-                    target,
+        for shard_number, (earlier_position, later_position) in enumerate(FORWARD):
+            for key, old_position, new_position in (
+                (f"f-{shard_number}", earlier_position, later_position),
+                (f"b-{shard_number}", later_position, earlier_position),
+            ):
+                initial = create_unowned_lease(store, key, old_position)
+                current = expect_applied(store.write(ResetLease(initial, new_position)))
+                assert clear_layout_fields(current) == clear_layout_fields(evolve(initial, checkpoint=new_position)), (
+                    old_position,
+                    new_position,
                 )
                 assert current.version != initial.version
                 assert read_stored_lease(store, key) == current
@@ -575,8 +590,9 @@ class ResetClauses:
         epochs = [row.epoch for row in rows]
         if store.capabilities.counts_owners:
             assert all(
-                before.epoch < after.epoch or (before.owner == after.owner and before.epoch == after.epoch)
-                for before, after in pairwise(rows[:-3])
+                previous_row.epoch < next_row.epoch
+                or (previous_row.owner == next_row.owner and previous_row.epoch == next_row.epoch)
+                for previous_row, next_row in pairwise(rows[:-3])
             )
             assert epochs[-3:] == [502, 503, 504]
         else:
@@ -596,10 +612,10 @@ ROUNDS = 3
 
 def write_concurrently(store: Store, writes: Sequence[Write]) -> list[Lease]:
     """Send all writes at the same time from separate threads, and return the leases of the applied ones."""
-    gate = Barrier(len(writes))
+    start_barrier = Barrier(len(writes))
 
     def write_at_once(write: Write) -> Outcome:
-        gate.wait()
+        start_barrier.wait()
         return store.write(write)
 
     with ThreadPoolExecutor(len(writes)) as pool:
@@ -612,76 +628,88 @@ class RaceClauses:
 
     def test_one_of_many_creations_is_applied(self, store: Store) -> None:
         """If many workers create a lease, one creation is applied."""
-        for number in range(ROUNDS):
-            key = f"shard-{number}"
-            won = write_concurrently(store, [CreateLease(Lease(key, annotations=(("by", me),))) for me in WORKERS])
-            assert won == [read_stored_lease(store, key)]
+        for round_number in range(ROUNDS):
+            key = f"shard-{round_number}"
+            applied_leases = write_concurrently(
+                store, [CreateLease(Lease(key, annotations=(("by", worker),))) for worker in WORKERS]
+            )
+            assert applied_leases == [read_stored_lease(store, key)]
 
-    def test_one_of_many_claims(self, store: Store) -> None:
+    def test_one_of_many_claims_is_applied(self, store: Store) -> None:
         """If many workers claim a lease at the same time, one claim is applied, so one worker reads the shard."""
-        for number in range(ROUNDS):
-            initial = create_unowned_lease(store, f"shard-{number}")
-            assert write_concurrently(store, [ClaimLease(initial, me) for me in WORKERS]) == [
+        for round_number in range(ROUNDS):
+            initial = create_unowned_lease(store, f"shard-{round_number}")
+            assert write_concurrently(store, [ClaimLease(initial, worker) for worker in WORKERS]) == [
                 read_stored_lease(store, initial.key)
             ]
 
     def test_one_of_many_steals_is_applied(self, store: Store) -> None:
         """If many workers steal a lease, one steal is applied."""
-        for number in range(ROUNDS):
-            initial = create_owned_lease(store, key=f"shard-{number}")
-            assert write_concurrently(store, [StealLease(initial, me) for me in WORKERS]) == [
+        for round_number in range(ROUNDS):
+            initial = create_owned_lease(store, key=f"shard-{round_number}")
+            assert write_concurrently(store, [StealLease(initial, worker) for worker in WORKERS]) == [
                 read_stored_lease(store, initial.key)
             ]
 
     def test_renewal_or_one_claim_is_applied(self, store: Store) -> None:
         """Either the owner's renewal is applied, or one of many claims."""
-        owner, *others = WORKERS
+        owner, *other_workers = WORKERS
         initial = create_owned_lease(store, owner)
-        won = write_concurrently(store, [RenewLease(initial), *(ClaimLease(initial, me) for me in others)])
-        assert won == [read_stored_lease(store)]
+        applied_leases = write_concurrently(
+            store, [RenewLease(initial), *(ClaimLease(initial, worker) for worker in other_workers)]
+        )
+        assert applied_leases == [read_stored_lease(store)]
 
     def test_gift_is_accepted_or_taken_back(self, store: Store) -> None:
         """A gift is either accepted or taken back."""
-        gift = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
-        won = write_concurrently(store, [ClaimLease(gift, "bob"), TakeBackLease(gift, "ann")] * 16)
-        assert won == [read_stored_lease(store)]
+        given_lease = expect_applied(store.write(GiveLease(create_requested_lease(store), Position("41"))))
+        applied_leases = write_concurrently(
+            store, [ClaimLease(given_lease, "bob"), TakeBackLease(given_lease, "ann")] * 16
+        )
+        assert applied_leases == [read_stored_lease(store)]
 
     def test_one_of_many_claims_or_resets_is_applied(self, store: Store) -> None:
         """If many workers claim or reset a lease, one write is applied, so no claim misses a confirmed reset."""
-        for number in range(ROUNDS):
-            initial = create_unowned_lease(store, f"shard-{number}", Position("41"))
+        for round_number in range(ROUNDS):
+            initial = create_unowned_lease(store, f"shard-{round_number}", Position("41"))
             writes = [
-                write for me in WORKERS[1::2] for write in (ResetLease(initial, TRIM_HORIZON), ClaimLease(initial, me))
+                write
+                for worker in WORKERS[1::2]
+                for write in (ResetLease(initial, TRIM_HORIZON), ClaimLease(initial, worker))
             ]
             assert write_concurrently(store, writes) == [read_stored_lease(store, initial.key)]
 
-    def test_listings_meanwhile_take_nothing_from_an_owner(self, store: Store) -> None:
+    def test_concurrent_listings_do_not_disturb_writes(self, store: Store) -> None:
         """Concurrent listings never make an owner's write fail or disappear."""
-        finished = Event()
+        writes_finished = Event()
 
         def list_repeatedly() -> None:
-            while not finished.is_set():
+            while not writes_finished.is_set():
                 store.list()
 
-        rows = [create_unowned_lease(store, f"shard-{number}") for number in range(ROUNDS)]
+        rows = [create_unowned_lease(store, f"shard-{round_number}") for round_number in range(ROUNDS)]
         with ThreadPoolExecutor(1) as pool:
-            listing = pool.submit(list_repeatedly)
+            listing_future = pool.submit(list_repeatedly)
             try:
-                for number in range(3):
+                for round_number in range(3):
                     rows = [expect_applied(store.write(ClaimLease(row, "ann"))) for row in rows]
-                    rows = [expect_applied(store.write(CheckpointLease(row, Position(str(number))))) for row in rows]
+                    rows = [
+                        expect_applied(store.write(CheckpointLease(row, Position(str(round_number))))) for row in rows
+                    ]
                     rows = [expect_applied(store.write(ReleaseLease(row, "ann"))) for row in rows]
             finally:
-                finished.set()
-        listing.result()
-        remaining = store.get([row.key for row in rows])
+                writes_finished.set()
+        listing_future.result()
+        stored_rows = store.get([row.key for row in rows])
         # Some stores return the age of each row.
-        assert [evolve(row, idle=0.0) for row in remaining] == [evolve(row, idle=0.0) for row in rows]
+        assert [evolve(row, idle=0.0) for row in stored_rows] == [evolve(row, idle=0.0) for row in rows]
 
     def test_furthest_late_checkpoint_is_kept(self, store: Store) -> None:
         """If many late checkpoints are written at the same time, the furthest one is kept."""
         initial = create_owned_lease(store)
-        write_concurrently(store, [CheckpointLate(initial, Position(str(number))) for number in range(len(WORKERS))])
+        write_concurrently(
+            store, [CheckpointLate(initial, Position(str(sequence_number))) for sequence_number in range(len(WORKERS))]
+        )
         assert store.get([KEY]) == (evolve(initial, checkpoint=Position("31")),)
 
 

@@ -30,7 +30,7 @@ HIDDEN_VARIABLES = (
     "AWS_REGION",
     "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
 )
-"""Environment variables of the user that apply to the real services, and are removed for the stand-ins."""
+"""Environment variables that users set for the real services. They are removed for the stand-ins."""
 
 
 def replace_aws_environment() -> None:
@@ -44,7 +44,7 @@ def replace_aws_environment() -> None:
 
 
 class Child:
-    """A child process, whose standard output is written to the file `out` and whose standard error to a log file.
+    """A child process. Its standard output is written to the file `out`, and its standard error to a log file.
 
     The child runs under a guard in a separate process group, so Ctrl-C does not reach it. The guard ends the child when
     the guard's standard input is closed, which also happens if this process dies.
@@ -55,8 +55,10 @@ class Child:
         self.out, self._log = folder / f"{name}.jsonl", folder / f"{name}.log"
         environment = {name: value for name, value in os.environ.items() if name not in HIDDEN_VARIABLES}
         with self.out.open("wb") as out, self._log.open("wb") as log:
-            grace = {guard.GRACE: str(DRAIN_SECONDS)}
-            self._process = start_guarded((program, *arguments), out, log, {**environment, **ENVIRONMENT, **grace})
+            grace_variable = {guard.GRACE: str(DRAIN_SECONDS)}
+            self._process = start_guarded(
+                (program, *arguments), out, log, {**environment, **ENVIRONMENT, **grace_variable}
+            )
 
     @property
     def pid(self) -> int:

@@ -108,17 +108,17 @@ class DevServices:
 
 def parse_stream(text: str) -> RequestedStream:
     """Parse a stream from the command line: [eventhubs:|table:]NAME[=SHARDS]. Raises ValueError."""
-    prefix, colon, name_and_shards = text.rpartition(":")
-    name, equals, shards = name_and_shards.partition("=")
-    kind = _KINDS.get(prefix) if colon else "kinesis"
+    kind_prefix, colon, name_and_shards = text.rpartition(":")
+    name, equals_sign, shards = name_and_shards.partition("=")
+    kind = _KINDS.get(kind_prefix) if colon else "kinesis"
     if kind is None or not _NAME.fullmatch(name):
         raise ValueError(
             f"{text!r} names no stream; write NAME=SHARDS for Kinesis, such as orders=4, eventhubs:NAME=PARTITIONS, "
             "or table:NAME=SHARDS for the stream of a table of DynamoDB"
         )
-    if equals and not (shards.isascii() and shards.isdigit() and 1 <= int(shards) <= SHARDS_MAX):
+    if equals_sign and not (shards.isascii() and shards.isdigit() and 1 <= int(shards) <= SHARDS_MAX):
         raise ValueError(f"{text!r}: the number of shards is one from 1 to {SHARDS_MAX}, as in {name}=4")
-    return RequestedStream(name, int(shards) if equals else 1, kind)
+    return RequestedStream(name, int(shards) if equals_sign else 1, kind)
 
 
 log = escaped(logging.getLogger("leasehold.sample"))
@@ -131,39 +131,39 @@ KeyedRows = list[tuple[str, bytes]]
 
 
 @contextmanager
-def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterator[None]:
+def put_samples(name: str, rate: int, put_batch: Callable[[KeyedRows], object]) -> Iterator[None]:
     """Put `rate` records per second from a separate thread until the block ends. Do nothing if `rate` is 0."""
     if not rate:
         yield
         return
-    ending = threading.Event()
+    stop_event = threading.Event()
     producer_thread = spawn(
         f"sample-{name}",
-        lambda: put_rows(rate, put, ending),
+        lambda: put_rows(rate, put_batch, stop_event),
         lambda fault: log.error("stream %s: sample data stopped: %s", name, said(fault)),
     )
     try:
         yield
     finally:
-        ending.set()
+        stop_event.set()
         producer_thread.join()
 
 
-def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
-    """Put records until `ending` is set. Each contains its key and its number among the records of the key."""
-    numbers, positions = Counter[str](), count()
+def put_rows(rate: int, put_batch: Callable[[KeyedRows], object], stop_event: threading.Event) -> None:
+    """Put records until `stop_event` is set. Each contains its key and its number among the records of that key."""
+    counts_by_key, record_indexes = Counter[str](), count()
     pause_seconds = max(1 / PUTS_PER_SECOND, 1 / rate)
-    while not ending.is_set():
-        rows: KeyedRows = []
+    while not stop_event.is_set():
+        batch: KeyedRows = []
         for _ in range(max(1, round(rate * pause_seconds))):
-            key = f"sensor-{next(positions) % KEYS:02}"
-            numbers[key] += 1
-            rows.append((key, json.dumps({"key": key, "number": numbers[key]}).encode()))
-        put(rows)
-        ending.wait(pause_seconds)
+            key = f"sensor-{next(record_indexes) % KEYS:02}"
+            counts_by_key[key] += 1
+            batch.append((key, json.dumps({"key": key, "number": counts_by_key[key]}).encode()))
+        put_batch(batch)
+        stop_event.wait(pause_seconds)
 
 
-Tables = Callable[[str], str]
+TableUrlBuilder = Callable[[str], str]
 """A function that returns the URL of the lease table for the stream with a given name."""
 
 
@@ -172,35 +172,37 @@ CONTAINER = "leases"
 
 
 @contextmanager
-def run_hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
+def run_hub_services(
+    hubs: Sequence[RequestedStream], rate: int, build_table_url: TableUrlBuilder | None = None
+) -> Iterator[DevServices]:
     """Start a stand-in with these hubs, and put `rate` events per second into each.
 
-    If `tables` is None, also start a stand-in for Azure Blob Storage, for the leases. Raises ServiceError if a stand-in
-    cannot be installed or started.
+    If `build_table_url` is None, also start a stand-in for Azure Blob Storage, for the leases. Raises ServiceError if a
+    stand-in cannot be installed or started.
     """
     with ExitStack() as stack:
         local_hubs = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
         environment = {"EVENTHUBS_CONNECTION_STRING": local_hubs.connection_string()}
-        if tables is None:
-            blobs = azurite_connection_string(stack.enter_context(run_azurite()))
-            environment["AZURE_STORAGE_CONNECTION_STRING"] = blobs
+        if build_table_url is None:
+            blob_connection_string = azurite_connection_string(stack.enter_context(run_azurite()))
+            environment["AZURE_STORAGE_CONNECTION_STRING"] = blob_connection_string
 
         def put_events(hub: RequestedStream, rows: KeyedRows) -> None:
             # All events of a key are put into one partition, in order.
-            by_partition: dict[int, list[str]] = defaultdict(list)
-            for key, row in rows:
-                by_partition[zlib.crc32(key.encode()) % hub.shards].append(row.decode())
-            for partition, bodies in by_partition.items():
+            bodies_by_partition: dict[int, list[str]] = defaultdict(list)
+            for key, data in rows:
+                bodies_by_partition[zlib.crc32(key.encode()) % hub.shards].append(data.decode())
+            for partition, bodies in bodies_by_partition.items():
                 local_hubs.put(hub.name, str(partition), bodies)
 
         streams = {}
         for hub in hubs:
             stack.enter_context(put_samples(hub.name, rate, partial(put_events, hub)))
-            source = f"eventhubs://{local_hubs.namespace}/{hub.name}"
-            table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={local_hubs.namespace}/{hub.name}"
-            table = table if tables is None else tables(hub.name)
-            streams[hub.name] = DevStream(source, table, source, table)
-        yield DevServices(("Event Hubs", *(("Azure Blob",) if tables is None else ())), streams, environment)
+            source_url = f"eventhubs://{local_hubs.namespace}/{hub.name}"
+            table_url = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={local_hubs.namespace}/{hub.name}"
+            table_url = table_url if build_table_url is None else build_table_url(hub.name)
+            streams[hub.name] = DevStream(source_url, table_url, source_url, table_url)
+        yield DevServices(("Event Hubs", *(("Azure Blob",) if build_table_url is None else ())), streams, environment)
 
 
 REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
@@ -228,7 +230,7 @@ def run_dev_services(
     if folder is not None and any(stream.kind != "kinesis" for stream in streams):
         raise ValueError("--folder: event hubs and tables can only be kept in memory; run them without --folder")
     with ExitStack() as stack:
-        build_table_url: Tables | None = None
+        build_table_url: TableUrlBuilder | None = None
         running_services = list[DevServices]()
         if in_postgres:
             if folder is not None:
@@ -258,7 +260,7 @@ In DynamoDB, a shard stays open for some hours, and is removed after a day.
 
 @contextmanager
 def _run_aws_services(
-    streams: Sequence[RequestedStream], folder: Path | None, rate: int, tables: Tables | None
+    streams: Sequence[RequestedStream], folder: Path | None, rate: int, build_table_url: TableUrlBuilder | None
 ) -> Iterator[DevServices]:
     folders: dict[str, Path] = {}
     if folder is not None:
@@ -270,7 +272,7 @@ def _run_aws_services(
             **{name: ENVIRONMENT[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
             "AWS_DEFAULT_REGION": REGION,
         }
-        sources = {}
+        stream_urls = {}
         if kinesis_streams := [stream for stream in streams if stream.kind == "kinesis"]:
             kinesis = stack.enter_context(run_kinesis_local(folders.get("kinesis")))
             environment["AWS_ENDPOINT_URL_KINESIS"] = kinesis.url
@@ -278,46 +280,47 @@ def _run_aws_services(
                 stream_client = stack.enter_context(_open_stream(kinesis.url, stream))
                 stack.enter_context(put_samples(stream.name, rate, partial(put_records, stream_client, stream.name)))
                 query = f"?region={REGION}&endpoint={kinesis.url}"
-                sources[stream.name] = f"kinesis://{stream.name}{query}", f"kinesis://{stream.name}"
+                stream_urls[stream.name] = f"kinesis://{stream.name}{query}", f"kinesis://{stream.name}"
         for stream in (stream for stream in streams if stream.kind == "table"):
             table = TableStreams(stream.name, stream.shards, roll_seconds=ROLL_SECONDS, retention=60 * ROLL_SECONDS)
-            # The URL must contain the endpoint, because the environment has the endpoint of the lease tables' service.
-            source = f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(run_table_server(table))}"
+            # The URL must contain the endpoint, because the endpoint in the environment is that of the lease tables.
+            source_url = f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(run_table_server(table))}"
             stack.enter_context(put_samples(stream.name, rate, partial(_put_items, table)))
-            sources[stream.name] = source, source
-        names = [
+            stream_urls[stream.name] = source_url, source_url
+        service_names = [
             *(("Kinesis",) if kinesis_streams else ()),
             *(("DynamoDB Streams",) if len(kinesis_streams) < len(streams) else ()),
         ]
-        if tables is not None:
+        if build_table_url is not None:
             dev_streams = {
-                name: DevStream(source, tables(name), short, tables(name)) for name, (source, short) in sources.items()
+                name: DevStream(source_url, build_table_url(name), short_url, build_table_url(name))
+                for name, (source_url, short_url) in stream_urls.items()
             }
         else:
             dynamodb = stack.enter_context(run_dynalite(folders.get("dynamodb")))
             environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
             query = f"region={REGION}&endpoint={dynamodb.url}"
             dev_streams = {
-                name: DevStream(source, f"dynamodb://{name}-app?{query}", short, f"dynamodb://{name}-app")
-                for name, (source, short) in sources.items()
+                name: DevStream(source_url, f"dynamodb://{name}-app?{query}", short_url, f"dynamodb://{name}-app")
+                for name, (source_url, short_url) in stream_urls.items()
             }
-            names.append("DynamoDB")
-        yield DevServices(tuple(names), dev_streams, environment)
+            service_names.append("DynamoDB")
+        yield DevServices(tuple(service_names), dev_streams, environment)
 
 
 @contextmanager
-def _open_stream(endpoint: str, requested: RequestedStream) -> "Iterator[KinesisClient]":
+def _open_stream(endpoint: str, stream: RequestedStream) -> "Iterator[KinesisClient]":
     """Create the stream unless the folder already contains it, and yield a client."""
     try:
-        with closing(Stream(endpoint, requested.name, requested.shards)):
+        with closing(Stream(endpoint, stream.name, stream.shards)):
             pass
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
-            raise StreamError(f"stream {requested.name} could not be created: {error}") from error
+            raise StreamError(f"stream {stream.name} could not be created: {error}") from error
     with closing(create_kinesis_client(endpoint)) as stream_client:
         yield stream_client
 
 
 def _put_items(table: TableStreams, rows: KeyedRows) -> None:
-    for key, row in rows:
-        table.put(key, {"number": {"N": str(json.loads(row)["number"])}})
+    for key, data in rows:
+        table.put(key, {"number": {"N": str(json.loads(data)["number"])}})

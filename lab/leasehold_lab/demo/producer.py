@@ -21,25 +21,25 @@ def parse_sent_record(line: str | bytes) -> SentRecord:
     return SentRecord(key, number, digest)
 
 
-def produce_records(endpoint: str, stream: str, rate: int, ending: Event) -> None:
-    """Put `rate` records per second until `ending` is set, and print each record that the stream acknowledged."""
+def produce_records(endpoint: str, stream: str, rate: int, stop_event: Event) -> None:
+    """Put `rate` records per second until `stop_event` is set, and print each record that the stream acknowledged."""
     stream_client = create_kinesis_client(endpoint)
 
     def print_acknowledged(rows: KeyedRows) -> None:
         put_records(stream_client, stream, rows)
-        rows_sent = (
+        sent_records = (
             (key, json.loads(data)["number"], sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows
         )
-        print(*map(json.dumps, rows_sent), sep="\n", flush=True)  # noqa: T201  the record of what must not be lost
+        print(*map(json.dumps, sent_records), sep="\n", flush=True)  # noqa: T201  the checker looks for these records
 
-    put_rows(rate, print_acknowledged, ending)
+    put_rows(rate, print_acknowledged, stop_event)
 
 
 def main(endpoint: str, stream: str, rate: str) -> None:
     """Produce until SIGTERM."""
-    ending = Event()
-    replace_handler(signal.SIGTERM, lambda _number, _frame: ending.set())
-    produce_records(endpoint, stream, int(rate), ending)
+    stop_event = Event()
+    replace_handler(signal.SIGTERM, lambda _number, _frame: stop_event.set())
+    produce_records(endpoint, stream, int(rate), stop_event)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from leasehold_lab.demo.story import Story
 from leasehold_lab.judge.explanations import RunVerdict
 
 COLOURS = ("cyan", "magenta", "green", "yellow")
-RATE_SECONDS = 2.0
+RATE_WINDOW_SECONDS = 2.0
 EARLIER = 3
-NARROW = 84
+NARROW_WIDTH = 84
 
 
 @frozen
@@ -61,7 +61,7 @@ class Screen:
         """Record the current counts, from which the rates are computed."""
         now = self._story.elapsed_seconds
         self._counts.append((now, Counter(self._stage.handed)))
-        while now - self._counts[0][0] > RATE_SECONDS:
+        while now - self._counts[0][0] > RATE_WINDOW_SECONDS:
             self._counts.popleft()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -72,14 +72,14 @@ class Screen:
         yield Text()
         # The latest sentence comes first, because a small terminal shows only the top of the display.
         yield from self._render_sentences(story.sentences[-1:], "bold")
-        yield self._build_table(narrow=options.max_width < NARROW)
+        yield self._build_table(narrow=options.max_width < NARROW_WIDTH)
         yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
-        produced, delivered = len(story.sent), len(stage.distinct)
-        repeated_count = sum(stage.handed.values()) - delivered
-        undelivered_count = max(produced - delivered, 0)
+        produced_count, delivered_count = len(story.sent), len(stage.distinct_records)
+        repeated_count = sum(stage.handed.values()) - delivered_count
+        undelivered_count = max(produced_count - delivered_count, 0)
         yield Text.assemble(
-            (f"{produced:,}", "bold"), " produced   ",
-            (f"{delivered:,}", "bold"), " delivered   ",
+            (f"{produced_count:,}", "bold"), " produced   ",
+            (f"{delivered_count:,}", "bold"), " delivered   ",
             (f"{undelivered_count:,}", "bold"), " on their way   ",
             (f"{repeated_count:,}", "bold"), " again",
             justify="center",
@@ -88,26 +88,26 @@ class Screen:
         yield from self._render_sentences(story.sentences[-1 - EARLIER : -1], "dim")
 
     def _build_table(self, *, narrow: bool) -> Table:
-        stage, living = self._stage, self._stage.list_living_workers()
+        stage, living_workers = self._stage, self._stage.list_living_workers()
         table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_footer=True)
         table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=0 if narrow else 18)
         workers = sorted({"worker-1", "worker-2", "worker-3", "worker-4", *stage.workers})
         (first_time, first_counts), (last_time, last_counts) = self._counts[0], self._counts[-1]
-        for number, worker in enumerate(workers):
+        for index, worker in enumerate(workers):
             state = stage.workers.get(worker, "")
             lease_count = sum(lease.owner == worker and not lease.ended for lease in stage.leases)
-            is_running = worker in living and last_time > first_time
+            is_running = worker in living_workers and last_time > first_time
             records_per_second = (
                 (last_counts[worker] - first_counts[worker]) / (last_time - first_time) if is_running else 0.0
             )
-            style = "bold red" if state == "killed" else "dim" if worker not in living else "bold"
+            style = "bold red" if state == "killed" else "dim" if worker not in living_workers else "bold"
             table.add_column(
                 worker.replace("worker-", "w") if narrow else worker,
                 footer=Text(f"{lease_count}\n{records_per_second:,.0f}\n{state}", style),
                 justify="center",
                 min_width=7,
-                style=COLOURS[number % 4],
-                header_style=f"bold {COLOURS[number % 4]}",
+                style=COLOURS[index % 4],
+                header_style=f"bold {COLOURS[index % 4]}",
             )
         table.add_column(
             "records" if narrow else "handed over", justify="right", footer=f"{sum(stage.handed.values()):,}"

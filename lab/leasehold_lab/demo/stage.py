@@ -78,13 +78,13 @@ class Stream:
         """Return the parents of each shard, by shard id."""
         return {shard.id: shard.parents for shard in self.shards()}
 
-    def split(self, chosen: str = "") -> str:
+    def split(self, shard_id: str = "") -> str:
         """Split an open shard in half, and return its id.
 
         By default, the shard with the largest hash range is split.
         """
         shard = max(
-            self._list_open_shards(), key=lambda shard: (shard.id == chosen, _hash_range_width(shard), shard.id)
+            self._list_open_shards(), key=lambda shard: (shard.id == shard_id, _hash_range_width(shard), shard.id)
         )
         first, last = shard.hash_range or (0, 0)
         self._client.split_shard(
@@ -93,16 +93,16 @@ class Stream:
         self._wait_until_active()
         return shard.id
 
-    def merge(self, chosen: str = "") -> tuple[str, str]:
+    def merge(self, shard_id: str = "") -> tuple[str, str]:
         """Merge two adjacent open shards, and return their ids.
 
-        If `chosen` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
+        If `shard_id` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
         ordered_shards = sorted(self._list_open_shards(), key=lambda shard: shard.hash_range or (0, 0))
         left, right = min(
             pairwise(ordered_shards),
             key=lambda pair: (
-                chosen not in {pair[0].id, pair[1].id},
+                shard_id not in {pair[0].id, pair[1].id},
                 _hash_range_width(pair[0]) + _hash_range_width(pair[1]),
                 pair[0].id,
             ),
@@ -207,7 +207,7 @@ class Stage:
         history: The history recorded so far.
         leases: The leases in the last listing of the table.
         reading: The tenures according to the events so far.
-        distinct: The records that were dispatched at least once, as pairs of key and digest.
+        distinct_records: The records that were dispatched at least once, as pairs of key and digest.
         handed: The number of dispatched records by worker.
         workers: A description of each worker's state.
     """
@@ -221,7 +221,7 @@ class Stage:
     history: RunHistory = field(factory=RunHistory)
     leases: tuple[Lease, ...] = ()
     reading: TenureHistory = field(factory=TenureHistory)
-    distinct: set[tuple[str, str]] = field(factory=set)
+    distinct_records: set[tuple[str, str]] = field(factory=set)
     handed: Counter[str] = field(factory=Counter)
     workers: dict[str, str] = field(factory=dict)
     open_shards: int = 0
@@ -237,9 +237,9 @@ class Stage:
     def join(self, worker: str) -> None:
         """Start a worker with this name."""
         command = ("-m", "leasehold.adapters.cli.main", "consume", self.stream.url, "--store", self.store_url)
-        self.add_process(Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder))
+        self.watch_process(Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder))
 
-    def add_process(self, child: Child) -> None:
+    def watch_process(self, child: Child) -> None:
         """Add a process that prints event lines. The name of the process is the name of the worker."""
         self._children[child.name] = child
         self._tails.append(Tail(child.out, parse_event))
@@ -259,21 +259,21 @@ class Stage:
         child.ask_to_end()
         return child
 
-    def split(self, chosen: str = "") -> str:
+    def split(self, shard_id: str = "") -> str:
         """Split a shard, by default the one with the largest hash range, and return its id."""
         begin_time = time.time()
-        shard = self.stream.split(chosen)
+        shard = self.stream.split(shard_id)
         self.history.incidents.append(Incident(begin_time, "split", shard))
         self._count_open_shards()
         return shard
 
-    def merge(self, chosen: str = "") -> tuple[str, str]:
+    def merge(self, shard_id: str = "") -> tuple[str, str]:
         """Merge two adjacent shards, and return their ids.
 
-        If `chosen` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
+        If `shard_id` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
         begin_time = time.time()
-        shards = self.stream.merge(chosen)
+        shards = self.stream.merge(shard_id)
         self.history.incidents.append(Incident(begin_time, "merge", " ".join(shards)))
         self._count_open_shards()
         return shards
@@ -285,8 +285,8 @@ class Stage:
             child.ask_to_end()
         self._read_table_and_events()
         for worker, child in self._children.items():
-            status = child.wait()
-            self.workers[worker] = "drained" if not status else f"ended with status {status}"
+            exit_status = child.wait()
+            self.workers[worker] = "drained" if not exit_status else f"ended with status {exit_status}"
         self._children.clear()
         self.tick()
 
@@ -340,12 +340,12 @@ class Stage:
         """
         unfinished_leases = [lease for lease in self.leases if not lease.ended]
         lease_counts = self.count_leases_of_workers()
-        are_all_read = all(
+        all_are_read = all(
             self.reading.find_reader(lease.shard) == lease.owner and lease.owner in lease_counts
             for lease in unfinished_leases
         )
         return (
-            are_all_read
+            all_are_read
             and len(unfinished_leases) == self.open_shards
             and max(lease_counts.values()) - min(lease_counts.values()) <= 1
         )
@@ -361,14 +361,16 @@ class Stage:
     def _read_table_and_events(self) -> None:
         for event in (event for tail in self._tails for event in tail.read_new_items()):
             self._record_event(event)
-        self.leases, now = self.store.list().leases, time.time()
-        self.history.rows += [ObservedRow(now, lease.shard, lease.owner, lease.checkpoint) for lease in self.leases]
+        self.leases, listing_time = self.store.list().leases, time.time()
+        self.history.rows += [
+            ObservedRow(listing_time, lease.shard, lease.owner, lease.checkpoint) for lease in self.leases
+        ]
 
     def _record_event(self, event: ReadingEvent) -> None:
         self.history.events.append(event)
         self.reading.add_event(event)
         if event.event == "record":
-            self.distinct.add((event.key, event.digest))
+            self.distinct_records.add((event.key, event.digest))
             self.handed[event.worker] += 1
 
     def _record_incident(self, what: IncidentKind, subject: str = "", state: str = "") -> None:

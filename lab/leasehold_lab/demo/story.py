@@ -35,7 +35,7 @@ class Story:
         stage.watched = self._update_progress
         command = ("-m", "leasehold_lab.demo.producer", endpoint, stage.stream.name, str(rate))
         self._producer = Child("producer", command, stage.folder)
-        self._produced = Tail(self._producer.out, parse_sent_record)
+        self._sent_tail = Tail(self._producer.out, parse_sent_record)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -56,7 +56,7 @@ class Story:
                 "An owner finishes its batch, writes a checkpoint, and hands the lease off.",
             )
             self._start_worker("worker-2")
-            self._say_sentence("worker-3 starts, and gets a third of the leases from both.")
+            self._add_sentence("worker-3 starts, and gets a third of the leases from both.")
             self._start_worker("worker-3")
             self._kill_worker()
             self._start_chapter(
@@ -64,14 +64,16 @@ class Story:
             )
             self._start_worker("worker-4")
             self.chapter = "A shard is split"
-            self._say_sentence(
+            self._add_sentence(
                 f"Shard {shorten_shard_id(self._stage.split())} is split in two. It is read to its end "
                 "first; then its children get leases, so that no record overtakes an earlier one of its key."
             )
             self._wait_until_balanced()
             self.chapter = "Two shards are merged"
-            left, right = map(shorten_shard_id, self._stage.merge())
-            self._say_sentence(f"Shards {left} and {right} are merged. Their child is read once both are finished.")
+            first_shard, second_shard = map(shorten_shard_id, self._stage.merge())
+            self._add_sentence(
+                f"Shards {first_shard} and {second_shard} are merged. Their child is read once both are finished."
+            )
             self._wait_until_balanced()
             self._finish_run()
         finally:
@@ -79,10 +81,10 @@ class Story:
         return self._stage.verdict(self.sent)
 
     def _update_progress(self, _stage: Stage) -> None:
-        self.sent += self._produced.read_new_items()
+        self.sent += self._sent_tail.read_new_items()
         self.on_update()
 
-    def _say_sentence(self, sentence: str) -> None:
+    def _add_sentence(self, sentence: str) -> None:
         self.sentences.append((self.elapsed_seconds, sentence))
         self.on_sentence(*self.sentences[-1])
         self.on_update()
@@ -94,7 +96,7 @@ class Story:
         )
         self.chapter = "A worker is killed"
         stage.kill("worker-2")
-        self._say_sentence(
+        self._add_sentence(
             f"worker-2 is killed (SIGKILL) while it reads {shards}. No one is notified. Its leases are no longer "
             "renewed, and after 3 s other workers may take them and continue from its last checkpoint. Records after "
             "that checkpoint are dispatched again."
@@ -102,7 +104,7 @@ class Story:
         self._wait_until_balanced()
         kill_time = stage.history.incidents[-1].t
         wait_times = [tenure.begin - kill_time for tenure in stage.reading.tenures if tenure.begin > kill_time]
-        self._say_sentence(f"All its shards are read again {max(wait_times, default=0.0):.1f} s after the kill.")
+        self._add_sentence(f"All its shards are read again {max(wait_times, default=0.0):.1f} s after the kill.")
 
     def _finish_run(self) -> None:
         stage = self._stage
@@ -110,11 +112,13 @@ class Story:
             "The end", "The producer stops, the last records arrive, and the workers release their leases."
         )
         self._producer.ask_to_end()
-        status = self._producer.wait()
-        if status:
-            raise StageError(f"the producer ended with status {status}; its last words:\n{self._producer.last_output}")
+        exit_status = self._producer.wait()
+        if exit_status:
+            raise StageError(
+                f"the producer ended with status {exit_status}; its last words:\n{self._producer.last_output}"
+            )
         stage.tick()
-        stage.until(lambda: len(stage.distinct) >= len(self.sent), ARRIVE_SECONDS)
+        stage.until(lambda: len(stage.distinct_records) >= len(self.sent), ARRIVE_SECONDS)
         stage.end()
 
     def _start_worker(self, worker: str) -> None:
@@ -123,23 +127,25 @@ class Story:
 
     def _start_chapter(self, chapter: str, sentence: str) -> None:
         self.chapter = chapter
-        self._say_sentence(sentence)
+        self._add_sentence(sentence)
 
     def _wait_until_balanced(self) -> None:
         stage = self._stage
         tenure_count_before = len(stage.reading.tenures)
         if not stage.until(stage.is_balanced, SETTLE_SECONDS):
-            self._say_sentence(f"Not balanced after {SETTLE_SECONDS:g} s.")
+            self._add_sentence(f"Not balanced after {SETTLE_SECONDS:g} s.")
             return
         stage.pause(STEADY_SECONDS)
-        counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.count_leases_of_workers().items()))
-        # Count the shards that have moved since then: a living reader was replaced before it reached the end of the
-        # shard.
+        lease_counts = ", ".join(
+            f"{worker} {count}" for worker, count in sorted(stage.count_leases_of_workers().items())
+        )
+        # Count the shards that have moved since then. A shard has moved if a living reader was replaced before it
+        # reached the end of the shard.
         tenures = stage.reading.tenures
         earlier_tenures = {tenure.shard: tenure for tenure in tenures[:tenure_count_before]}
         moved_count = 0
         for tenure in tenures[tenure_count_before:]:
-            previous = earlier_tenures.get(tenure.shard)
-            moved_count += previous is not None and previous.how not in {"cut", "shard-ended"}
+            previous_tenure = earlier_tenures.get(tenure.shard)
+            moved_count += previous_tenure is not None and previous_tenure.how not in {"cut", "shard-ended"}
             earlier_tenures[tenure.shard] = tenure
-        self._say_sentence(f"Balanced: {counts}" + (f" ({moved_count} moved)." if moved_count else "."))
+        self._add_sentence(f"Balanced: {lease_counts}" + (f" ({moved_count} moved)." if moved_count else "."))

@@ -40,7 +40,8 @@ class JudgeLimits:
             empty, this is not checked.
         settled: The time by which the fleet must have come to rest. After this time, only renewals may be written, and
             all leases must have owners and be evenly divided. If None, this is not checked.
-        even: Whether the number of leases of a worker that plans may differ by at most one from any other worker's.
+        even: Whether leases must be evenly divided: the lease count of a planning worker may differ by at most one from
+            that of any other worker.
         counts_ended: Whether the workers' rules count ended leases as load. If so, `even` is not checked while there
             are ended leases.
         moves: The time from which moves are counted, and the number of moves allowed beyond the least possible number.
@@ -49,11 +50,11 @@ class JudgeLimits:
         callable_faults: Whether exceptions that no code handles are allowed.
         notice_seconds: The time that a worker may take to stop after it has lost its right to a lease.
         duplicates: Whether a record may be dispatched again after its shard has changed its reader.
-        wait_seconds: The part of a record's wait for its dispatch that no fault need explain. If this is infinite,
-            waits are not checked. Otherwise repeated dispatches must be explained by a fault, too.
+        wait_seconds: The time that a record may wait for its dispatch without a fault as the cause. If infinite, waits
+            are not checked. Otherwise repeated dispatches must be caused by a fault, too.
         owned_checkpoints: Whether the table's layout checks on every checkpoint that the writer is the owner.
-        reach_seconds: The time after its end for which a fault still explains effects. It should be the time that
-            another worker needs to take over a shard.
+        reach_seconds: For how long after its end a fault still explains delays and repetitions. This should be the time
+            that another worker needs to take over a shard.
         acknowledged: Whether handlers are known to report the records that they have finished. If not, they count as
             reporting only if the history contains such a report.
     """

@@ -60,8 +60,8 @@ IncidentKind = Literal[
     "start", "crash", "leave", "gone", "nap", "zombie", "split", "merge", "double", "anew", "trouble", "end"
 ]
 
-REJECTABLE: frozenset[WriteVerb] = frozenset({"claim", "steal", "request", "release", "create", "delete"})
-"""Writes that are rejected if another worker has made one first."""
+VERBS_REJECTED_IN_RACES: frozenset[WriteVerb] = frozenset({"claim", "steal", "request", "release", "create", "delete"})
+"""Writes that are rejected if another worker's write to the row arrives first."""
 
 
 def parse_worker_id(process: str) -> str:
@@ -145,7 +145,7 @@ class WriteEvent:
 
 @frozen
 class WriteAnswer:
-    """A write as recorded by the process that sent it. A write that was applied was applied between `sent` and `t`.
+    """A write as recorded by the process that sent it. If the write was applied, this happened between `sent` and `t`.
 
     Attributes:
         t: The time when the response arrived, or when the process stopped waiting for it.
@@ -257,13 +257,15 @@ class RunHistory:
 def parse_event(line: str | bytes) -> ReadingEvent:
     """Parse a line that `leasehold consume --events` printed. Raises ValueError if the line is not an event."""
     try:
-        fields = json.loads(line)
+        event_fields = json.loads(line)
         # The same names occur in many lines. Interning them lets a history of a million records fit in memory.
-        worker, event, shard = (sys.intern(fields[name]) for name in ("worker", "event", "shard"))
+        worker, event, shard = (sys.intern(event_fields[name]) for name in ("worker", "event", "shard"))
         if event != "record":
-            return ReadingEvent(fields["t"] / 1000, worker, event, shard)
-        place = (int(fields["sequence_number"]), int(fields["sub_sequence_number"]))
-        key = sys.intern(fields["partition_key"] or "")
-        return ReadingEvent(fields["t"] / 1000, worker, event, shard, place, key, fields["sha1"], fields.get("epoch"))
+            return ReadingEvent(event_fields["t"] / 1000, worker, event, shard)
+        place = (int(event_fields["sequence_number"]), int(event_fields["sub_sequence_number"]))
+        key = sys.intern(event_fields["partition_key"] or "")
+        return ReadingEvent(
+            event_fields["t"] / 1000, worker, event, shard, place, key, event_fields["sha1"], event_fields.get("epoch")
+        )
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"it is no event: {said(error)}") from error

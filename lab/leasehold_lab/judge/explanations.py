@@ -10,12 +10,12 @@ Four rules hold:
 1. The judge uses only the history, which the program that ran the fleet recorded. It has no access to the stream, the
    table, the workers or a clock.
 2. A breach contains its kind, its time and a description.
-3. A law is checked only if the events that it is about were recorded. The records sent and dispatched are enough to
-   check losses, order, duplicates, tokens and gaps. The other laws need the writes, and the times of reads and of
+3. A law is checked only if the events that it concerns were recorded. Sent and dispatched records are enough to check
+   losses, order, duplicates, tokens and gaps. The other laws need the writes, and the times of reads and of
    finished handlers. Writes are recorded either by the table or by the processes that sent them. Of two writes recorded
    by processes, one counts as earlier only if its response arrived before the other was sent.
-4. Faults are recorded by the program that causes them. A long wait, or a repeated dispatch, that no recorded fault
-   explains is a breach.
+4. The program that causes a fault also records it. A long wait or a repeated dispatch is a breach if no recorded fault
+   explains it.
 
 `judge_finished_run` returns the verdict on a finished run, which contains its figures and all breaches.
 """
@@ -37,8 +37,9 @@ from leasehold_lab.judge.run import JudgedRun, ReaderChange, find_workers_alive_
 from leasehold_lab.judge.tenures import Tenure
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
-"""The kinds of incidents that can delay the reading of a shard. "gone" is not among them, because the process drained
-first.
+"""The kinds of incidents that can delay the reading of a shard.
+
+"gone" is not one of them, because the process has drained before.
 """
 
 
@@ -64,7 +65,7 @@ class RecordWait:
 
 
 @frozen
-class _FaultReach:
+class _FaultEffect:
     begin: float
     end: float
     subjects: frozenset[str]
@@ -82,13 +83,13 @@ class Explanations:
     _history: RunHistory
     _tenures: Mapping[str, list[Tenure]]
     _limits: JudgeLimits
-    _reaches: Sequence[_FaultReach] = field(init=False)
+    _fault_effects: Sequence[_FaultEffect] = field(init=False)
     _owners: Mapping[str, list[tuple[float, str]]] = field(init=False)
 
-    @_reaches.default
-    def _compute_reaches(self) -> Sequence[_FaultReach]:
+    @_fault_effects.default
+    def _compute_fault_effects(self) -> Sequence[_FaultEffect]:
         return [
-            _FaultReach(
+            _FaultEffect(
                 incident.t,
                 incident.t + (incident.seconds if incident.what == "trouble" else 0.0) + self._limits.reach_seconds,
                 frozenset(parse_worker_id(word) for word in incident.subject.split()),
@@ -108,13 +109,13 @@ class Explanations:
 
     def list_record_waits(self) -> Iterator[RecordWait]:
         """Yield the wait of each record whose times of acknowledgment and dispatch are known."""
-        first_dispatch: dict[tuple[str, str], ReadingEvent] = {}
+        first_dispatches: dict[tuple[str, str], ReadingEvent] = {}
         for event in self._history.select_events("record"):
-            first_dispatch.setdefault((event.key, event.digest), event)
-        for sent in self._history.sent:
-            first_event = first_dispatch.get((sent.key, sent.digest))
-            if sent.t is not None and first_event is not None:
-                yield RecordWait(first_event.shard, sent.t, max(sent.t, first_event.t))
+            first_dispatches.setdefault((event.key, event.digest), event)
+        for sent_record in self._history.sent:
+            first_event = first_dispatches.get((sent_record.key, sent_record.digest))
+            if sent_record.t is not None and first_event is not None:
+                yield RecordWait(first_event.shard, sent_record.t, max(sent_record.t, first_event.t))
 
     def find_longest_wait(self) -> RecordWait | None:
         """Return the longest wait with its explanation, or None if no times are known."""
@@ -123,10 +124,12 @@ class Explanations:
 
     def explain_wait(self, wait: RecordWait) -> RecordWait:
         """Return the wait with the faults that explain it and the number of unexplained seconds."""
-        subjects = self._subjects_between(wait.shard, wait.since, wait.until)
-        relevant_faults = [fault for fault in self._reaches if fault.may_explain(wait.since, wait.until, subjects)]
+        subjects = self._find_subjects_between(wait.shard, wait.since, wait.until)
+        relevant_faults = [
+            fault for fault in self._fault_effects if fault.may_explain(wait.since, wait.until, subjects)
+        ]
         explained_seconds, explained_until = 0.0, wait.since
-        for fault in sorted(relevant_faults, key=lambda each: each.begin):
+        for fault in sorted(relevant_faults, key=lambda known_fault: known_fault.begin):
             # Faults may overlap, so add only the part of this fault that earlier faults have not covered.
             begin, end = max(fault.begin, explained_until), min(fault.end, wait.until)
             if end > begin:
@@ -138,36 +141,42 @@ class Explanations:
         """Yield each shard's longest unexplained wait, if it is above the limit, and each unexplained repetition."""
         if self._limits.wait_seconds == math.inf:
             return
-        worst: dict[str, RecordWait] = {}
+        longest_by_shard: dict[str, RecordWait] = {}
         for wait in self.list_record_waits():
             if wait.seconds > self._limits.wait_seconds:
                 explained_wait = self.explain_wait(wait)
-                worst[wait.shard] = max(
-                    worst.get(wait.shard, explained_wait), explained_wait, key=lambda each: each.unexplained
+                longest_by_shard[wait.shard] = max(
+                    longest_by_shard.get(wait.shard, explained_wait),
+                    explained_wait,
+                    key=lambda shard_wait: shard_wait.unexplained,
                 )
-        for wait in worst.values():
+        for wait in longest_by_shard.values():
             if wait.unexplained > self._limits.wait_seconds:
-                why = f"a record of {wait.shard} waited for {wait.seconds:.1f} s from {wait.since:.3f}"
+                description = f"a record of {wait.shard} waited for {wait.seconds:.1f} s from {wait.since:.3f}"
                 unexplained_part = (
                     f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
                 )
-                yield Breach("unread", wait.until, f"{why}, {unexplained_part}")
-        last_dispatch: dict[tuple[str, RecordPlace], ReadingEvent] = {}
-        reported: set[tuple[str, str]] = set()
+                yield Breach("unread", wait.until, f"{description}, {unexplained_part}")
+        last_dispatches: dict[tuple[str, RecordPlace], ReadingEvent] = {}
+        reported_pairs: set[tuple[str, str]] = set()
         for record in self._history.select_events("record"):
-            previous = last_dispatch.get((record.shard, record.place))
-            last_dispatch[record.shard, record.place] = record
+            previous_dispatch = last_dispatches.get((record.shard, record.place))
+            last_dispatches[record.shard, record.place] = record
             # `records.check_repetitions` checks repetitions by the same process.
-            if previous is None or previous.process == record.process or (record.process, record.shard) in reported:
+            if (
+                previous_dispatch is None
+                or previous_dispatch.process == record.process
+                or (record.process, record.shard) in reported_pairs
+            ):
                 continue
-            subjects = self._subjects_between(record.shard, previous.t, record.t)
-            if not any(fault.may_explain(previous.t, record.t, subjects) for fault in self._reaches):
-                reported.add((record.process, record.shard))
-                why = f"{record.process} handed over {record.place[0]} of {record.shard} after {previous.process} had"
-                delay = f"{record.t - previous.t:.1f} s later; no fault explains it"
-                yield Breach("handed over again", record.t, f"{why}, {delay}")
+            subjects = self._find_subjects_between(record.shard, previous_dispatch.t, record.t)
+            if not any(fault.may_explain(previous_dispatch.t, record.t, subjects) for fault in self._fault_effects):
+                reported_pairs.add((record.process, record.shard))
+                description = f"{record.process} handed over {record.place[0]} of {record.shard} after {previous_dispatch.process} had"
+                delay = f"{record.t - previous_dispatch.t:.1f} s later; no fault explains it"
+                yield Breach("handed over again", record.t, f"{description}, {delay}")
 
-    def _subjects_between(self, shard: str, since: float, until: float) -> frozenset[str]:
+    def _find_subjects_between(self, shard: str, since: float, until: float) -> frozenset[str]:
         """Return the shard, its parents, and the workers that read or owned any of them between the two times.
 
         The last reader and the last owner before `since` are included.
@@ -182,8 +191,8 @@ class Explanations:
             )
             subjects |= {last_reader.worker} if last_reader else set()
             owners = self._owners.get(relevant_shard, [])
-            begin = max(0, bisect_left(owners, (since, "")) - 1)
-            subjects |= {owner for t, owner in owners[begin:] if t <= until}
+            first_index = max(0, bisect_left(owners, (since, "")) - 1)
+            subjects |= {owner for owned_since, owner in owners[first_index:] if owned_since <= until}
         return frozenset(subjects)
 
 
@@ -283,21 +292,25 @@ def judge_finished_run(history: RunHistory, limits: JudgeLimits = UNLIMITED) -> 
     run = JudgedRun(history, limits)
     end_time = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
     unread_seconds = measure_longest_unowned(list_reader_spans(run.tenures, history.parents), 0.0, end_time)
-    shard, seconds = max(unread_seconds.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
+    shard, seconds = max(
+        unread_seconds.items(),
+        key=lambda shard_and_seconds: (shard_and_seconds[1], shard_and_seconds[0]),
+        default=("", 0.0),
+    )
     move_count, least_move_count = count_moves(run)
     # A handler that compares tokens rejects every token that is lower than the highest one before it in the shard.
-    highest, fenced = Counter[str](), 0
+    highest_tokens, fenced_count = Counter[str](), 0
     for record in run.dispatches:
         if record.token is not None:
-            fenced += record.token < highest[record.shard]
-            highest[record.shard] = max(highest[record.shard], record.token)
+            fenced_count += record.token < highest_tokens[record.shard]
+            highest_tokens[record.shard] = max(highest_tokens[record.shard], record.token)
     return RunVerdict(
         produced=len(history.sent),
         delivered=len(history.sent) - len(run.undispatched_records),
         lost=len(run.undispatched_records),
         strangers=len(run.unsent_records),
         duplicates=len(run.dispatches) - len({(event.shard, event.place, event.digest) for event in run.dispatches}),
-        fenced=fenced,
+        fenced=fenced_count,
         shards=len(run.tenures),
         unowned_seconds_max=round(seconds, 3),
         unowned_shard=shard if seconds else "",
@@ -316,18 +329,18 @@ def count_moves(run: JudgedRun) -> tuple[int, int]:
     the start. A shard that is new, or whose reader has died, needs no move.
     """
     move_count = least_move_count = 0
-    for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
+    for incident, next_incident in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
         if incident.what == "end":
             break
         living_workers = find_workers_alive_at(run.lifetimes, incident.t)
         move_count += sum(
-            before.worker in living_workers and before.worker != after.worker
+            earlier_tenure.worker in living_workers and earlier_tenure.worker != later_tenure.worker
             for readers in run.tenures.values()
-            for before, after in pairwise(readers)
-            if incident.t <= after.begin < following.t
+            for earlier_tenure, later_tenure in pairwise(readers)
+            if incident.t <= later_tenure.begin < next_incident.t
         )
         readers_of_read_shards = [
-            readers for readers in run.tenures.values() if _find_reader_at(readers, following.t) is not None
+            readers for readers in run.tenures.values() if _find_reader_at(readers, next_incident.t) is not None
         ]
         least_move_count += least_moves(
             {readers[0].shard: _find_reader_at(readers, incident.t) for readers in readers_of_read_shards},

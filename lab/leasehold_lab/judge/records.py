@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from leasehold_lab.judge.breach import Breach
 from leasehold_lab.judge.events import ReadingEvent, RecordPlace
-from leasehold_lab.judge.run import TAKES, JudgedRun
+from leasehold_lab.judge.run import TAKING_VERBS, JudgedRun
 
 
 def check_sent_records_are_dispatched(run: JudgedRun) -> Iterator[Breach]:
@@ -27,14 +27,18 @@ def check_sent_records_are_dispatched(run: JudgedRun) -> Iterator[Breach]:
     must_be_dispatched = run.limits.settled is None or run.planning_workers
     lost_records = [record for record in run.undispatched_records if record.key not in run.forgotten_shards]
     if must_be_dispatched and lost_records:
-        first_lost = f"the first is number {lost_records[0].number} of {lost_records[0].key}"
-        yield Breach("lost", run.history.end, f"{len(lost_records)} records were never handed over, {first_lost}")
-    if unsent := run.unsent_records:
-        why = f"{len(unsent)} records were handed over and never sent, one of them of {unsent[0][0]}"
-        yield Breach("stranger", run.history.end, why)
-    if outside := run.tenure_history.outside:
-        why = f"{outside[0].process} handed over {len(outside)} records while not reading, as of {outside[0].shard}"
-        yield Breach("handed over unheld", outside[0].t, why)
+        first_lost_record = f"the first is number {lost_records[0].number} of {lost_records[0].key}"
+        yield Breach(
+            "lost", run.history.end, f"{len(lost_records)} records were never handed over, {first_lost_record}"
+        )
+    if unsent_records := run.unsent_records:
+        description = (
+            f"{len(unsent_records)} records were handed over and never sent, one of them of {unsent_records[0][0]}"
+        )
+        yield Breach("stranger", run.history.end, description)
+    if records_outside_tenures := run.tenure_history.outside:
+        description = f"{records_outside_tenures[0].process} handed over {len(records_outside_tenures)} records while not reading, as of {records_outside_tenures[0].shard}"
+        yield Breach("handed over unheld", records_outside_tenures[0].t, description)
 
 
 def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
@@ -49,8 +53,8 @@ def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
             seen_places.add(record.place)
             if record_number < last_numbers.get(record.key, record_number):
                 earlier_position = f"after number {last_numbers[record.key]}, both of {tenure.shard}"
-                why = f"{tenure.process} handed over number {record_number} of {record.key} {earlier_position}"
-                yield Breach("out of order", record.t, why)
+                description = f"{tenure.process} handed over number {record_number} of {record.key} {earlier_position}"
+                yield Breach("out of order", record.t, description)
                 break
             last_numbers[record.key] = record_number
     first_dispatches: dict[tuple[str, int], float] = {}
@@ -58,15 +62,17 @@ def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:
         record_number = run.record_numbers.get((record.key, record.digest))
         if record_number is not None and (record.key, record.digest) not in run.former_stream_records:
             first_dispatches.setdefault((record.key, record_number), record.t)
-    latest: dict[str, tuple[float, int]] = {}
-    for (key, record_number), t in sorted(first_dispatches.items()):
-        latest_time, latest_number = latest.get(key, (t, record_number))
-        if t < latest_time:
+    latest_by_key: dict[str, tuple[float, int]] = {}
+    for (key, record_number), dispatch_time in sorted(first_dispatches.items()):
+        latest_time, latest_number = latest_by_key.get(key, (dispatch_time, record_number))
+        if dispatch_time < latest_time:
             yield Breach(
-                "out of order", t, f"number {record_number} of {key} was handed over before number {latest_number}"
+                "out of order",
+                dispatch_time,
+                f"number {record_number} of {key} was handed over before number {latest_number}",
             )
             return
-        latest[key] = (t, record_number)
+        latest_by_key[key] = (dispatch_time, record_number)
 
 
 def check_parents_before_children(run: JudgedRun) -> Iterator[Breach]:
@@ -96,9 +102,9 @@ def check_parents_before_children(run: JudgedRun) -> Iterator[Breach]:
                 child_record, parent_record = first_records[shard], last_new_records[parent]
                 if run.must_assume_finished(child_record.process, parent, child_record.t):
                     continue
-                why = f"{child_record.process} handed over {child_record.place[0]} of {shard}"
+                description = f"{child_record.process} handed over {child_record.place[0]} of {shard}"
                 parent_position = f"before {parent_record.place[0]} of {parent}, its parent"
-                yield Breach("out of order", child_record.t, f"{why} {parent_position}")
+                yield Breach("out of order", child_record.t, f"{description} {parent_position}")
 
 
 def check_repetitions(run: JudgedRun) -> Iterator[Breach]:
@@ -113,14 +119,14 @@ def check_repetitions(run: JudgedRun) -> Iterator[Breach]:
             else [record for record in tenure.records if first_records[record.place] is not record]
         )
         if repeated_records:
-            why = f"{tenure.process} handed over {len(repeated_records)} records of {tenure.shard} twice"
-            yield Breach("repeated", repeated_records[0].t, f"{why} without a change of owner")
+            description = f"{tenure.process} handed over {len(repeated_records)} records of {tenure.shard} twice"
+            yield Breach("repeated", repeated_records[0].t, f"{description} without a change of owner")
     for change in run.reader_changes:
         if change.replayed or (change.duplicates and not run.limits.duplicates):
             repeated_count = change.replayed if run.limits.duplicates else change.duplicates
             circumstance = "that were checkpointed when it took it" if change.replayed else f"after {change.before}"
-            why = f"{change.after} handed over {repeated_count} records of {change.shard} again {circumstance}"
-            yield Breach("handed over again", change.t, why)
+            description = f"{change.after} handed over {repeated_count} records of {change.shard} again {circumstance}"
+            yield Breach("handed over again", change.t, description)
 
 
 def check_one_process_per_token(run: JudgedRun) -> Iterator[Breach]:
@@ -131,16 +137,18 @@ def check_one_process_per_token(run: JudgedRun) -> Iterator[Breach]:
     ]
     applied_writes = [write for write in run.history.writes if write.done and write.after is not None]
     for shard, readers in run.tenures.items():
-        deletion_times = sorted(t for deleted_shard, t in deletions if deleted_shard == shard)
+        deletion_times = sorted(deletion_time for deleted_shard, deletion_time in deletions if deleted_shard == shard)
         lease_writes = [write for write in applied_writes if write.key == shard] if deletion_times else []
         # A worker that remembers a deleted row recreates it with a higher counter, so its tokens continue.
         row_creation_times = sorted(
             write.t for write in lease_writes if write.verb == "create" and write.after and not write.after.epoch
         )
-        takes = [write for write in lease_writes if write.verb in TAKES]
+        takes = [write for write in lease_writes if write.verb in TAKING_VERBS]
         readers_by_token: dict[tuple[int, int, int], str] = {}
         # A reader gets its token when it starts, and keeps the token if it takes over a recreated row.
-        for tenure in sorted((tenure for tenure in readers if tenure.records), key=lambda each: each.records[0].t):
+        for tenure in sorted(
+            (tenure for tenure in readers if tenure.records), key=lambda read_tenure: read_tenure.records[0].t
+        ):
             own_takes = (write.t for write in takes if write.process == tenure.process and write.t <= tenure.begin)
             row_number = bisect(row_creation_times, max(own_takes, default=0.0))
             for record in (record for record in tenure.records if record.token is not None):
@@ -148,6 +156,6 @@ def check_one_process_per_token(run: JudgedRun) -> Iterator[Breach]:
                     (bisect(deletion_times, record.t), row_number, record.token or 0), record.process
                 )
                 if first_process != record.process:
-                    why = f"{record.process} read {shard} under {record.token}, as {first_process} did"
-                    yield Breach("token", record.t, why)
+                    description = f"{record.process} read {shard} under {record.token}, as {first_process} did"
+                    yield Breach("token", record.t, description)
                     break

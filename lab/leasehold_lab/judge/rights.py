@@ -9,8 +9,8 @@ Laws 1 to 5 are checked on the writes that the table recorded (`RunHistory.write
 5. A process reads every lease that it holds, or releases it, within `UNREAD_SECONDS`.
 
 Laws 6 to 12 are checked on the writes that processes recorded (`RunHistory.answers`) and on the dispatched records. A
-write is applied between its request and its response. One write is therefore known to be later than another only if it
-was sent after the response to the other:
+write is applied between its request and its response, so one write is known to be later than another only if it was
+sent after the response to the other arrived:
 
 6. Two processes never both receive a response that their write created the same version of a lease.
 7. The counter of a lease never falls.
@@ -41,7 +41,7 @@ from leasehold.balancer.model import SHARD_END
 from leasehold.balancer.rules.shares import least_moves, uneven
 from leasehold_lab.judge.breach import Breach, BreachKind
 from leasehold_lab.judge.events import (
-    REJECTABLE,
+    VERBS_REJECTED_IN_RACES,
     RecordPlace,
     RunHistory,
     WriteAnswer,
@@ -51,7 +51,7 @@ from leasehold_lab.judge.events import (
 )
 from leasehold_lab.judge.run import (
     OPERATOR,
-    TAKES,
+    TAKING_VERBS,
     JudgedRun,
     PositionOrder,
     ProcessLifetime,
@@ -60,8 +60,10 @@ from leasehold_lab.judge.run import (
 )
 from leasehold_lab.judge.tenures import Tenure
 
-VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
-"""Kinds of writes that don't change the version of a lease in some layouts, and therefore don't postpone its expiry."""
+VERBS_WITHOUT_VERSION_CHANGE: frozenset[WriteVerb] = frozenset(
+    {"request", "withdraw", "annotate", "checkpoint-late", "delete"}
+)
+"""Writes that do not change the version of a lease in some layouts, and therefore do not postpone its expiry."""
 
 CLOCK_RATE = 0.999
 """The lowest rate of a worker's clock, relative to another worker's clock, for which the laws must hold."""
@@ -84,8 +86,8 @@ def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
     """Check laws 1 and 2 for each write."""
     last_writes: dict[str, WriteEvent] = {}
     for write in run.history.writes:
-        before, after = write.before, write.after
-        if not write.done or before is None or after is None or write.verb == "delete":
+        row_before, row_after = write.before, write.after
+        if not write.done or row_before is None or row_after is None or write.verb == "delete":
             continue
         previous_write = last_writes.get(write.key)
         # Law 1 is checked only for claims and releases, because a steal may take a lease that is held, and a hand-off
@@ -93,47 +95,49 @@ def check_one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
         if (
             write.verb in {"claim", "release"}
             and previous_write is not None
-            and before.owner == previous_write.worker
-            and before.owner != write.worker
+            and row_before.owner == previous_write.worker
+            and row_before.owner != write.worker
         ):
             held_until_time = previous_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(
                 previous_write.worker, 0.0
             )
             is_holder_running = any(
-                life.process == previous_write.process and life.end > write.t for life in run.lifetimes
+                lifetime.process == previous_write.process and lifetime.end > write.t for lifetime in run.lifetimes
             )
             if is_holder_running and write.t < held_until_time:
                 holding_period = (
                     f"until {held_until_time:.3f} by its {previous_write.verb} of {previous_write.sent:.3f}"
                 )
-                why = f"{write.process} claimed {write.key}, which {previous_write.process} held {holding_period}"
-                yield Breach("two holders", write.t, why)
-        if before.owner != after.owner and after.epoch != before.epoch + 1:
-            counter_change = f"its counter went from {before.epoch} to {after.epoch}, not by one"
-            yield Breach("counter", write.t, f"{write.key} passed to {after.owner} and {counter_change}")
-        if after.checkpoint.order < before.checkpoint.order:
-            checkpoint_change = f"{before.checkpoint.sequence} became {after.checkpoint.sequence}"
+                description = (
+                    f"{write.process} claimed {write.key}, which {previous_write.process} held {holding_period}"
+                )
+                yield Breach("two holders", write.t, description)
+        if row_before.owner != row_after.owner and row_after.epoch != row_before.epoch + 1:
+            counter_change = f"its counter went from {row_before.epoch} to {row_after.epoch}, not by one"
+            yield Breach("counter", write.t, f"{write.key} passed to {row_after.owner} and {counter_change}")
+        if row_after.checkpoint.order < row_before.checkpoint.order:
+            checkpoint_change = f"{row_before.checkpoint.sequence} became {row_after.checkpoint.sequence}"
             yield Breach(
                 "checkpoint went back", write.t, f"of {write.key}: {checkpoint_change}, written by {write.process}"
             )
-        if write.verb not in VERSIONLESS:
+        if write.verb not in VERBS_WITHOUT_VERSION_CHANGE:
             last_writes[write.key] = write
 
 
 def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     """Check that checkpoints pass only finished records (law 3), if handlers report the records that they finish."""
-    finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
+    finish_times: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
     for event in run.history.select_events("finished", "dead-lettered", "acknowledged"):
-        finished[event.shard].setdefault(event.place, event.t)
-    if not finished and not run.limits.acknowledged:
+        finish_times[event.shard].setdefault(event.place, event.t)
+    if not finish_times and not run.limits.acknowledged:
         return
-    places: dict[str, list[PositionOrder]] = defaultdict(list)
+    positions: dict[str, list[PositionOrder]] = defaultdict(list)
     for shard, place in sorted({(event.shard, event.place) for event in run.dispatches}):
-        places[shard].append((1, *place))
+        positions[shard].append((1, *place))
     # For each record of a shard, in order, the time by which that record and all earlier ones were finished.
-    finished_times = {
-        shard: list(accumulate((finished[shard].get(order[1:], math.inf) for order in orders), max))
-        for shard, orders in places.items()
+    all_finished_times = {
+        shard: list(accumulate((finish_times[shard].get(order[1:], math.inf) for order in orders), max))
+        for shard, orders in positions.items()
     }
     for write in run.history.writes:
         # If no worker remembers a deleted row, a worker may create it again at LATEST. No handler finishes the records
@@ -141,17 +145,19 @@ def check_only_finished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
         is_row_remembered = write.after is not None and write.after.shard not in run.forgotten_shards
         if is_row_remembered and write.done and write.before and write.after and write.verb != "delete":
             shard, order = write.after.shard, write.after.checkpoint.order
-            passed_count = bisect_right(places[shard], order)
+            passed_count = bisect_right(positions[shard], order)
             if (
                 order > write.before.checkpoint.order
                 and passed_count
-                and finished_times[shard][passed_count - 1] > write.t
+                and all_finished_times[shard][passed_count - 1] > write.t
             ):
                 unfinished_place = next(
-                    place for place, t in zip(places[shard], finished_times[shard], strict=True) if t > write.t
+                    place
+                    for place, finished_at in zip(positions[shard], all_finished_times[shard], strict=True)
+                    if finished_at > write.t
                 )
-                why = f"{write.process} checkpointed {write.after.checkpoint.sequence} of {write.key}"
-                yield Breach("unfinished", write.t, f"{why}, and no handler has finished {unfinished_place[1]}")
+                description = f"{write.process} checkpointed {write.after.checkpoint.sequence} of {write.key}"
+                yield Breach("unfinished", write.t, f"{description}, and no handler has finished {unfinished_place[1]}")
 
 
 def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
@@ -163,8 +169,10 @@ def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
     owners = {row.key: row.owner for row in history.first}
     writes = iter(history.writes)
     write = next(writes, None)
-    for (t, process, shard), records in groupby(run.dispatches, lambda each: (each.t, each.process, each.shard)):
-        while write is not None and write.t <= t:
+    for (dispatch_time, process, shard), records in groupby(
+        run.dispatches, lambda dispatch: (dispatch.t, dispatch.process, dispatch.shard)
+    ):
+        while write is not None and write.t <= dispatch_time:
             if write.done and write.after is not None:
                 owners[write.key] = None if write.verb == "delete" else write.after.owner
                 if write.after.owner == write.worker:
@@ -173,12 +181,17 @@ def check_only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
         expiry_time = expiry_times.get((process, shard), 0.0)
         # A paused process cannot notice that it has lost the lease. After the pause, it needs a moment to notice.
         was_paused = any(
-            sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.pauses
+            paused_process == process and begin <= dispatch_time and end > dispatch_time - limits.notice_seconds
+            for paused_process, begin, end in run.pauses
         )
-        if owners.get(shard) != parse_worker_id(process) and t > expiry_time + limits.notice_seconds and not was_paused:
+        if (
+            owners.get(shard) != parse_worker_id(process)
+            and dispatch_time > expiry_time + limits.notice_seconds
+            and not was_paused
+        ):
             holding_period = f"held until {expiry_time:.3f}" if expiry_time else "never held"
-            why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding_period}"
-            yield Breach("handed over unheld", t, f"{why}; its owner is {owners.get(shard)}")
+            description = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding_period}"
+            yield Breach("handed over unheld", dispatch_time, f"{description}; its owner is {owners.get(shard)}")
 
 
 def check_held_leases_are_read(run: JudgedRun) -> Iterator[Breach]:
@@ -189,16 +202,20 @@ def check_held_leases_are_read(run: JudgedRun) -> Iterator[Breach]:
     for event in run.history.select_events("read", "record", "finished", "dead-lettered"):
         activity_times[event.process, event.shard].append(event.t)
     for span in find_ownership_spans(run):
-        times_in_span = [t for t in activity_times[span.process, span.key] if span.begin < t < span.end]
-        for since, until in pairwise((span.begin, *times_in_span, span.end)):
+        times_in_span = [
+            activity_time
+            for activity_time in activity_times[span.process, span.key]
+            if span.begin < activity_time < span.end
+        ]
+        for gap_start, gap_end in pairwise((span.begin, *times_in_span, span.end)):
             pause_durations = (
                 end - begin
-                for sleeper, begin, end in run.pauses
-                if sleeper == span.process and begin < until and end > since
+                for paused_process, begin, end in run.pauses
+                if paused_process == span.process and begin < gap_end and end > gap_start
             )
-            if until - since - sum(pause_durations) > UNREAD_SECONDS:
-                why = f"{span.process} held {span.key} from {since:.3f} and did not read it"
-                yield Breach("held unread", until, why)
+            if gap_end - gap_start - sum(pause_durations) > UNREAD_SECONDS:
+                description = f"{span.process} held {span.key} from {gap_start:.3f} and did not read it"
+                yield Breach("held unread", gap_end, description)
 
 
 @define
@@ -215,7 +232,7 @@ class OwnershipSpan:
 def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
     """Yield the periods in which a process held a lease, according to its writes.
 
-    The period of a child shard's lease starts no earlier than the end of its parents.
+    For a child shard, the period starts only when the parents have ended.
     """
     history = run.history
     end_times = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
@@ -242,13 +259,13 @@ def find_ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
             parent_end_times = [end_times.get(parent, history.end) for parent in history.parents.get(write.key, ())]
             begin_time = max((write.t, *parent_end_times))
             open_spans[write.key] = OwnershipSpan(write.process, write.key, begin_time, history.end, write.t)
-        elif (current := open_spans.get(write.key)) is not None and current.process == write.process:
-            if write.t - current.written > find_silence_limit(write.worker):
+        elif (current_span := open_spans.get(write.key)) is not None and current_span.process == write.process:
+            if write.t - current_span.written > find_silence_limit(write.worker):
                 # The lease had expired, so the process dropped it, and took it again with this write.
-                finished_spans.append(evolve(current, end=write.t))
-                current.begin = write.t
-            current.written = write.t
-    process_ends = {life.process: life.end for life in run.lifetimes}
+                finished_spans.append(evolve(current_span, end=write.t))
+                current_span.begin = write.t
+            current_span.written = write.t
+    process_ends = {lifetime.process: lifetime.end for lifetime in run.lifetimes}
     for span in (*finished_spans, *open_spans.values()):
         # A process that died or stopped renewing no longer held the lease, even if no other process took it.
         silence_seconds = find_silence_limit(parse_worker_id(span.process))
@@ -262,22 +279,22 @@ CHECKPOINT_VERBS: frozenset[WriteVerb] = frozenset({"checkpoint", "checkpoint-la
 
 SHARD_END_ORDER = SHARD_END.order
 
-HOLDING_VERBS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
+HOLDING_VERBS: frozenset[WriteVerb] = TAKING_VERBS | {"renew", "checkpoint"}
 """Writes whose sender holds the lease afterwards."""
 
 
 def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
     """Check that responses to writes agree (laws 6 to 9 and 11), and yield the first breach of each law per lease."""
-    answers_of_shards: dict[str, list[WriteAnswer]] = defaultdict(list)
-    for answer in sorted(run.history.answers, key=lambda each: each.sent):
-        answers_of_shards[answer.shard].append(answer)
-    for shard, shard_writes in answers_of_shards.items():
+    answers_by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
+    for answer in sorted(run.history.answers, key=lambda write_answer: write_answer.sent):
+        answers_by_shard[answer.shard].append(answer)
+    for shard, shard_writes in answers_by_shard.items():
         deletion_time = min((answer.sent for answer in shard_writes if answer.verb == "delete"), default=math.inf)
         answers = [answer for answer in shard_writes if answer.t < deletion_time]
         applied_answers = [answer for answer in answers if answer.done]
         first_writers: dict[str, WriteAnswer] = {}
         for answer in applied_answers:
-            if answer.version and answer.verb not in VERSIONLESS:
+            if answer.version and answer.verb not in VERBS_WITHOUT_VERSION_CHANGE:
                 first_writer = first_writers.setdefault(answer.version, answer)
                 if first_writer.process != answer.process:
                     writers = f"{answer.process} by a {answer.verb} and {first_writer.process} by a {first_writer.verb}"
@@ -285,7 +302,7 @@ def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
                         "two holders", answer.t, f"{writers} were both told that they made {shard} {answer.version}"
                     )
                     break
-        yield from _find_decrease("counter", applied_answers, applied_answers, lambda each: each.epoch)
+        yield from _find_decrease("counter", applied_answers, applied_answers, lambda write_answer: write_answer.epoch)
         reset_time = min((answer.sent for answer in shard_writes if answer.verb == "reset"), default=math.inf)
         checkpoint_answers = [
             answer for answer in applied_answers if answer.verb in CHECKPOINT_VERBS and answer.t < reset_time
@@ -293,10 +310,13 @@ def check_responses_agree(run: JudgedRun) -> Iterator[Breach]:
         answers_with_checkpoint = [
             answer
             for answer in applied_answers
-            if answer.verb in TAKES | CHECKPOINT_VERBS - {"checkpoint-late"} and answer.t < reset_time
+            if answer.verb in TAKING_VERBS | CHECKPOINT_VERBS - {"checkpoint-late"} and answer.t < reset_time
         ]
         yield from _find_decrease(
-            "checkpoint went back", checkpoint_answers, answers_with_checkpoint, lambda each: each.checkpoint
+            "checkpoint went back",
+            checkpoint_answers,
+            answers_with_checkpoint,
+            lambda write_answer: write_answer.checkpoint,
         )
         if run.limits.owned_checkpoints:
             yield from check_checkpoints_after_takes(shard, answers)
@@ -325,18 +345,22 @@ def check_finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
             or (answer.verb == "delete" and answer.process == OPERATOR)
             or (answer.verb == "create" and answer.outcome == "unknown")
         ]
-        end_time = min((t for t in end_times if t > run.history.recreated_at), default=math.inf)
+        end_time = min((time for time in end_times if time > run.history.recreated_at), default=math.inf)
         tenures = run.tenures.get(shard, ())
         records_read_before = {
             (record.place, record.digest) for tenure in tenures for record in tenure.records if record.t <= end_time
         }
-        for later in (tenure for tenure in tenures if end_time < tenure.begin < min(exempt_times, default=math.inf)):
+        for later_tenure in (
+            tenure for tenure in tenures if end_time < tenure.begin < min(exempt_times, default=math.inf)
+        ):
             repeated_records = [
-                record for record in later.records if (record.place, record.digest) in records_read_before
+                record for record in later_tenure.records if (record.place, record.digest) in records_read_before
             ]
             if repeated_records:
-                why = f"{later.process} handed over {len(repeated_records)} records of {shard}"
-                yield Breach("handed over again", repeated_records[0].t, f"{why} after its end was checkpointed")
+                description = f"{later_tenure.process} handed over {len(repeated_records)} records of {shard}"
+                yield Breach(
+                    "handed over again", repeated_records[0].t, f"{description} after its end was checkpointed"
+                )
                 break
 
 
@@ -344,31 +368,31 @@ def _find_decrease(
     kind: BreachKind,
     earlier_answers: Sequence[WriteAnswer],
     later_answers: Sequence[WriteAnswer],
-    value: Callable[[WriteAnswer], Any],
+    get_value: Callable[[WriteAnswer], Any],
 ) -> Iterator[Breach]:
     """Yield a breach for the first write whose value is lower than that of an earlier write.
 
     A write in `earlier_answers` is earlier than one in `later_answers` if its response arrived before the other write
     was sent. `later_answers` must be sorted by `sent`.
     """
-    earlier_answers_left = sorted(earlier_answers, key=lambda each: each.t, reverse=True)
+    earlier_answers_left = sorted(earlier_answers, key=lambda other_answer: other_answer.t, reverse=True)
     highest_answer: WriteAnswer | None = None
     for answer in later_answers:
         while earlier_answers_left and earlier_answers_left[-1].t < answer.sent:
             earlier_answer = earlier_answers_left.pop()
             highest_answer = (
-                earlier_answer if highest_answer is None else max(highest_answer, earlier_answer, key=value)
+                earlier_answer if highest_answer is None else max(highest_answer, earlier_answer, key=get_value)
             )
-        if highest_answer is not None and value(answer) < value(highest_answer):
-            first_value = f"of {answer.shard}: {value(highest_answer)} was answered to {highest_answer.process}"
-            why = f"{first_value}, and {value(answer)} to the later {answer.verb} of {answer.process}"
-            yield Breach(kind, answer.t, why)
+        if highest_answer is not None and get_value(answer) < get_value(highest_answer):
+            first_value = f"of {answer.shard}: {get_value(highest_answer)} was answered to {highest_answer.process}"
+            description = f"{first_value}, and {get_value(answer)} to the later {answer.verb} of {answer.process}"
+            yield Breach(kind, answer.t, description)
             return
 
 
 def check_checkpoints_after_takes(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
     """Check that no other worker took the lease between a worker's own take and its checkpoint (law 9)."""
-    takes = [answer for answer in answers if answer.verb in TAKES]
+    takes = [answer for answer in answers if answer.verb in TAKING_VERBS]
     for answer in answers:
         if not answer.done or answer.verb not in {"checkpoint", "give"}:
             continue
@@ -381,32 +405,32 @@ def check_checkpoints_after_takes(shard: str, answers: Sequence[WriteAnswer]) ->
         other_take = next((take for take in other_takes if take.sent > own_take_time and take.t < answer.sent), None)
         if other_take is not None:
             take_description = f"{other_take.process} had taken it {answer.sent - other_take.t:.3f} s before"
-            why = f"{answer.process} wrote a {answer.verb} of {shard}, and {take_description}"
-            yield Breach("checkpoint of another", answer.t, why)
+            description = f"{answer.process} wrote a {answer.verb} of {shard}, and {take_description}"
+            yield Breach("checkpoint of another", answer.t, description)
             return
 
 
-def check_early_claims(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) -> Iterator[Breach]:
+def check_early_claims(run: JudgedRun, shard: str, applied_answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
     """Check that claims take only expired leases (law 11). Steals may take leases that are held."""
-    for claim in applied:
+    for claim in applied_answers:
         if claim.verb != "claim" or claim.seen in {None, claim.worker}:
             continue
-        # The expiry counts from the owner's last write that was confirmed before the claim was sent.
+        # The lease expires a fixed time after the owner's last write that was confirmed before the claim was sent.
         owner_writes = [
             answer
-            for answer in applied
+            for answer in applied_answers
             if answer.worker == claim.seen and answer.verb in HOLDING_VERBS and answer.t < claim.sent
         ]
         last_write = owner_writes[-1] if owner_writes else None
         if last_write is None or not any(
-            life.process == last_write.process and life.end > claim.t for life in run.lifetimes
+            lifetime.process == last_write.process and lifetime.end > claim.t for lifetime in run.lifetimes
         ):
             continue
         held_until_time = last_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(last_write.worker, 0.0)
         if claim.sent < held_until_time:
-            why = f"{claim.process} claimed {shard}, which {last_write.process} held"
+            description = f"{claim.process} claimed {shard}, which {last_write.process} held"
             remaining_time = f"for {held_until_time - claim.sent:.3f} s more by its {last_write.verb}"
-            yield Breach("two holders", claim.t, f"{why} {remaining_time}")
+            yield Breach("two holders", claim.t, f"{description} {remaining_time}")
             return
 
 
@@ -416,26 +440,38 @@ def check_only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
     if not history.answers or not limits.lease_seconds:
         return
     write_times: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for answer in sorted(history.answers, key=lambda each: each.sent):
+    for answer in sorted(history.answers, key=lambda write_answer: write_answer.sent):
         if answer.outcome != "lost" and answer.verb in HOLDING_VERBS:
             write_times[answer.process, answer.shard].append(answer.sent)
-    reported: set[tuple[str, str]] = set()
+    reported_pairs: set[tuple[str, str]] = set()
     for record in run.dispatches:
         process_and_shard = record.process, record.shard
-        own_times = write_times[process_and_shard]
-        last_write_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
+        own_write_times = write_times[process_and_shard]
+        last_write_time = (
+            own_write_times[earlier_write_count - 1]
+            if (earlier_write_count := bisect_right(own_write_times, record.t))
+            else -math.inf
+        )
         expiry_time = last_write_time + limits.lease_seconds.get(record.worker, math.inf)
         was_paused = any(
-            sleeper in {record.process, record.worker} and begin <= record.t and end > expiry_time
-            for sleeper, begin, end in run.pauses
+            paused_process in {record.process, record.worker} and begin <= record.t and end > expiry_time
+            for paused_process, begin, end in run.pauses
         )
-        if record.t > expiry_time + limits.notice_seconds and not was_paused and process_and_shard not in reported:
-            reported.add(process_and_shard)
+        if (
+            record.t > expiry_time + limits.notice_seconds
+            and not was_paused
+            and process_and_shard not in reported_pairs
+        ):
+            reported_pairs.add(process_and_shard)
             last_write = (
-                f"wrote {record.t - last_write_time:.3f} s before for the last time" if own_times else "never wrote"
+                f"wrote {record.t - last_write_time:.3f} s before for the last time"
+                if own_write_times
+                else "never wrote"
             )
-            why = f"{record.process} handed over {record.place[0]} of {record.shard}, and {last_write} of the lease"
-            yield Breach("handed over unheld", record.t, why)
+            description = (
+                f"{record.process} handed over {record.place[0]} of {record.shard}, and {last_write} of the lease"
+            )
+            yield Breach("handed over unheld", record.t, description)
 
 
 NO_OWNER_NEEDED = "nobody is needed"
@@ -459,11 +495,11 @@ class OwnerChange:
 def find_owner_changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
     """Yield all changes of owners, in order of time. Ended and deleted leases do not count as changes."""
     for write in writes:
-        before = write.before.owner if write.before else None
-        after = write.after.owner if write.after and write.verb != "delete" else None
+        owner_before = write.before.owner if write.before else None
+        owner_after = write.after.owner if write.after and write.verb != "delete" else None
         is_ended = write.after is not None and write.after.ended
-        if write.done and before != after and not is_ended and write.verb != "delete":
-            yield OwnerChange(write.t, write.key, before, after, write.verb)
+        if write.done and owner_before != owner_after and not is_ended and write.verb != "delete":
+            yield OwnerChange(write.t, write.key, owner_before, owner_after, write.verb)
 
 
 def drop_taken_back_handoffs(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
@@ -516,9 +552,9 @@ def list_reader_spans(
         for reader in readers:
             owners_with_times.append((reader.begin, reader.worker))
             # If another process is reading the shard when this reader stops, the other process remains the reader.
-            if not any(other.begin < reader.end < other.end for other in readers):
+            if not any(other_reader.begin < reader.end < other_reader.end for other_reader in readers):
                 owners_with_times.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
-        for t, owner in sorted(owners_with_times, key=lambda mark: mark[0]):
+        for t, owner in sorted(owners_with_times, key=lambda time_and_owner: time_and_owner[0]):
             _append_owner(spans.setdefault(shard, []), t, owner)
     return spans
 
@@ -532,7 +568,7 @@ def find_owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
     """Return the owners, at time `t`, of all leases that have not ended."""
     spans = list_written_owner_spans(history).items()
     owners = {
-        key: next((owner for since, owner in reversed(owners_of_lease) if since <= t), NO_OWNER_NEEDED)
+        key: next((owner for owned_since, owner in reversed(owners_of_lease) if owned_since <= t), NO_OWNER_NEEDED)
         for key, owners_of_lease in spans
     }
     return {key: owner for key, owner in owners.items() if owner != NO_OWNER_NEEDED}
@@ -544,35 +580,38 @@ def measure_unowned_seconds(history: RunHistory, end: float, since: float = 0.0)
 
 
 def measure_longest_unowned(
-    spans: Mapping[str, OwnerSpans], since: float, end: float, all_lives: Iterable[ProcessLifetime] | None = None
+    spans: Mapping[str, OwnerSpans], since: float, end: float, lifetimes: Iterable[ProcessLifetime] | None = None
 ) -> dict[str, float]:
     """Return the longest time for which each lease had no living owner.
 
-    If `all_lives` is None, all owners count as living.
+    If `lifetimes` is None, all owners count as living.
     """
     life_periods: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for life in all_lives or ():
-        life_periods[life.worker].append((life.start, life.end))
+    for lifetime in lifetimes or ():
+        life_periods[lifetime.worker].append((lifetime.start, lifetime.end))
     always_living, longest_by_key = [(-math.inf, math.inf)], {}
     for key, spans_of_key in spans.items():
         spans_until_end = [span for span in spans_of_key if span[0] <= end]
         if not spans_until_end:
             continue
-        span_ends = [t for t, _ in spans_until_end[1:]] + [end]
+        span_ends = [span_start for span_start, _ in spans_until_end[1:]] + [end]
         # The periods in which a living worker owned the lease, or in which the ended lease needed no owner.
         owned_periods = sorted(
-            (max(begin, start), min(stop, life_end))
-            for (begin, owner), stop in zip(spans_until_end, span_ends, strict=True)
+            (max(begin, start), min(period_end, life_end))
+            for (begin, owner), period_end in zip(spans_until_end, span_ends, strict=True)
             for start, life_end in (
                 always_living
-                if owner == NO_OWNER_NEEDED or (owner is not None and all_lives is None)
+                if owner == NO_OWNER_NEEDED or (owner is not None and lifetimes is None)
                 else life_periods[owner or ""]
             )
         )
         longest_seconds, covered_until = 0.0, max(spans_until_end[0][0], since)
-        for start, stop in owned_periods:
-            if stop > start:
-                longest_seconds, covered_until = max(longest_seconds, start - covered_until), max(covered_until, stop)
+        for start, period_end in owned_periods:
+            if period_end > start:
+                longest_seconds, covered_until = (
+                    max(longest_seconds, start - covered_until),
+                    max(covered_until, period_end),
+                )
         longest_by_key[key] = max(longest_seconds, end - covered_until)
     return longest_by_key
 
@@ -583,7 +622,9 @@ def count_rejected_writes(writes: Iterable[WriteEvent]) -> int:
     If a worker retries its own write, and the first attempt was applied after all, the rejected retry does not count.
     """
     return sum(
-        not write.done and write.verb in REJECTABLE and (write.before is None or write.before.owner != write.worker)
+        not write.done
+        and write.verb in VERBS_REJECTED_IN_RACES
+        and (write.before is None or write.before.owner != write.worker)
         for write in writes
     )
 
@@ -596,27 +637,29 @@ The last two only finish a hand-off that was already counted as a move.
 
 
 def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
-    """Check that the fleet is at rest after the time `settled`.
+    """Check that the fleet is at rest after the time `settled_time`.
 
     Only the writes of a fleet at rest are allowed after that time. If a worker that plans is running, all leases must
     have owners and be evenly divided.
     """
-    history, settled = run.history, run.limits.settled
-    if settled is None:
+    history, settled_time = run.history, run.limits.settled
+    if settled_time is None:
         return
     for write in history.writes:
         # A worker may delete the lease of an ended shard whenever it lists the shards.
         is_expected_deletion = write.verb == "delete" and write.before is not None and write.before.ended
-        if write.t > settled and write.verb not in QUIET_VERBS and not is_expected_deletion:
+        if write.t > settled_time and write.verb not in QUIET_VERBS and not is_expected_deletion:
             lease_description = f"{write.key} ({write.before.owner if write.before else None})"
-            why = f"{write.process} wrote a {write.verb} of {lease_description}, {'done' if write.done else 'refused'}"
-            yield Breach("action at balance", write.t, why)
+            description = (
+                f"{write.process} wrote a {write.verb} of {lease_description}, {'done' if write.done else 'refused'}"
+            )
+            yield Breach("action at balance", write.t, description)
     if not run.planning_workers:
         return
-    for key, seconds in measure_unowned_seconds(history, history.end, settled).items():
+    for key, seconds in measure_unowned_seconds(history, history.end, settled_time).items():
         if seconds > 0.0:
-            why = f"{key} had no living owner for {seconds:.3f} s, when everybody had long been left in peace"
-            yield Breach("held by nobody", history.end, why)
+            description = f"{key} had no living owner for {seconds:.3f} s, when everybody had long been left in peace"
+            yield Breach("held by nobody", history.end, description)
     if run.limits.even:
         owners = find_owners_at(history, history.end)
         lease_counts = Counter(owner for owner in owners.values() if owner is not None)
@@ -629,23 +672,25 @@ def check_fleet_at_rest(run: JudgedRun) -> Iterator[Breach]:
             row is not None and row.ended for row in rows.values()
         )
         # A worker that does not plan takes no leases, so it may have fewer leases than the others.
-        why = uneven(lease_counts_of_workers, run.planning_workers, len(owners), run.limits.groups)
-        if why and not are_ended_leases_counted:
-            yield Breach("uneven", history.end, why)
+        description = uneven(lease_counts_of_workers, run.planning_workers, len(owners), run.limits.groups)
+        if description and not are_ended_leases_counted:
+            yield Breach("uneven", history.end, description)
 
 
 def check_needless_moves(run: JudgedRun) -> Iterator[Breach]:
     """Yield a breach for each move after the allowed number of moves."""
     if run.limits.settled is None or run.limits.moves is None:
         return
-    since, allowed_extra = run.limits.moves
+    count_from, allowed_extra = run.limits.moves
     workers = find_workers_alive_at(run.lifetimes, run.history.end - 1e-9)
-    least_move_count = least_moves(find_owners_at(run.history, since), workers, run.limits.groups)
+    least_move_count = least_moves(find_owners_at(run.history, count_from), workers, run.limits.groups)
     moves = [
         change
         for change in find_owner_changes(run.history.writes)
-        if change.t >= since and change.before in find_workers_alive_at(run.lifetimes, change.t)
+        if change.t >= count_from and change.before in find_workers_alive_at(run.lifetimes, change.t)
     ]
-    for number, change in enumerate(moves[least_move_count + allowed_extra :], least_move_count + allowed_extra + 1):
-        why = f"{change.key} from {change.before} to {change.after} is move {number}"
-        yield Breach("needless move", change.t, f"{why}, and {least_move_count} would have done")
+    for move_number, change in enumerate(
+        moves[least_move_count + allowed_extra :], least_move_count + allowed_extra + 1
+    ):
+        description = f"{change.key} from {change.before} to {change.after} is move {move_number}"
+        yield Breach("needless move", change.t, f"{description}, and {least_move_count} would have done")

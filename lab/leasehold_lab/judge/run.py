@@ -24,7 +24,7 @@ from leasehold_lab.judge.tenures import Tenure, TenureHistory, compute_tenures, 
 OPERATOR = "operator"
 """The process name for writes that an operator made without the workers' knowledge."""
 
-TAKES: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
+TAKING_VERBS: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
 """Kinds of writes that take a lease. Their response contains the checkpoint from which the new owner starts."""
 
 PositionOrder = tuple[int, int, int]
@@ -49,25 +49,27 @@ def find_lifetimes(incidents: Iterable[Incident]) -> tuple[ProcessLifetime, ...]
 
     Two processes may have the same name only if the first ends before the second starts.
     """
-    lives_found: list[ProcessLifetime] = []
-    latest: dict[str, int] = {}
+    lifetimes: list[ProcessLifetime] = []
+    latest_index: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda incident: incident.t):
         match incident.what:
             case "start":
-                latest[incident.subject] = len(lives_found)
-                lives_found.append(ProcessLifetime(parse_worker_id(incident.subject), incident.subject, incident.t))
-            case "leave" | "crash" | "gone" if incident.subject in latest:
-                life = lives_found[latest[incident.subject]]
-                end_time = life.end if incident.what == "leave" else incident.t
-                lives_found[latest[incident.subject]] = evolve(life, leaves=min(life.leaves, incident.t), end=end_time)
+                latest_index[incident.subject] = len(lifetimes)
+                lifetimes.append(ProcessLifetime(parse_worker_id(incident.subject), incident.subject, incident.t))
+            case "leave" | "crash" | "gone" if incident.subject in latest_index:
+                lifetime = lifetimes[latest_index[incident.subject]]
+                end_time = lifetime.end if incident.what == "leave" else incident.t
+                lifetimes[latest_index[incident.subject]] = evolve(
+                    lifetime, leaves=min(lifetime.leaves, incident.t), end=end_time
+                )
             case _:
                 pass
-    return tuple(lives_found)
+    return tuple(lifetimes)
 
 
-def find_workers_alive_at(all_lives: Iterable[ProcessLifetime], t: float) -> frozenset[str]:
+def find_workers_alive_at(lifetimes: Iterable[ProcessLifetime], t: float) -> frozenset[str]:
     """Return the workers that are running at time `t` and have not been asked to drain."""
-    return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
+    return frozenset(lifetime.worker for lifetime in lifetimes if lifetime.start <= t < lifetime.leaves)
 
 
 @frozen
@@ -78,7 +80,7 @@ class ReaderChange:
         before: The process that read the shard before.
         after: The process that reads the shard now.
         how: The event that ended the reading of the previous process.
-        duplicates: The number of records that the new reader dispatched although an earlier reader had.
+        duplicates: The number of records that the new reader dispatched again after an earlier reader had.
         since: The number of records that earlier readers had dispatched after the last checkpoint before the change.
         replayed: The number of duplicates at or before that checkpoint. Any such record is a breach.
     """
@@ -95,7 +97,7 @@ class ReaderChange:
 
 @frozen
 class JudgedRun:
-    """A run to judge. If it has not ended, it is judged as if it ended now."""
+    """A run to judge. A run that is still in progress is judged as if it ended now."""
 
     history: RunHistory
     limits: JudgeLimits
@@ -107,7 +109,7 @@ class JudgedRun:
 
     @cached_property
     def planning_workers(self) -> frozenset[str]:
-        """The workers that run and plan at the time `settled`. Without such a worker, leases may stay unowned."""
+        """The workers that are running and planning at the time `settled`. If there are none, leases may stay unowned."""
         if self.limits.settled is None:
             return frozenset()
         zombies = {
@@ -118,8 +120,8 @@ class JudgedRun:
     @cached_property
     def pauses(self) -> tuple[tuple[str, float, float], ...]:
         """All pauses, each with the process or worker that was paused, its start and its end."""
-        incidents = (incident for incident in self.history.incidents if incident.what == "nap")
-        return tuple((nap.subject, nap.t, nap.t + nap.seconds) for nap in incidents)
+        pause_incidents = (incident for incident in self.history.incidents if incident.what == "nap")
+        return tuple((pause.subject, pause.t, pause.t + pause.seconds) for pause in pause_incidents)
 
     @cached_property
     def tenure_history(self) -> TenureHistory:
@@ -177,26 +179,28 @@ class JudgedRun:
         for deletion in self.history.writes if creations_at_latest else ():
             if deletion.process != OPERATOR or deletion.before is None or deletion.after is not None:
                 continue
-            t, owner = deletion.t, deletion.before.owner
+            deletion_time, owner = deletion.t, deletion.before.owner
             is_table_reachable = not any(
-                incident.t == t and incident.what == "trouble" and incident.seconds
+                incident.t == deletion_time and incident.what == "trouble" and incident.seconds
                 for incident in self.history.incidents
             )
             tenures = [
                 tenure
                 for tenure in self.tenures.get(deletion.before.shard, ())
-                if tenure.worker == owner and tenure.begin <= t
+                if tenure.worker == owner and tenure.begin <= deletion_time
             ]
-            is_released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
+            is_released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= deletion_time
             is_owner_alive = any(
-                life.worker == owner and life.start <= t < life.end - lease_seconds for life in self.lifetimes
+                lifetime.worker == owner and lifetime.start <= deletion_time < lifetime.end - lease_seconds
+                for lifetime in self.lifetimes
             )
             if is_table_reachable and is_owner_alive and not is_released:
                 continue
-            for creation in (write for write in creations_at_latest if write.t >= t):
-                lineage = self.self_and_ancestors(creation.key)
+            for creation in (write for write in creations_at_latest if write.t >= deletion_time):
+                lineage = self.list_self_and_ancestors(creation.key)
                 has_started_recently = any(
-                    life.process == creation.process and life.start >= t - lease_seconds for life in self.lifetimes
+                    lifetime.process == creation.process and lifetime.start >= deletion_time - lease_seconds
+                    for lifetime in self.lifetimes
                 )
                 shards |= lineage if has_started_recently and deletion.key in lineage else set()
         return frozenset(shards)
@@ -204,15 +208,15 @@ class JudgedRun:
     def must_assume_finished(self, process: str, shard: str, t: float) -> bool:
         """Return whether the process had to conclude, at time `t`, that this shard's lease was finished (L13).
 
-        A process that has never seen a row treats the missing row as a finished lease. It has never seen the row if an
-        operator deleted the row before the process started, or at most one lease duration after its start.
+        A process that has never read a row treats the missing row as a finished lease. It is assumed to have never read
+        the row if an operator deleted it before the process started, or at most one lease duration after its start.
         """
         lease_seconds = max(self.limits.lease_seconds.values(), default=0.0)
-        start_time = max((life.start for life in self.lifetimes if life.process == process), default=0.0)
+        start_time = max((lifetime.start for lifetime in self.lifetimes if lifetime.process == process), default=0.0)
         deletions = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
         return any(write.key == shard and write.t <= min(t, start_time + lease_seconds) for write in deletions)
 
-    def self_and_ancestors(self, shard: str) -> set[str]:
+    def list_self_and_ancestors(self, shard: str) -> set[str]:
         """Return the shard and all its ancestors."""
         lineage, shards_to_visit = set[str](), [shard]
         while shards_to_visit:
@@ -229,46 +233,49 @@ class JudgedRun:
     @cached_property
     def reader_changes(self) -> tuple[ReaderChange, ...]:
         """All changes of a shard's reader, in order of time."""
-        checkpoints_taken: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
-        checkpoints_read: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
+        checkpoints_by_taker: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
+        observed_checkpoints: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
         reset_times: dict[str, list[float]] = defaultdict(list)
         for answer in self.history.answers:
             if answer.verb in {"delete", "reset"} and answer.done:
                 reset_times[answer.shard].append(answer.t)
-            if answer.verb in TAKES and answer.done:
-                checkpoints_taken[answer.process, answer.shard].append((answer.t, answer.checkpoint))
+            if answer.verb in TAKING_VERBS and answer.done:
+                checkpoints_by_taker[answer.process, answer.shard].append((answer.t, answer.checkpoint))
         for write in self.history.writes:
             if write.done and write.after is not None and write.verb in {"create", "reset"}:
                 reset_times[write.after.shard].append(write.t)
-            if write.done and write.after is not None and write.verb in TAKES:
-                checkpoints_taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
+            if write.done and write.after is not None and write.verb in TAKING_VERBS:
+                checkpoints_by_taker[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
         for row in self.history.rows:
-            checkpoints_read[row.shard].append((row.t, row.checkpoint.order))
+            observed_checkpoints[row.shard].append((row.t, row.checkpoint.order))
         changes = []
         for shard, readers in self.tenures.items():
             earlier_records: set[tuple[RecordPlace, str]] = (
                 set()
             )  # with digests, because a recreated event hub counts from 0
-            for before, after in pairwise(readers):
-                earlier_records.update((record.place, record.digest) for record in before.records)
+            for earlier_tenure, later_tenure in pairwise(readers):
+                earlier_records.update((record.place, record.digest) for record in earlier_tenure.records)
                 repeated_places = earlier_records.intersection(
-                    (record.place, record.digest) for record in after.records
+                    (record.place, record.digest) for record in later_tenure.records
                 )
                 # A reader starts at the checkpoint in the response to its claim. If claims are not recorded, the last
                 # checkpoint read from the table is used. Checkpoints from before a reset or a recreation of the row do
                 # not count.
-                checkpoints = checkpoints_taken.get((after.process, shard)) or checkpoints_read.get(shard, [])
-                last_reset_time = max((t for t in reset_times[shard] if t <= after.begin), default=0.0)
+                checkpoints = checkpoints_by_taker.get((later_tenure.process, shard)) or observed_checkpoints.get(
+                    shard, []
+                )
+                last_reset_time = max((time for time in reset_times[shard] if time <= later_tenure.begin), default=0.0)
                 start_position = max(
-                    (order for t, order in checkpoints if last_reset_time <= t <= after.begin), default=(0, 0, 0)
+                    (position for time, position in checkpoints if last_reset_time <= time <= later_tenure.begin),
+                    default=(0, 0, 0),
                 )
                 changes.append(
                     ReaderChange(
-                        t=after.begin,
+                        t=later_tenure.begin,
                         shard=shard,
-                        before=before.process,
-                        after=after.process,
-                        how=before.how,
+                        before=earlier_tenure.process,
+                        after=later_tenure.process,
+                        how=earlier_tenure.how,
                         duplicates=len(repeated_places),
                         since=sum((1, *place) > start_position for place, _ in earlier_records),
                         replayed=sum((1, *place) <= start_position for place, _ in repeated_places),

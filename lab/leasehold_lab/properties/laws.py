@@ -72,7 +72,7 @@ class Law:
             LawBroken: The law is broken.
         """
 
-        def holds(case: Any) -> None:  # noqa: ANN401  of either kind
+        def holds(case: Any) -> None:  # noqa: ANN401  a Scene or a SmallFleet
             self(plan, case)
 
         holds.__name__ = holds.__qualname__ = self.name  # Hypothesis uses the name in its report of a failure
@@ -111,13 +111,18 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     differently.
     """
 
-    def shuffle(listed: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(Random(scene.order).sample(listed, len(listed)))  # noqa: S311  a seed is the point
+    def shuffle(items: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(Random(scene.order).sample(items, len(items)))  # noqa: S311  seeded, so that the order can be repeated
 
     shuffled_scene = evolve(scene, leases=shuffle(scene.leases), shards=scene.shards and shuffle(scene.shards))
-    first, second = _plan_scene(plan, scene), _plan_scene(plan, shuffled_scene)
-    if first != second:
-        raise LawBroken("the order of the listing matters", scene, first, f"listed otherwise: {format_actions(second)}")
+    plan_in_order, plan_of_shuffled = _plan_scene(plan, scene), _plan_scene(plan, shuffled_scene)
+    if plan_in_order != plan_of_shuffled:
+        raise LawBroken(
+            "the order of the listing matters",
+            scene,
+            plan_in_order,
+            f"listed otherwise: {format_actions(plan_of_shuffled)}",
+        )
     expected_renewals = renewals(scene.leases, scene.me, scene.config)
     if expected_renewals != renewals(shuffled_scene.leases, scene.me, scene.config):
         raise LawBroken("the order of the listing matters to renewals", scene, expected_renewals)
@@ -127,12 +132,15 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
 def input_is_unchanged(plan: Planner, scene: Scene) -> None:
     """Planning does not change its arguments.
 
-    If a planner changed the owner of a lease in its arguments, later counts of the same leases would be wrong.
+    If a plan function changed the owner of a lease in its arguments, later counts of the same leases would be wrong.
     """
     plan_leases, plan_shards = list(scene.leases), None if scene.shards is None else list(scene.shards)
-    leases, shards = [evolve(lease) for lease in scene.leases], [evolve(shard) for shard in scene.shards or ()]
+    expected_leases, expected_shards = (
+        [evolve(lease) for lease in scene.leases],
+        [evolve(shard) for shard in scene.shards or ()],
+    )
     actions = plan(plan_leases, plan_shards, scene.me, scene.config)
-    if (plan_leases, plan_shards or []) != (leases, shards):
+    if (plan_leases, plan_shards or []) != (expected_leases, expected_shards):
         raise LawBroken("the plan changed its input", scene, actions)
 
 
@@ -179,7 +187,7 @@ def takes_from_living_owners_name_them(plan: Planner, scene: Scene) -> None:
 def every_table_gives_a_plan(plan: Planner, scene: Scene) -> None:
     """There is a plan for every table, and the next read of the table follows within a cycle.
 
-    If `plan` raised an exception instead, one unexpected row could keep a worker from renewing all its other leases.
+    If `plan` raised an exception instead, one unexpected row could prevent a worker from renewing its other leases.
     """
     actions = _plan_scene(plan, scene)
     next_look = look_again(actions, scene.leases, scene.me, scene.config)
@@ -227,12 +235,12 @@ def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
     most_leases = fleet.config.rules.most_leases
     if most_leases is not None and most_leases * len(fleet.workers) < len(fleet.owners):
         return
-    if free := [key for key, owner in settled_fleet.owners.items() if owner is None]:
-        raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), settled_fleet.story)
-    counts = {worker: settled_fleet.counts[worker] for worker in fleet.workers}
-    if fleet.config.rules.evens_out and uneven(counts, fleet.workers, len(fleet.owners)):
+    if unowned_keys := [key for key, owner in settled_fleet.owners.items() if owner is None]:
+        raise LawBroken(f"at rest, and nobody holds {', '.join(unowned_keys)}", fleet, (), settled_fleet.story)
+    lease_counts = {worker: settled_fleet.counts[worker] for worker in fleet.workers}
+    if fleet.config.rules.evens_out and uneven(lease_counts, fleet.workers, len(fleet.owners)):
         raise LawBroken(
-            f"at rest, and uneven: {format_as_code(tuple(counts.values()))}", fleet, (), settled_fleet.story
+            f"at rest, and uneven: {format_as_code(tuple(lease_counts.values()))}", fleet, (), settled_fleet.story
         )
 
 
@@ -246,8 +254,8 @@ def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
     owners = sorted({lease.owner for lease in scene.leases if lease.owner is not None})
     plans = [plan(scene.leases, None, Me(owner, scene.me.turn), scene.config) for owner in owners]
     claim_counts = Counter(action.lease.key for actions in plans for action in actions if isinstance(action, Taking))
-    if contested := [key for key, count in claim_counts.items() if count > 1]:
-        raise LawBroken(f"more than one worker wants {', '.join(contested)}", scene, sum(plans, ()))
+    if contested_keys := [key for key, count in claim_counts.items() if count > 1]:
+        raise LawBroken(f"more than one worker wants {', '.join(contested_keys)}", scene, sum(plans, ()))
 
 
 LAWS: tuple[Law, ...] = (
@@ -264,8 +272,8 @@ LAWS: tuple[Law, ...] = (
 
 
 def _add_alternates(actions: Iterable[Action]) -> list[Action]:
-    alternates = ((action, *(action.alternates if isinstance(action, Taking) else ())) for action in actions)
-    return [action for group in alternates for action in group]
+    groups = ((action, *(action.alternates if isinstance(action, Taking) else ())) for action in actions)
+    return [action for action_with_alternates in groups for action in action_with_alternates]
 
 
 def _list_keys(actions: Iterable[Action]) -> list[str]:

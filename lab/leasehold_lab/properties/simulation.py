@@ -1,7 +1,7 @@
 """Simulates fleets of real workers with your own rules and handler under virtual time, and judges the runs.
 
-A run depends only on its arguments, which include a seed. The same call has the same result on every machine. `settled`
-is a simpler simulation, in which the workers of a small fleet plan and act in turn until nothing changes.
+A run depends only on its arguments, which include a seed, so the same call has the same result on every machine.
+`settled` is a simpler simulation, in which the workers of a small fleet plan and act in turn until nothing changes.
 """
 
 from collections import Counter
@@ -92,23 +92,23 @@ def simulate(
     config = Config(rules)
     question = SimulationQuestion(leases, workers, kind=event, going=going, seed=seed, cycles=cycles, pace="own")
     fleet = build_fleet(question, config)
-    end, cycle = fleet.scenario.seconds, config.cycle_seconds
+    end_time, cycle_seconds = fleet.scenario.seconds, config.cycle_seconds
     scenario = evolve(
         fleet.scenario,
         network=fleet.scenario.network if network is None else network,
-        calm=(fleet.since + end) / 2,
+        calm=(fleet.since + end_time) / 2,
         reading=True,
         full=True,
         handler=handler,
     )
     limits = JudgeLimits(
         {member.worker: config.lease_seconds for member in scenario.members},
-        settled=end - REST_CYCLES * cycle,
+        settled=end_time - REST_CYCLES * cycle_seconds,
         even=rules.evens_out,
         groups=rules.groups,
         callable_faults=handler is not None,
     )
-    return _run_trial(Trial(scenario, limits), fleet.since, cycle)
+    return _run_trial(Trial(scenario, limits), fleet.since, cycle_seconds)
 
 
 def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> SimulationResult:
@@ -125,21 +125,21 @@ def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> Simul
     return _run_trial(chosen_trial, 0.0, Config(rules).cycle_seconds)
 
 
-def _run_trial(trial_run: Trial, since: float, cycle: float) -> SimulationResult:
+def _run_trial(trial_run: Trial, since: float, cycle_seconds: float) -> SimulationResult:
     history = run(trial_run.scenario)
-    figures = measure_outcome(history, since=since, cycle_seconds=cycle, groups=trial_run.limits.groups)
+    figures = measure_outcome(history, since=since, cycle_seconds=cycle_seconds, groups=trial_run.limits.groups)
     return SimulationResult(
         trial_run.scenario, figures, judge_history(history, trial_run.limits), history, trial_run.limits
     )
 
 
-ROUNDS_EACH, ROUNDS_MORE = 4, 20
+ROUNDS_PER_LEASE, EXTRA_ROUNDS = 4, 20
 """The number of rounds that a fleet may take to settle, per lease and in addition.
 
 The limit grows with the number of leases, because some rule sets move only one lease per turn.
 """
 
-STORY_LINES = 8
+STORY_LINES_MAX = 8
 
 WAIT_SECONDS = 1e6
 """A lease that has been idle for this many seconds has exceeded every timeout of the rule sets.
@@ -205,15 +205,15 @@ def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
 
     Raises LawBroken if the fleet does not come to rest.
     """
-    table = {lease.key: lease for lease in fleet.leases}
+    leases_by_key = {lease.key: lease for lease in fleet.leases}
     move_lines: list[str] = []
     move_count = claim_count = 0
     waited_seconds = 0.0
-    for turn in range(ROUNDS_MORE + ROUNDS_EACH * len(table)):
-        move_count_before = len(move_lines)
+    for turn in range(EXTRA_ROUNDS + ROUNDS_PER_LEASE * len(leases_by_key)):
+        line_count_before = len(move_lines)
         for worker in fleet.workers:
             leases_as_read = [
-                evolve(lease, idle=waited_seconds) if lease.owner is None else lease for lease in table.values()
+                evolve(lease, idle=waited_seconds) if lease.owner is None else lease for lease in leases_by_key.values()
             ]
             me = Me(worker, fleet.turn + turn, History(owners_still=waited_seconds, fleet_still=waited_seconds))
             for action in plan(leases_as_read, None, me, fleet.config):
@@ -227,14 +227,16 @@ def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
                         pass
                 if new_owner != owner:
                     move_count, claim_count = move_count + (owner is not None), claim_count + (owner is None)
-                    table[action.lease.key] = evolve(action.lease, owner=new_owner, idle=fleet.idle)
+                    leases_by_key[action.lease.key] = evolve(action.lease, owner=new_owner, idle=fleet.idle)
                     change_text = f"{owner or 'nobody'} -> {new_owner or 'nobody'}"
                     move_lines.append(f"turn {turn}  {format_actions((action,))} by {worker}: {change_text}")
-        last_moves = "\n".join(move_lines[-STORY_LINES:])
-        if len(move_lines) > move_count_before:
+        last_moves = "\n".join(move_lines[-STORY_LINES_MAX:])
+        if len(move_lines) > line_count_before:
             waited_seconds = 0.0
         elif waited_seconds:
-            return SettledFleet({key: lease.owner for key, lease in table.items()}, move_count, claim_count, last_moves)
+            return SettledFleet(
+                {key: lease.owner for key, lease in leases_by_key.items()}, move_count, claim_count, last_moves
+            )
         else:
             # Timeouts expire only if no worker has anything to do, because only then are all workers known to be
             # waiting.
@@ -249,5 +251,5 @@ def least_moves(counts: Iterable[int]) -> int:
         counts: The number of leases of each worker.
     """
     workers = {str(index): count for index, count in enumerate(counts)}
-    owners = {(worker, number): worker for worker, count in workers.items() for number in range(count)}
+    owners = {(worker, lease_number): worker for worker, count in workers.items() for lease_number in range(count)}
     return groups.least_moves(owners, workers)

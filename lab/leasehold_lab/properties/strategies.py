@@ -45,8 +45,8 @@ _FACTORY: Any = type(Factory(list))
 def format_as_code(value: Any) -> str:  # noqa: ANN401  the fields of values are of many kinds
     """Return the value as Python code, without fields that have their default values."""
     if isinstance(value, tuple):
-        inner = ", ".join(map(format_as_code, value))
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
+        items = ", ".join(map(format_as_code, value))
+        return f"({items},)" if len(value) == 1 else f"({items})"
     if value == math.inf:
         return "math.inf"
     if not has(type(value)):
@@ -56,12 +56,10 @@ def format_as_code(value: Any) -> str:  # noqa: ANN401  the fields of values are
         default: Any = attribute.default
         if isinstance(default, _FACTORY):
             default = default.factory(value) if default.takes_self else default.factory()
-        value_of_field = getattr(value, attribute.name)
-        if attribute.init and value_of_field != default:
+        field_value = getattr(value, attribute.name)
+        if attribute.init and field_value != default:
             arguments.append(
-                format_as_code(value_of_field)
-                if default is NOTHING
-                else f"{attribute.name}={format_as_code(value_of_field)}"
+                format_as_code(field_value) if default is NOTHING else f"{attribute.name}={format_as_code(field_value)}"
             )
     return f"{type(value).__name__}({', '.join(arguments)})"
 
@@ -150,7 +148,7 @@ _counts = st.integers(0, 9)
 def rule_sets(*kinds: type[RuleSet]) -> st.SearchStrategy[RuleSet]:
     """Draw rule sets of these classes, by default of all known ones, with random options.
 
-    Classes that this module has no options for get their defaults.
+    A class for which this module has no options gets its default options.
     """
     return st.one_of([st.builds(kind, **_options.get(kind, {})) for kind in kinds or known_rule_sets()])
 
@@ -164,7 +162,7 @@ def configs(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrateg
 
 
 def bulletin_states() -> st.SearchStrategy[BulletinState]:
-    """Draw the states that a worker may be in after reading bulletins."""
+    """Draw the states of a worker that has read bulletins."""
     return st.builds(
         BulletinState,
         latest=st.builds(Bulletin, _counts, _counts, _counts),
@@ -182,29 +180,31 @@ def lookout_calls() -> st.SearchStrategy[str]:
     called_keys = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
     def format_call(keys: list[str], to_all: bool) -> str:
-        called_names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
-        return call_annotation(1, 0.0, KEYS[:2], called_names, to_all=to_all)[0][1]
+        keys_by_worker = {WORKERS[index % len(WORKERS)]: keys[index :: len(WORKERS)] for index in range(len(keys))}
+        return call_annotation(1, 0.0, KEYS[:2], keys_by_worker, to_all=to_all)[0][1]
 
     return st.builds(format_call, called_keys, st.booleans())
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
     """Draw the histories that a worker may have of these owners after several reads of the table."""
-    holes = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
-    pair = st.tuples(st.sampled_from(owners), st.floats(0, 100))
-    seconds = st.lists(pair, max_size=3, unique_by=lambda each: each[0]).map(lambda pairs: tuple(sorted(pairs)))
+    hole = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
+    worker_seconds = st.tuples(st.sampled_from(owners), st.floats(0, 100))
+    seconds_by_worker = st.lists(worker_seconds, max_size=3, unique_by=lambda pair_drawn: pair_drawn[0]).map(
+        lambda pairs: tuple(sorted(pairs))
+    )
     return st.builds(
         History,
         owners_still=st.sampled_from((0.0, 30.0, 1000.0)),
         fleet_still=st.sampled_from((0.0, 30.0, 1000.0)),
-        holes=st.lists(holes, max_size=2).map(tuple),
-        gaps=seconds,
-        paces=seconds,
+        holes=st.lists(hole, max_size=2).map(tuple),
+        gaps=seconds_by_worker,
+        paces=seconds_by_worker,
         full_still=st.sampled_from((0.0, 0.0, 5.0, 1000.0)),
         full_apart=st.sampled_from((1.0, 20.0, math.inf)),
         full_took=st.sampled_from((0.0, 8.0)),
         hearing=st.none() | bulletin_states(),
-        led=seconds,
+        led=seconds_by_worker,
     )
 
 
@@ -222,20 +222,22 @@ def leases(draw: st.DrawFn, keys: Sequence[str] = KEYS, owners: Sequence[str] = 
     drawn_keys = draw(st.lists(st.sampled_from(keys), unique=True))
     throughputs = st.integers(0, 100) | st.integers(0, WEIGHT_MAX)
     weights = draw(st.sampled_from((st.none(), throughputs, st.none() | throughputs)))
-    calm = draw(st.booleans())
-    return tuple(evolve(draw(_draw_lease(key, keys, owners, calm)), weight=draw(weights)) for key in drawn_keys)
+    all_owners_alive = draw(st.booleans())
+    return tuple(
+        evolve(draw(_draw_lease(key, keys, owners, all_owners_alive)), weight=draw(weights)) for key in drawn_keys
+    )
 
 
 @st.composite
-def _draw_lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence[str], calm: bool) -> Lease:
+def _draw_lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence[str], all_owners_alive: bool) -> Lease:
     next_owner = draw(st.none() | st.none() | st.sampled_from(owners))
     return Lease(
         key=key,
         stream=draw(st.sampled_from(STREAMS)),
         parents=tuple(draw(st.lists(st.sampled_from(keys), max_size=2, unique=True))),
-        owner=draw(st.sampled_from(owners) if calm else st.none() | st.sampled_from(owners)),
+        owner=draw(st.sampled_from(owners) if all_owners_alive else st.none() | st.sampled_from(owners)),
         version=Version(str(draw(st.integers(0, 99)))),
-        idle=draw(st.sampled_from((0.0, 3.0, 5.3)) if calm else _idles),
+        idle=draw(st.sampled_from((0.0, 3.0, 5.3)) if all_owners_alive else _idles),
         checkpoint=draw(_positions),
         held=draw(st.sampled_from((math.inf, 25.0, 0.0))),
         next_owner=next_owner,
@@ -247,21 +249,21 @@ def _draw_lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence
 @st.composite
 def listings(draw: st.DrawFn) -> tuple[Shard, ...] | None:
     """Draw a listing of shards, or None. The listing may be invalid, with cycles, open parents or missing parents."""
-    names = draw(st.lists(st.sampled_from([f"s-{number}" for number in range(10)]), unique=True))
-    sound = draw(st.booleans())
+    shard_ids = draw(st.lists(st.sampled_from([f"s-{number}" for number in range(10)]), unique=True))
+    is_valid = draw(st.booleans())
     shards = []
-    for index, name in enumerate(names):
-        eligible = [*names[:index], "long-gone"] if sound else [*names, "long-gone"]
+    for index, name in enumerate(shard_ids):
+        possible_parents = [*shard_ids[:index], "long-gone"] if is_valid else [*shard_ids, "long-gone"]
         shards.append(
             Shard(
                 id=name,
                 stream=draw(st.sampled_from(STREAMS)),
-                parents=tuple(draw(st.lists(st.sampled_from(eligible), max_size=2, unique=True))),
+                parents=tuple(draw(st.lists(st.sampled_from(possible_parents), max_size=2, unique=True))),
                 hash_range=draw(st.sampled_from((None, HASH_KEYS, (0, 9), (10, 99)))),
                 open=draw(st.booleans()),
             )
         )
-    if sound:
+    if is_valid:
         parents = {parent for shard in shards for parent in shard.parents}
         shards = [evolve(shard, open=shard.open and shard.id not in parents) for shard in shards]
     return draw(st.sampled_from((None, tuple(shards))))
@@ -282,21 +284,23 @@ def fleets(
     draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None, *, most_leases: int = 12, most_workers: int = 5
 ) -> SmallFleet:
     """Draw a fleet with random owners. All leases may be free, or owned by one worker."""
-    names = draw(st.permutations(WORKERS[: draw(st.integers(1, min(most_workers, len(WORKERS))))]))
-    owners = draw(st.lists(st.sampled_from((None, *sorted(names))), max_size=most_leases))
+    worker_ids = draw(st.permutations(WORKERS[: draw(st.integers(1, min(most_workers, len(WORKERS))))]))
+    owners = draw(st.lists(st.sampled_from((None, *sorted(worker_ids))), max_size=most_leases))
     config = draw(_plain_configs(rules))
-    return SmallFleet(tuple(names), tuple(owners), config, turn=draw(st.integers(0, 3)))
+    return SmallFleet(tuple(worker_ids), tuple(owners), config, turn=draw(st.integers(0, 3)))
 
 
 @st.composite
 def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None) -> SmallFleet:
     """Draw a fleet whose leases are evenly divided and not expired."""
-    names, config = WORKERS[: draw(st.integers(1, len(WORKERS)))], draw(_plain_configs(rules))
-    count = draw(st.integers(0, 12))
+    worker_ids, config = WORKERS[: draw(st.integers(1, len(WORKERS)))], draw(_plain_configs(rules))
+    lease_count = draw(st.integers(0, 12))
     if config.rules.groups is not None:
-        count -= count % len(names)  # a remainder would also have to be evenly divided among the groups
-    owners = tuple(names[index % len(names)] for index in range(count))
-    return SmallFleet(names, owners, config, draw(st.floats(0, 9.9)), draw(st.integers(0, 3)))
+        lease_count -= lease_count % len(
+            worker_ids
+        )  # a remainder would also have to be evenly divided among the groups
+    owners = tuple(worker_ids[index % len(worker_ids)] for index in range(lease_count))
+    return SmallFleet(worker_ids, owners, config, draw(st.floats(0, 9.9)), draw(st.integers(0, 3)))
 
 
 @st.composite
@@ -305,19 +309,19 @@ def weighed_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = N
 
     Each lease has an annotation by its owner, which shows that the owner uses leasehold.
     """
-    counts = draw(st.lists(st.integers(1, 12), min_size=2, max_size=len(WORKERS)))
-    owners = [owner for owner, count in zip(WORKERS, counts, strict=False) for _ in range(count)]
-    free = draw(st.sampled_from((0.0, 0.0, 0.1)))
-    unit = draw(st.sampled_from((1, 100, 10_000)))
-    weight = (st.integers(1, 100) | st.integers(0, 5000)).map(lambda bytes_: unit * bytes_)
-    table = tuple(
+    lease_counts = draw(st.lists(st.integers(1, 12), min_size=2, max_size=len(WORKERS)))
+    owners = [owner for owner, count in zip(WORKERS, lease_counts, strict=False) for _ in range(count)]
+    unowned_probability = draw(st.sampled_from((0.0, 0.0, 0.1)))
+    weight_unit = draw(st.sampled_from((1, 100, 10_000)))
+    weight = (st.integers(1, 100) | st.integers(0, 5000)).map(lambda units: weight_unit * units)
+    leases_drawn = tuple(
         Lease(
             f"s-{index:02}",
-            owner=None if draw(st.floats(0, 1)) < free else owner,
+            owner=None if draw(st.floats(0, 1)) < unowned_probability else owner,
             weight=draw(weight) if index else draw(st.none() | weight),
             annotations=(("process", f"p/{owner}"),),
             yields=draw(st.booleans()),
         )
         for index, owner in enumerate(owners)
     )
-    return Scene(table, None, Me(WORKERS[0], draw(st.integers(0, 3))), draw(configs(rules)))
+    return Scene(leases_drawn, None, Me(WORKERS[0], draw(st.integers(0, 3))), draw(configs(rules)))

@@ -10,7 +10,7 @@ is a sequence of steps, separated by " + ". The call returns the result of the l
   freeze        pause the whole process for FREEZE_SECONDS
   crash         kill the process; "restart" also starts it again
   send          only for a write: apply it after LATE_SECONDS, whatever happens to the process
-  stale         return the result of a moment ago; "untrue" returns a wrong one; "answer" and "generate" return a
+  stale         return an outdated result; "untrue" returns a wrong result; "answer" and "generate" return a
                 value from a function that should return None
 
 A `CallableFault` makes a user's function raise an exception, return a wrong value or hang for some time.
@@ -92,7 +92,7 @@ class CallFault:
 
 @frozen
 class CallEvent:
-    """The start of a call: the time, the process that makes it, and the name of the called operation."""
+    """Records when a call began, which process made it, and the name of the operation."""
 
     t: float
     process: str
@@ -136,7 +136,7 @@ class CallableFault:
     seconds: float
 
     def apply(self, now: float, wait: Callable[[float], None]) -> object:
-        """Apply the fault: raise an exception, hang, or return the value that the function is to return."""
+        """Apply the fault: raise an exception, hang, or return the value that the user's function must return."""
         match self.what:
             case "raise" | "exit" | "interrupt" | "broken pipe":
                 raise FAULTS[self.what]

@@ -12,7 +12,7 @@ from leasehold.balancer.rules.minimal import Minimal
 from leasehold.plugins import known_rule_sets
 from leasehold_lab.judge.breach import JudgeLimits
 from leasehold_lab.simulator.call_faults import HARMLESS, CallableFault
-from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Network, Reshape, Scenario, assign_owners_evenly
+from leasehold_lab.simulator.scenario import Member, Nap, Network, Reshape, RowDeletion, Scenario, assign_owners_evenly
 
 FAULTS_END = 120.0
 SETTLE_SECONDS, STILL_SECONDS = 185.0, 40.0
@@ -53,60 +53,62 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
 
     If `rules` is given, all workers have that rule set. There are then no workers of other libraries, and no zombies.
     """
-    draw = random.Random(f"chaos {seed}")  # noqa: S311  a seed is the point
-    worker_names = tuple(f"{'ab'[number % 2]}-{number}" for number in range(draw.randint(2, 6)))
-    peer = draw.choice(PEERS) if _draw_chance(draw, 0.35) else None
+    rng = random.Random(f"chaos {seed}")  # noqa: S311  a seed is the point
+    worker_names = tuple(f"{'ab'[worker_number % 2]}-{worker_number}" for worker_number in range(rng.randint(2, 6)))
+    peer = rng.choice(PEERS) if _happens_with_probability(rng, 0.35) else None
     our_rules = Minimal(
-        groups=draw.choice((None, "prefix", ("-",))),
-        max_steals=draw.choice((None, None, 1, 5)),
-        grace_seconds=draw.choice((0.0, 0.0, 20.0)),
-        release=_draw_chance(draw, 0.2),
+        groups=rng.choice((None, "prefix", ("-",))),
+        max_steals=rng.choice((None, None, 1, 5)),
+        grace_seconds=rng.choice((0.0, 0.0, 20.0)),
+        release=_happens_with_probability(rng, 0.2),
     )
-    # There are no zombies in fleets with workers of other libraries, which would wait forever for a zombie to take
-    # leases. There are none either if the rules release leases for other workers to take (M11).
-    zombies = peer is None and not our_rules.release and rules is None
+    # Fleets with workers of other libraries contain no zombies, because those workers would wait forever for a zombie to
+    # take leases. For the same reason, there are no zombies if the rules release leases for other workers to take (M11).
+    zombies_allowed = peer is None and not our_rules.release and rules is None
     members = list[Member]()
     for name in worker_names:
-        foreign = peer if peer is not None and not rules and _draw_chance(draw, 0.5) else None
-        config = Config(foreign or rules or our_rules, lease_seconds=LEASE_SECONDS)
-        members += _draw_processes(draw, name, config, zombies=zombies)
-    members = _add_expected_workers(draw, members)
-    leases = draw.randint(1, 9)
-    present = tuple(sorted({member.worker for member in members if not member.starts}))
+        foreign_rules = peer if peer is not None and not rules and _happens_with_probability(rng, 0.5) else None
+        config = Config(foreign_rules or rules or our_rules, lease_seconds=LEASE_SECONDS)
+        members += _draw_processes(rng, name, config, zombies_allowed=zombies_allowed)
+    members = _add_expected_workers(rng, members)
+    lease_count = rng.randint(1, 9)
+    present_workers = tuple(sorted({member.worker for member in members if not member.starts}))
     settle_seconds = SETTLE_SECONDS + ZOMBIE_SECONDS * any(member.plans < member.ends for member in members)
-    settle_seconds += SECONDS_PER_LEASE * (leases + 2) if peer is not None or rules is not None else 0.0
+    settle_seconds += SECONDS_PER_LEASE * (lease_count + 2) if peer is not None or rules is not None else 0.0
     scenario = Scenario(
         seed=seed,
-        owners=assign_owners_evenly(leases, present, draw) if present and _draw_chance(draw, 0.6) else (None,) * leases,
+        owners=assign_owners_evenly(lease_count, present_workers, rng)
+        if present_workers and _happens_with_probability(rng, 0.6)
+        else (None,) * lease_count,
         members=tuple(members),
         seconds=FAULTS_END + settle_seconds + STILL_SECONDS,
         calm=FAULTS_END,
-        network=_draw_network(draw),
+        network=_draw_network(rng),
         reshapes=tuple(
-            Reshape(draw.uniform(5.0, FAULTS_END - 20.0), draw.choice(("split", "split", "merge")), draw.randrange(9))
-            for _ in range(draw.choice((0, 0, 1, 2, 3)))
+            Reshape(rng.uniform(5.0, FAULTS_END - 20.0), rng.choice(("split", "split", "merge")), rng.randrange(9))
+            for _ in range(rng.choice((0, 0, 1, 2, 3)))
         ),
         reading=True,
         full=True,
     )
-    # One in eight streams is like a DynamoDB stream: its shards have no hash ranges, and roll.
-    without_ranges = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
-    scenario = evolve(scenario, ranged=not _draw_chance(without_ranges, 1 / 8))
+    # One in eight streams is like a DynamoDB stream: its shards have no hash ranges, and each is followed by a new one.
+    ranges_rng = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
+    scenario = evolve(scenario, ranged=not _happens_with_probability(ranges_rng, 1 / 8))
     # In a quarter of the fleets, handlers write checkpoints themselves. Such fleets have no dead letters.
-    acknowledging = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
-    if _draw_chance(acknowledging, 1 / 4):
-        scenario = evolve(scenario, acknowledges=acknowledging.choice(("late", "random", "never")))
-    # In half of the fleets, a bulletin names the workers that must read the table. In the others, all workers list the
-    # table: either because rows show their age and annotations cost requests, or because each worker lists it once per
-    # cycle.
-    cadences = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
-    scenario = _add_callable_faults(seed, draw.choice(cadences))
-    scenario = _add_emptyings(seed, _add_poison(seed, scenario))
+    acknowledging_rng = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
+    if _happens_with_probability(acknowledging_rng, 1 / 4):
+        scenario = evolve(scenario, acknowledges=acknowledging_rng.choice(("late", "random", "never")))
+    # In half of the fleets, a bulletin names the workers that must read the table. In the other half, all workers list
+    # the table, either because rows show their age and annotations cost requests, or because each worker lists the table
+    # once per cycle.
+    scenario_variants = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
+    scenario = _add_callable_faults(seed, rng.choice(scenario_variants))
+    scenario = _add_row_deletions(seed, _add_poison(seed, scenario))
     # In a fifth of the fleets, the stream responds slowly for a while.
-    slow_streams = random.Random(f"slow {seed}")  # noqa: S311  likewise
-    if _draw_chance(slow_streams, 1 / 5):
-        slow = Nap(slow_streams.uniform(0.0, FAULTS_END - 60.0), slow_streams.uniform(20.0, 60.0))
-        scenario = evolve(scenario, network=evolve(scenario.network, slow=(slow,)))
+    slow_stream_rng = random.Random(f"slow {seed}")  # noqa: S311  likewise
+    if _happens_with_probability(slow_stream_rng, 1 / 5):
+        slow_period = Nap(slow_stream_rng.uniform(0.0, FAULTS_END - 60.0), slow_stream_rng.uniform(20.0, 60.0))
+        scenario = evolve(scenario, network=evolve(scenario.network, slow=(slow_period,)))
     return Trial(scenario, derive_limits(scenario))
 
 
@@ -115,76 +117,78 @@ def derive_limits(scenario: Scenario) -> JudgeLimits:
 
     The judge does not check the balance of a fleet whose rule sets may leave leases unevenly divided.
     """
-    even = all(member.config.rules.evens_out for member in scenario.members)
+    must_be_even = all(member.config.rules.evens_out for member in scenario.members)
     return JudgeLimits(
         lease_seconds={member.worker: member.config.lease_seconds for member in scenario.members},
         settled=scenario.seconds - STILL_SECONDS,
-        even=even,
+        even=must_be_even,
         counts_ended=any(member.config.rules.counts_ended for member in scenario.members),
         callable_faults=bool(scenario.callable_faults),
         acknowledged=scenario.acknowledges != "return",
     )
 
 
-def _draw_chance(draw: random.Random, probability: float) -> bool:
-    return draw.random() < probability
+def _happens_with_probability(rng: random.Random, probability: float) -> bool:
+    return rng.random() < probability
 
 
-def _add_expected_workers(draw: random.Random, members: list[Member]) -> list[Member]:
+def _add_expected_workers(rng: random.Random, members: list[Member]) -> list[Member]:
     """In some fleets, configure the number or the ids of the expected workers.
 
     Only fleets in which no worker leaves get this configuration, so that all expected workers are present.
     """
     names = tuple(sorted({member.worker for member in members}))
-    staying = {member.worker for member in members if member.is_running_at(FAULTS_END) and member.plans > FAULTS_END}
-    hint = draw.choice((None, len(names), names))
-    if hint is None or len(staying) < len(names):
+    staying_workers = {
+        member.worker for member in members if member.is_running_at(FAULTS_END) and member.plans > FAULTS_END
+    }
+    expected_workers = rng.choice((None, len(names), names))
+    if expected_workers is None or len(staying_workers) < len(names):
         return members
     return [
-        evolve(member, config=evolve(member.config, rules=member.config.rules.given(expected_workers=hint)))
+        evolve(member, config=evolve(member.config, rules=member.config.rules.given(expected_workers=expected_workers)))
         for member in members
     ]
 
 
-def _draw_processes(draw: random.Random, name: str, config: Config, *, zombies: bool) -> list[Member]:
+def _draw_processes(rng: random.Random, name: str, config: Config, *, zombies_allowed: bool) -> list[Member]:
     """Return a process of this worker and, in some cases, another one that starts after the first has ended."""
-    start = 0.0 if _draw_chance(draw, 0.6) else draw.uniform(0.0, FAULTS_END)
-    end = draw.uniform(start + 1.0, FAULTS_END)
-    process = Member(
+    start = 0.0 if _happens_with_probability(rng, 0.6) else rng.uniform(0.0, FAULTS_END)
+    end = rng.uniform(start + 1.0, FAULTS_END)
+    member = Member(
         name,
         config,
         start,
         naps=tuple(
-            Nap(draw.uniform(0.0, FAULTS_END - 30.0), draw.uniform(1.0, 25.0)) for _ in range(draw.choice((0, 0, 1, 2)))
+            Nap(rng.uniform(0.0, FAULTS_END - 30.0), rng.uniform(1.0, 25.0)) for _ in range(rng.choice((0, 0, 1, 2)))
         ),
         foreign=not config.rules.keeps_lookout,
-        rate=draw.uniform(0.9995, 1.0005),
+        rate=rng.uniform(0.9995, 1.0005),
     )
-    match draw.choice(("stays", "stays", "zombie", "crash", "leave", "crash again", "leave again")):
-        case "zombie" if zombies:
-            return [evolve(process, plans=end)]
+    match rng.choice(("stays", "stays", "zombie", "crash", "leave", "crash again", "leave again")):
+        case "zombie" if zombies_allowed:
+            return [evolve(member, plans=end)]
         case "crash" | "crash again" as ending:
-            ending_process = evolve(process, ends=end, ending="crash")
+            ending_member = evolve(member, ends=end, ending="crash")
         case "leave" | "leave again" as ending:
-            ending_process = evolve(process, ends=end, ending="leave")
+            ending_member = evolve(member, ends=end, ending="leave")
         case _:
-            return [process]
+            return [member]
     # The second process has the same worker id, so it must start after the first one has drained and ended.
-    restarted = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
-    return [ending_process, restarted] if ending.endswith("again") else [ending_process]
+    restarted_member = evolve(member, starts=end + rng.uniform(31.0, 45.0), naps=())
+    return [ending_member, restarted_member] if ending.endswith("again") else [ending_member]
 
 
-def _draw_network(draw: random.Random) -> Network:
+def _draw_network(rng: random.Random) -> Network:
     """Return random probabilities of the network's faults.
 
     Each probability is 0 in some runs, so that there are also runs with only one kind of fault.
     """
 
     def draw_probability(maximum: float) -> float:
-        return draw.uniform(0.0, maximum) if _draw_chance(draw, 0.6) else 0.0
+        return rng.uniform(0.0, maximum) if _happens_with_probability(rng, 0.6) else 0.0
 
     outages = tuple(
-        Nap(draw.uniform(0.0, FAULTS_END - 15.0), draw.uniform(0.5, 15.0)) for _ in range(draw.choice((0, 0, 1)))
+        Nap(rng.uniform(0.0, FAULTS_END - 15.0), rng.uniform(0.5, 15.0)) for _ in range(rng.choice((0, 0, 1)))
     )
     return Network(
         stall=draw_probability(0.02),
@@ -199,44 +203,44 @@ def _draw_network(draw: random.Random) -> Network:
 
 def _add_callable_faults(seed: int, scenario: Scenario) -> Scenario:
     """In a third of the fleets, add one to three faults in the user functions of workers."""
-    draw = random.Random(f"misdeeds {seed}")  # noqa: S311  separate, so that the other faults don't change
-    if not _draw_chance(draw, 1 / 3):
+    rng = random.Random(f"misdeeds {seed}")  # noqa: S311  separate, so that the other faults don't change
+    if not _happens_with_probability(rng, 1 / 3):
         return scenario
     names = sorted({member.worker for member in scenario.members})
     callable_faults = tuple(
         CallableFault(
-            draw.choice(names),
-            draw.choice(("handler", "handler", "observer", "measure")),
-            draw.choice(HARMLESS),
-            draw.uniform(0.0, FAULTS_END - 60.0),
-            draw.uniform(1.0, 30.0),
+            rng.choice(names),
+            rng.choice(("handler", "handler", "observer", "measure")),
+            rng.choice(HARMLESS),
+            rng.uniform(0.0, FAULTS_END - 60.0),
+            rng.uniform(1.0, 30.0),
         )
-        for _ in range(draw.randint(1, 3))
+        for _ in range(rng.randint(1, 3))
     )
     return evolve(scenario, callable_faults=callable_faults)
 
 
 def _add_poison(seed: int, scenario: Scenario) -> Scenario:
     """In a quarter of the fleets, let handlers fail on some records. In half of these, a dead-letter sink fails too."""
-    draw = random.Random(f"poison {seed}")  # noqa: S311  likewise
-    if not _draw_chance(draw, 1 / 4) or scenario.acknowledges != "return":
+    rng = random.Random(f"poison {seed}")  # noqa: S311  likewise
+    if not _happens_with_probability(rng, 1 / 4) or scenario.acknowledges != "return":
         return scenario
     names = sorted({member.worker for member in scenario.members})
-    poison = tuple(CallableFault(name, "handler", "poison", 0.0, draw.uniform(1.0, FAULTS_END)) for name in names)
+    poison_faults = tuple(CallableFault(name, "handler", "poison", 0.0, rng.uniform(1.0, FAULTS_END)) for name in names)
     dead_letter_fault = CallableFault(
-        draw.choice(names), "dead letter", draw.choice(HARMLESS), draw.uniform(0.0, FAULTS_END - 60.0), 20.0
+        rng.choice(names), "dead letter", rng.choice(HARMLESS), rng.uniform(0.0, FAULTS_END - 60.0), 20.0
     )
     return evolve(
         scenario,
         callable_faults=(
             *scenario.callable_faults,
-            *((dead_letter_fault,) if _draw_chance(draw, 0.5) else ()),
-            *poison,
+            *((dead_letter_fault,) if _happens_with_probability(rng, 0.5) else ()),
+            *poison_faults,
         ),
     )
 
 
-def _add_emptyings(seed: int, scenario: Scenario) -> Scenario:
+def _add_row_deletions(seed: int, scenario: Scenario) -> Scenario:
     """In almost a third of the fleets, delete rows of the table: all of them, as if it were recreated, or a few.
 
     Rows are deleted only while a worker that has read them is running and not paused. If no worker had read a row, its
@@ -244,24 +248,24 @@ def _add_emptyings(seed: int, scenario: Scenario) -> Scenario:
     other libraries do, no rows are deleted, because these workers might read the table too late. Processes may start at
     any time.
     """
-    draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
-    if not _draw_chance(draw, 1 / 3):
+    rng = random.Random(f"emptied {seed}")  # noqa: S311  likewise
+    if not _happens_with_probability(rng, 1 / 3):
         return scenario
-    emptied_at, positions = (
-        draw.uniform(25.0, FAULTS_END - 30.0),
-        tuple(draw.randrange(9) for _ in range(draw.choice((0, 0, 1, 2)))),
+    deletion_time, row_indexes = (
+        rng.uniform(25.0, FAULTS_END - 30.0),
+        tuple(rng.randrange(9) for _ in range(rng.choice((0, 0, 1, 2)))),
     )
-    forgetful_workers = {
+    ending_workers = {
         fault.worker for fault in scenario.callable_faults if fault.what in {"exit", "interrupt", "broken pipe"}
     }
-    seen_by_worker = any(
-        member.starts + READ_WITHIN_SECONDS <= emptied_at < min(member.ends, member.plans) - READ_WITHIN_SECONDS
+    is_seen_by_worker = any(
+        member.starts + READ_WITHIN_SECONDS <= deletion_time < min(member.ends, member.plans) - READ_WITHIN_SECONDS
         and all(
-            nap.at > emptied_at + READ_WITHIN_SECONDS or nap.at + nap.seconds < emptied_at - READ_WITHIN_SECONDS
+            nap.at > deletion_time + READ_WITHIN_SECONDS or nap.at + nap.seconds < deletion_time - READ_WITHIN_SECONDS
             for nap in member.naps
         )
-        and member.worker not in forgetful_workers
+        and member.worker not in ending_workers
         for member in scenario.members
     )
-    may_empty = seen_by_worker and not scenario.scan_per_cycle
-    return evolve(scenario, emptyings=(Emptying(emptied_at, positions),) if may_empty else ())
+    may_delete = is_seen_by_worker and not scenario.scan_per_cycle
+    return evolve(scenario, emptyings=(RowDeletion(deletion_time, row_indexes),) if may_delete else ())

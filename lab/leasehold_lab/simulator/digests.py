@@ -27,7 +27,7 @@ from rich.progress import track
 from leasehold_lab.judge.events import Incident, ReadingEvent, WriteAnswer, WriteEvent
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator.chaos import trial
-from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.question import suppress_logs
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
@@ -62,13 +62,13 @@ def create_scenario(seed: int) -> Scenario:
 
 def compute_digest(history: SimulatedHistory) -> str:
     """Return a digest of all writes, events, incidents and counts in the history, in order."""
-    state = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for value in (*history.first, *history.writes, *history.answers, *history.events, *history.incidents):
-        state.update(repr(_replace_attrs_instances(value)).encode())
-    counts = sorted(history.requests.items()), [_replace_attrs_instances(sent) for sent in history.sent]
-    rows = history.scanned, history.fetched, history.fetched_stale, history.swaps, history.faults
-    state.update(repr((counts, rows)).encode())
-    return state.hexdigest()
+        digest.update(repr(_to_plain_tuples(value)).encode())
+    request_counts = sorted(history.requests.items()), [_to_plain_tuples(sent) for sent in history.sent]
+    row_counts = history.scanned, history.fetched, history.fetched_stale, history.swaps, history.faults
+    digest.update(repr((request_counts, row_counts)).encode())
+    return digest.hexdigest()
 
 
 def format_trace(history: SimulatedHistory) -> Iterator[str]:
@@ -76,7 +76,7 @@ def format_trace(history: SimulatedHistory) -> Iterator[str]:
     events: list[Incident | WriteEvent | WriteAnswer | ReadingEvent] = [*history.incidents, *history.writes]
     events += [*history.answers, *history.events]
     for event in sorted(events, key=lambda event: event.t):
-        yield f"{type(event).__name__}{_replace_attrs_instances(event)}"
+        yield f"{type(event).__name__}{_to_plain_tuples(event)}"
     yield f"requests {sorted(history.requests.items())}"
     yield f"rows listed {history.scanned}, read {history.fetched}, perhaps stale {history.fetched_stale}"
     yield from history.faults
@@ -84,7 +84,7 @@ def format_trace(history: SimulatedHistory) -> Iterator[str]:
 
 def compute_digest_of_seed(seed: int) -> str:
     """Run the fleet of this seed, and return the digest of its history."""
-    with unlogged():
+    with suppress_logs():
         return compute_digest(run(create_scenario(seed)))
 
 
@@ -100,7 +100,7 @@ def compute_digests_of_seeds(seeds: Iterable[int], jobs: int = 1) -> Iterator[st
 def read_digests(path: Path) -> dict[int, str]:
     """Return the digests of a file, by seed."""
     lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
-    return {int(seed): value for seed, value in lines}
+    return {int(seed): digest for seed, digest in lines}
 
 
 def find_first_difference(old_trace: Iterable[str], new_trace: Iterable[str]) -> str | None:
@@ -119,12 +119,14 @@ def run_trace_of_checkout(checkout: Path, seed: int) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'lab'}"}
     # Run this file by its path, because the other checkout may not have this module yet.
     command = [sys.executable, "-P", __file__, "--trace", str(seed)]
-    ran = subprocess.run(  # noqa: S603  this module, with the other code
+    completed_process = subprocess.run(  # noqa: S603  this module, with the other code
         command, env=environment, capture_output=True, text=True, check=False
     )
-    if ran.returncode:
-        raise ValueError(f"digests: the code in {checkout} cannot run seed {seed}: {ran.stderr.strip()[-500:]}")
-    return ran.stdout.splitlines()
+    if completed_process.returncode:
+        raise ValueError(
+            f"digests: the code in {checkout} cannot run seed {seed}: {completed_process.stderr.strip()[-500:]}"
+        )
+    return completed_process.stdout.splitlines()
 
 
 @app.command()
@@ -140,46 +142,48 @@ def main(
 ) -> None:
     """Print the digest of the history of each seed; exit 1 if one differs from what it is compared with."""
     if only is not None:
-        with unlogged():
+        with suppress_logs():
             typer.echo("\n".join(format_trace(run(create_scenario(only)))))
         return
     chosen_seeds = range(first_seed, first_seed + seeds)
     stored_digests = {} if check is None else read_digests(check)
-    differing, lines = list[int](), list[str]()
+    differing_seeds, lines = list[int](), list[str]()
     console = Console(stderr=True)
-    for seed, value in zip(
+    for seed, digest in zip(
         chosen_seeds, track(compute_digests_of_seeds(chosen_seeds, jobs), total=seeds, console=console), strict=True
     ):
-        lines.append(f"{seed} {value}\n")
-        if seed in stored_digests and stored_digests[seed] != value:
-            differing.append(seed)
+        lines.append(f"{seed} {digest}\n")
+        if seed in stored_digests and stored_digests[seed] != digest:
+            differing_seeds.append(seed)
     if write is not None:
         write.write_text("".join(lines), encoding="ascii")
     elif check is None and against is None:
         typer.echo("".join(lines), nl=False)
     if against is not None:
         # Without stored digests, every seed must also be run by the other checkout, which doubles the time.
-        for seed in differing if check is not None else chosen_seeds:
+        for seed in differing_seeds if check is not None else chosen_seeds:
             difference = _find_difference(against, seed)
             if difference is not None:
                 typer.echo(f"seed {seed} differs from {against} at {difference}")
                 raise typer.Exit(1)
-    if differing:
-        typer.echo(f"{len(differing)} of {seeds} histories differ, first that of seed {differing[0]}: {differing}")
+    if differing_seeds:
+        typer.echo(
+            f"{len(differing_seeds)} of {seeds} histories differ, first that of seed {differing_seeds[0]}: {differing_seeds}"
+        )
         raise typer.Exit(1)
 
 
 def _find_difference(checkout: Path, seed: int) -> str | None:
-    with unlogged():
+    with suppress_logs():
         return find_first_difference(run_trace_of_checkout(checkout, seed), format_trace(run(create_scenario(seed))))
 
 
-def _replace_attrs_instances(value: object) -> object:
+def _to_plain_tuples(value: object) -> object:
     """Return the value with each attrs instance replaced by a tuple of its field values."""
     if isinstance(value, tuple):
-        return tuple(map(_replace_attrs_instances, value))
+        return tuple(map(_to_plain_tuples, value))
     names = _list_field_names(type(value))
-    return value if names is None else tuple(_replace_attrs_instances(getattr(value, name)) for name in names)
+    return value if names is None else tuple(_to_plain_tuples(getattr(value, name)) for name in names)
 
 
 _FIELD_NAMES: dict[type, tuple[str, ...] | None] = {}

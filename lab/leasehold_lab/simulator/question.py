@@ -34,12 +34,12 @@ Kind = Literal["cold", "scale-out", "crash", "leave", "rolling", "reshard", "ste
 ScanPace = Literal["cycle", "own"]
 
 CYCLE = Config(Kcl())
-"""The intervals with which rule sets are compared, which are those of the scans and renewals of KCL 2.x."""
+"""The intervals with which rule sets are compared. KCL 2.x scans and renews at these intervals."""
 
 RULES: dict[str, RuleSet] = {
     name: rules for rule_set in known_rule_sets() for name, rules in rule_set.variants().items()
 }
-"""The rule sets by name. The name of an Event Hubs dialect means the rule set `event-hubs` with that dialect."""
+"""The rule sets by name. The name of an Event Hubs dialect stands for the rule set `event-hubs` with that dialect."""
 
 
 def _check_rules(_question: object, attribute: "Attribute[Any]", name: str | None) -> None:
@@ -47,7 +47,7 @@ def _check_rules(_question: object, attribute: "Attribute[Any]", name: str | Non
         raise ValueError(f"{attribute.name}: {name!r} is none of {', '.join(RULES)}")
 
 
-def _check_known(question: "SimulationQuestion", _attribute: "Attribute[Any]", known: bool) -> None:
+def _check_known_option(question: "SimulationQuestion", _attribute: "Attribute[Any]", known: bool) -> None:
     if known and question.pace != "own":
         raise ValueError("known: with pace cycle every worker reads the whole table at its start; use pace own")
 
@@ -77,7 +77,7 @@ class SimulationQuestion:
         grouped: Whether the rule set `minimal` also balances the groups of workers.
         going: The number of workers that end.
         gap: The seconds between two replacements in a rolling restart.
-        peer: The rule set of all other workers, if only a fraction `share` of the workers has the rule set `rules`.
+        peer: The rule set of the other workers. If given, only a fraction `share` of the workers has the rule set `rules`.
         cycles: The duration of the simulation after the event.
         pauses: How often per hour each worker is paused, for 1 to 3 s each time.
         dated: Whether the table behaves like blobs: listings contain the age of each row, and bulletins cost requests.
@@ -105,7 +105,7 @@ class SimulationQuestion:
     pauses: float = 0.0
     dated: bool = False
     sessions: bool = False
-    known: bool = field(default=False, validator=_check_known)
+    known: bool = field(default=False, validator=_check_known_option)
     checkpoints: float | None = None
 
     @property
@@ -153,16 +153,16 @@ def build_fleet(question: SimulationQuestion, config: Config | None = None) -> F
 
     Raises ValueError if no such scenario is possible.
     """
-    names, workers = list_group_workers(question), list_all_workers(question)
+    workers_by_group, workers = list_group_workers(question), list_all_workers(question)
     config = build_config(question) if config is None else config
     seed, cycles, leases = question.seed, question.cycles, question.leases
     match question.kind:
         case "cold":
             fleet = fleets.create_cold_fleet(leases, workers, config, seed=seed, start=question.start, cycles=cycles)
         case "scale-out":
-            present_workers = tuple(name for group in names[:-1] for name in group)
+            present_workers = tuple(name for group in workers_by_group[:-1] for name in group)
             fleet = fleets.create_scaled_out_fleet(
-                leases, present_workers, names[-1], config, seed=seed, start=question.start, cycles=cycles
+                leases, present_workers, workers_by_group[-1], config, seed=seed, start=question.start, cycles=cycles
             )
         case "crash" | "leave" as ending:
             leaving_count = min(question.going, len(workers))
@@ -182,7 +182,7 @@ def build_fleet(question: SimulationQuestion, config: Config | None = None) -> F
     if question.peer is not None:
         fleet = fleets.replace_some_workers(fleet, build_config(question, question.peer), question.share, seed)
     if question.known:
-        fleet = fleets.let_members_know_table(fleet)
+        fleet = fleets.give_members_the_table(fleet)
     if question.pauses:
         fleet = fleets.add_random_pauses(fleet, question.pauses, seed)
     scenario = evolve(
@@ -220,12 +220,12 @@ class FigureSummary:
 
 def simulate_on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: int) -> Iterator[Answer]:
     """Simulate all seeds in a pool of processes, and yield their outcomes in order."""
-    answer_seed = partial(_simulate_seed, question)
+    simulate_one = partial(_simulate_seed, question)
     if jobs == 1:
-        yield from map(answer_seed, seeds)
+        yield from map(simulate_one, seeds)
         return
     with processes(jobs) as pool:
-        yield from pool.map(answer_seed, seeds, chunksize=max(1, len(seeds) // (jobs * 8)))
+        yield from pool.map(simulate_one, seeds, chunksize=max(1, len(seeds) // (jobs * 8)))
 
 
 def simulate_on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
@@ -248,12 +248,12 @@ def simulate_on_spark(question: SimulationQuestion, seeds: Sequence[int], spark:
 
 def summarize_figures(outcomes: Sequence[dict[str, object]]) -> tuple[FigureSummary, ...]:
     """Return the median and the worst value of each figure."""
-    columns = {figure: [float(str(figures[figure])) for figures in outcomes] for figure in FIGURES}
-    return tuple(FigureSummary(figure, median(values), max(values)) for figure, values in columns.items())
+    values_by_figure = {figure: [float(str(figures[figure])) for figures in outcomes] for figure in FIGURES}
+    return tuple(FigureSummary(figure, median(values), max(values)) for figure, values in values_by_figure.items())
 
 
 @contextmanager
-def unlogged() -> Iterator[None]:
+def suppress_logs() -> Iterator[None]:
     """Suppress the log messages of simulated workers."""
     leasehold_log = logging.getLogger("leasehold")
     former_level = leasehold_log.level
@@ -265,7 +265,7 @@ def unlogged() -> Iterator[None]:
 
 
 def _simulate_seed(question: SimulationQuestion, seed: int) -> Answer:
-    with unlogged():
+    with suppress_logs():
         return seed, simulate_question(evolve(question, seed=seed)).as_json()
 
 
@@ -274,7 +274,7 @@ class FleetForecast:
     """The predicted effects of a change of a fleet.
 
     Attributes:
-        before: The moves before the change, which would happen without it, too.
+        before: The moves before the change. They would happen even without it.
         moves: The moves after the change, in order of time. Their times are relative to the change.
         held: The number of leases of each worker at the end.
         loads: The throughput of each worker at the end, in kilobytes per second.
@@ -302,7 +302,7 @@ class FleetForecast:
 
 def run_forecast(scenario: Scenario, config: Config, since: float) -> FleetForecast:
     """Run the scenario, in which the change happens at `since`, and return the forecast."""
-    with unlogged():
+    with suppress_logs():
         history = run(scenario)
     owner_changes = [change for change in find_owner_changes(history.writes) if change.after is not None]
     living_workers = [member.worker for member in scenario.members if member.is_running_at(scenario.seconds - 1e-6)]

@@ -34,7 +34,7 @@ from leasehold_lab.judge.rights import (
 )
 from leasehold_lab.judge.run import OPERATOR, find_lifetimes, find_workers_alive_at
 from leasehold_lab.simulator.chaos import Trial
-from leasehold_lab.simulator.scenario import Emptying, Member, Reshape, Scenario
+from leasehold_lab.simulator.scenario import Member, Reshape, RowDeletion, Scenario
 from leasehold_lab.simulator.world.layouts import NAMES, run_swaps
 from leasehold_lab.simulator.world.process import RESTART_SECONDS, Process
 from leasehold_lab.simulator.world.tasks import TaskScheduler
@@ -51,12 +51,12 @@ from leasehold_lab.simulator.world.world import (
 )
 
 _NEXT_STREAM_OFFSET = 1_000_000
-"""The sequence numbers of a recreated stream are larger than those of its predecessor, as in Kinesis."""
+"""Added to the sequence numbers of each recreated stream, so that they exceed those of the former stream, as in Kinesis."""
 
 
 @contextmanager
 def disable_gc() -> Iterator[None]:
-    """Disable the garbage collector during a run, whose long-lived objects are all in use until its end."""
+    """Disable the garbage collector during a run, because all long-lived objects of a run are in use until its end."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -87,10 +87,10 @@ def run(scenario: Scenario) -> SimulatedHistory:
         else:
             process.run()
 
-    read_faults, write_faults = (
+    read_budget, write_budget = (
         UnitBudget(units, lambda: tasks.now) for units in (scenario.capacity.table_units, scenario.capacity.writes)
     )
-    world = World(scenario, tasks, table, source, history, start_member_later, read_faults, write_faults)
+    world = World(scenario, tasks, table, source, history, start_member_later, read_budget, write_budget)
     for row in first_rows if scenario.sessions and not scenario.swaps else ():
         world.cells.put_new(lease_row_name(row.key), encode_lease_row(LeaseRow(row)))
     for member in scenario.members:
@@ -105,8 +105,8 @@ def run(scenario: Scenario) -> SimulatedHistory:
     if scenario.reading:
         tasks.start(partial(_produce_records, world))
     # Garbage is collected only before a run, because a collection during the run would visit every row that hundreds of
-    # workers keep. The objects of the previous run are all in the young generations, because no collection has promoted
-    # them, so the oldest generation need not be visited.
+    # workers keep. No collection has promoted the objects of the previous run, so they are all in the young generations,
+    # and the oldest generation need not be visited.
     gc.collect(1)
     with closing(tasks), disable_gc():
         tasks.run(scenario.seconds)
@@ -125,10 +125,8 @@ def _create_first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease
     our_workers = {member.worker for member in scenario.members if not member.foreign}
     present_workers = {member.worker for member in scenario.members if member.present}
     weights = scenario.weights or (None,) * len(scenario.owners)
-    for shard_listed, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
-        row = Lease(
-            shard_listed.id, owner=owner, hash_range=shard_listed.hash_range, checkpoint=scenario.start, weight=weight
-        )
+    for shard, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
+        row = Lease(shard.id, owner=owner, hash_range=shard.hash_range, checkpoint=scenario.start, weight=weight)
         annotations = ((PROCESS, f"before/{owner}"),) if owner in present_workers else ()
         yield with_counter(evolve(row, yields=owner in our_workers, annotations=annotations), int(owner is not None))
 
@@ -144,31 +142,31 @@ def _produce_records(world: World) -> None:
     """
     read_seconds = world.scenario.read_seconds
     while True:
-        for shard_listed in world.source.listed:
-            shard_log = world.source.shard_logs.setdefault(shard_listed.id, ShardRecords(wait_seconds=read_seconds))
+        for shard in world.source.listed:
+            shard_log = world.source.shard_logs.setdefault(shard.id, ShardRecords(wait_seconds=read_seconds))
             if world.tasks.now >= world.scenario.calm:
                 shard_log.wait_seconds = QUIET_FACTOR * read_seconds
-            elif shard_listed.open:
+            elif shard.open:
                 shard_log.records += create_records(1, _NEXT_STREAM_OFFSET * world.source.made + len(shard_log.records))
         world.tasks.sleep(read_seconds)
 
 
-def _delete_rows(world: World, emptying: Emptying) -> None:
+def _delete_rows(world: World, emptying: RowDeletion) -> None:
     """Delete rows of the table as an operator would, without notifying the workers."""
     rows, now = world.table.list().leases, world.tasks.now
-    chosen_indexes = {index % len(rows) for index in emptying.places} if rows else set[int]()
-    deleted_rows = [row for index, row in enumerate(rows) if not emptying.places or index in chosen_indexes]
+    deleted_indexes = {index % len(rows) for index in emptying.places} if rows else set[int]()
+    deleted_rows = [row for index, row in enumerate(rows) if not emptying.places or index in deleted_indexes]
     for row in deleted_rows:
         world.table.delete_row(row.key)
         world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
     # If there is an outage, no worker can notice the deletion before the outage ends.
     outages = world.scenario.network.outages
-    longest_outage = max(
+    outage_seconds_left = max(
         (outage.at + outage.seconds - now for outage in outages if outage.at <= now < outage.at + outage.seconds),
         default=0.0,
     )
     world.history.incidents.append(
-        Incident(now, "trouble", "", longest_outage, f"{len(deleted_rows)} of {len(rows)} rows deleted")
+        Incident(now, "trouble", "", outage_seconds_left, f"{len(deleted_rows)} of {len(rows)} rows deleted")
     )
 
 
@@ -176,8 +174,8 @@ def _reset_leases(world: World) -> None:
     """Release every unfinished lease, and reset it to the beginning of its shard."""
     store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.table
     if world.scenario.swaps:
-        goal = store if world.scenario.sessions else world.goal
-        store = SwapStore((world.table, goal), NAMES[TO], clock=lambda: world.tasks.now)
+        second_table = store if world.scenario.sessions else world.goal
+        store = SwapStore((world.table, second_table), NAMES[TO], clock=lambda: world.tasks.now)
     for lease in store.list().leases:
         if not lease.ended:
             release_outcome = store.write(ReleaseLease(lease, lease.owner)) if lease.owner else Done(lease)
@@ -199,13 +197,16 @@ def _reshape_stream(world: World, reshape: Reshape) -> None:
         source.recreate_stream(create_first_shards(world.scenario))
         return
     if not world.scenario.ranged:
-        # Shards without hash ranges cannot be split or merged in the usual way. Each one that ends gets new children.
+        # Shards without hash ranges cannot be split or merged in the usual way. A shard ends and gets new children instead.
         open_shards = [open_shard for open_shard in source.listed if open_shard.open]
         child_count = 2 if reshape.what == "merge" else 1
         for open_shard in open_shards if reshape.what == "double" else [open_shards[reshape.place % len(open_shards)]]:
             source.end(
                 open_shard.id,
-                *(Shard(f"{open_shard.id}.{number}", parents=(open_shard.id,)) for number in range(child_count)),
+                *(
+                    Shard(f"{open_shard.id}.{child_number}", parents=(open_shard.id,))
+                    for child_number in range(child_count)
+                ),
             )
         return
     shards_with_ranges = [
@@ -217,15 +218,15 @@ def _reshape_stream(world: World, reshape: Reshape) -> None:
         case "double" | "split":
             for parent in shards if reshape.what == "double" else [shards[index]]:
                 first, last = parent.hash_range or (0, 0)
-                middle = (first + last) // 2
-                low_child = create_shard(f"{parent.id}.0", first, middle, parent.id)
-                source.end(parent.id, low_child, create_shard(f"{parent.id}.1", middle + 1, last, parent.id))
+                middle_hash = (first + last) // 2
+                low_child = create_shard(f"{parent.id}.0", first, middle_hash, parent.id)
+                source.end(parent.id, low_child, create_shard(f"{parent.id}.1", middle_hash + 1, last, parent.id))
         case "merge" if len(shards) > 1:
-            left, right = shards[index : index + 2]
-            first, last = (left.hash_range or (0, 0))[0], (right.hash_range or (0, 0))[1]
-            child = create_shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
-            source.end(left.id, child)
-            source.end(right.id, child)
+            left_parent, right_parent = shards[index : index + 2]
+            first, last = (left_parent.hash_range or (0, 0))[0], (right_parent.hash_range or (0, 0))[1]
+            child = create_shard(f"{left_parent.id}+{right_parent.id}", first, last, left_parent.id, right_parent.id)
+            source.end(left_parent.id, child)
+            source.end(right_parent.id, child)
         case "merge":
             pass  # there is only one shard
 
@@ -294,47 +295,49 @@ def measure_outcome(
     history: SimulatedHistory, *, since: float, cycle_seconds: float, groups: Groups = None
 ) -> FleetOutcome:
     """Return the figures of a finished run, for an event at `since`."""
-    all_lives = find_lifetimes(history.incidents)
+    lifetimes = find_lifetimes(history.incidents)
     owner_changes = [
         change for change in find_owner_changes(history.writes) if change.t >= since and change.after is not None
     ]
-    changes_kept = drop_taken_back_handoffs(owner_changes)
+    lasting_changes = drop_taken_back_handoffs(owner_changes)
     move_count = sum(
-        change.before is not None and change.before in find_workers_alive_at(all_lives, change.t)
-        for change in changes_kept
+        change.before is not None and change.before in find_workers_alive_at(lifetimes, change.t)
+        for change in lasting_changes
     )
-    workers = find_workers_alive_at(all_lives, history.end - 1e-9)
+    workers = find_workers_alive_at(lifetimes, history.end - 1e-9)
     owners = find_owners_at(history, history.end)
-    lease_counts_of_owners = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
-    lease_counts = [lease_counts_of_owners[worker] for worker in workers]
+    counts_by_owner = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
+    lease_counts = [counts_by_owner[worker] for worker in workers]
     counts_by_group = Counter[str]()
     for worker in sorted(workers):
-        counts_by_group["/".join(path_of(worker, groups or "prefix"))] += lease_counts_of_owners[worker]
+        counts_by_group["/".join(path_of(worker, groups or "prefix"))] += counts_by_owner[worker]
     loads = dict.fromkeys(workers, 0.0)
     for row in history.first:
         owner = owners.get(row.key)
         if owner in loads:
             loads[owner] += row.weight or 0.0
     mean_load = sum(loads.values()) / max(len(loads), 1)
-    last_change_at = max((change.t for change in changes_kept), default=since)
-    last_write_at = max(
+    last_change_time = max((change.t for change in lasting_changes), default=since)
+    last_write_time = max(
         (write.t for write in history.writes if write.verb not in QUIET_VERBS and write.t >= since), default=since
     )
     longest_unowned_seconds = max(measure_unowned_seconds(history, history.end, since).values(), default=0.0)
     return FleetOutcome(
-        cycles=round((last_change_at - since) / cycle_seconds, 3),
-        seconds=round(last_change_at - since, 3),
+        cycles=round((last_change_time - since) / cycle_seconds, 3),
+        seconds=round(last_change_time - since, 3),
         moves=move_count,
         moves_minimum=least_moves(find_owners_at(history, since), workers, groups),
-        moved_again=sum(times > 1 for times in Counter(change.key for change in changes_kept).values()),
-        taken_back=(len(owner_changes) - len(changes_kept)) // 2,
-        claims=len(changes_kept) - move_count,
+        moved_again=sum(
+            change_count > 1 for change_count in Counter(change.key for change in lasting_changes).values()
+        ),
+        taken_back=(len(owner_changes) - len(lasting_changes)) // 2,
+        claims=len(lasting_changes) - move_count,
         failed_writes=count_rejected_writes(write for write in history.writes if write.t >= since),
         spread=max(lease_counts, default=0) - min(lease_counts, default=0),
         groups=dict(counts_by_group),
         load=round(max(loads.values()) / mean_load, 3) if mean_load else 1.0,
         unowned_lease_cycles_max=round(longest_unowned_seconds / cycle_seconds, 3),
-        quiet_after=round((last_write_at - since) / cycle_seconds, 3),
+        quiet_after=round((last_write_time - since) / cycle_seconds, 3),
         traffic=measure_traffic(history),
     )
 
@@ -353,18 +356,18 @@ EVENTS = ("reshapes", "emptyings", "callable_faults")
 FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
 
 
-def shrink_scenario(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: int = 200) -> Scenario:
-    """Return the smallest scenario that still fails, as far as it can be found in `most_runs` runs."""
+def shrink_scenario(scenario: Scenario, fails: Callable[[Scenario], bool], *, max_runs: int = 200) -> Scenario:
+    """Return the smallest scenario that still fails, as far as it can be found in `max_runs` runs."""
     run_count = 0
-    has_progress = True
-    while has_progress:
-        has_progress = False
+    was_simplified = True
+    while was_simplified:
+        was_simplified = False
         for candidate in _list_smaller_scenarios(scenario):
             run_count += 1
-            if run_count > most_runs:
+            if run_count > max_runs:
                 return scenario
             if fails(candidate):
-                scenario, has_progress = candidate, True
+                scenario, was_simplified = candidate, True
                 break
     return scenario
 
@@ -374,24 +377,24 @@ def _list_smaller_scenarios(scenario: Scenario) -> Iterator[Scenario]:
     members, network = scenario.members, scenario.network
     for index, member in enumerate(members):
         remaining_members = (*members[:index], *members[index + 1 :])
-        removed_workers = {member.worker} - {other.worker for other in remaining_members}
+        removed_workers = {member.worker} - {remaining_member.worker for remaining_member in remaining_members}
         owners = tuple(None if owner in removed_workers else owner for owner in scenario.owners)
         yield evolve(scenario, members=remaining_members, owners=owners)
-    for field in EVENTS:
-        former_events = getattr(scenario, field)
-        for index in range(len(former_events)):
-            fewer_events: dict[str, Any] = {field: (*former_events[:index], *former_events[index + 1 :])}
-            yield evolve(scenario, **fewer_events)
+    for field_name in EVENTS:
+        events = getattr(scenario, field_name)
+        for index in range(len(events)):
+            field_with_fewer_events: dict[str, Any] = {field_name: (*events[:index], *events[index + 1 :])}
+            yield evolve(scenario, **field_with_fewer_events)
     if len(scenario.owners) > 1:
         yield evolve(scenario, owners=scenario.owners[:-1])
-    for fault, empty in (("outages", ()), *((fault, 0.0) for fault in FAULTS)):
+    for fault, neutral_value in (("outages", ()), *((fault, 0.0) for fault in FAULTS)):
         if getattr(network, fault):
-            without_fault: dict[str, Any] = {fault: empty}
-            yield evolve(scenario, network=evolve(network, **without_fault))
+            field_without_fault: dict[str, Any] = {fault: neutral_value}
+            yield evolve(scenario, network=evolve(network, **field_without_fault))
     for index, member in enumerate(members):
         if member.naps:
-            with_fewer_naps = evolve(member, naps=member.naps[1:])
-            yield evolve(scenario, members=(*members[:index], with_fewer_naps, *members[index + 1 :]))
+            member_with_fewer_naps = evolve(member, naps=member.naps[1:])
+            yield evolve(scenario, members=(*members[:index], member_with_fewer_naps, *members[index + 1 :]))
 
 
 def describe_scenario(scenario: Scenario) -> str:
@@ -402,24 +405,24 @@ def describe_scenario(scenario: Scenario) -> str:
         (
             f"seed {scenario.seed}, {len(scenario.owners)} leases owned by {', '.join(map(str, scenario.owners))}",
             *(f"member {member}" for member in scenario.members),
-            *(f"{event}" for field in EVENTS for event in getattr(scenario, field)),
+            *(f"{event}" for field_name in EVENTS for event in getattr(scenario, field_name)),
             f"network: {faults or 'no faults'}; outages {network.outages or 'none'}",
         )
     )
 
 
-def run_and_find_breaches(tested: Trial) -> tuple[Breach, ...]:
+def run_and_find_breaches(trial: Trial) -> tuple[Breach, ...]:
     """Run the trial, and return the laws that its history breaks."""
-    return judge_history(run(tested.scenario), tested.limits)
+    return judge_history(run(trial.scenario), trial.limits)
 
 
-def explain_failure(tested: Trial) -> str:
+def explain_failure(trial: Trial) -> str:
     """Simplify a failing trial, and return a report of the remaining breaches and the simplified fleet."""
-    broken_laws = {breach.what for breach in run_and_find_breaches(tested)}
+    broken_laws = {breach.what for breach in run_and_find_breaches(trial)}
 
-    def still_fails(smaller: Scenario) -> bool:
-        return bool(broken_laws & {breach.what for breach in run_and_find_breaches(evolve(tested, scenario=smaller))})
+    def still_fails(candidate: Scenario) -> bool:
+        return bool(broken_laws & {breach.what for breach in run_and_find_breaches(evolve(trial, scenario=candidate))})
 
-    smallest = shrink_scenario(tested.scenario, still_fails)
-    breaches = run_and_find_breaches(evolve(tested, scenario=smallest))
-    return "\n".join((*map(str, breaches), "in the smallest fleet found:", describe_scenario(smallest)))
+    smallest_scenario = shrink_scenario(trial.scenario, still_fails)
+    breaches = run_and_find_breaches(evolve(trial, scenario=smallest_scenario))
+    return "\n".join((*map(str, breaches), "in the smallest fleet found:", describe_scenario(smallest_scenario)))

@@ -20,9 +20,9 @@ from leasehold.stores.fields import KB
 from leasehold_lab.simulator.call_faults import CallableFault, CallFault
 
 MemberEnding = Literal["crash", "leave"]
-Reshaping = Literal["split", "merge", "double", "anew", "expire", "reset"]
+ReshapeKind = Literal["split", "merge", "double", "anew", "expire", "reset"]
 
-Acknowledging = Literal["return", "late", "random", "never"]
+AcknowledgeTiming = Literal["return", "late", "random", "never"]
 """When handlers acknowledge records.
 
 With "return", a record is acknowledged when its handler returns. Otherwise handlers write checkpoints themselves, as a
@@ -61,7 +61,7 @@ class Member:
             of 0 s, and it starts with its own leases. The table is read once for all such members, because a read by
             each of them would take time proportional to workers x leases.
         deaf: The periods in which the process gets no response from the stream.
-        deaf_to: The shards about which the process then gets no response. If empty, it gets none about any shard.
+        deaf_to: The shards whose requests get no response in these periods. If empty, no request gets a response.
         gives_up_seconds: The timeout of the process's calls in these periods. If infinite, the calls never return.
     """
 
@@ -161,12 +161,12 @@ class Reshape:
     """
 
     at: float
-    what: Reshaping
+    what: ReshapeKind
     place: int = 0
 
 
 @frozen
-class Emptying:
+class RowDeletion:
     """The deletion of rows while the fleet runs.
 
     Attributes:
@@ -188,7 +188,7 @@ class Scenario:
         owners: The initial owner of each lease, or None for a free lease. The stream has one shard for each lease.
         members: All processes. Those with equal start times start in this order.
         seconds: The duration of the run.
-        calm: The end of the faults. After this time, the network has no faults except latency.
+        calm: When the faults end. After this time, the network only has latency.
         network: The delays and faults of requests.
         reshapes: The changes of the stream.
         weights: The throughput of each lease in bytes per second, or None if unknown. If empty, all are unknown.
@@ -243,9 +243,9 @@ class Scenario:
     handling_seconds: float = 0.0
     bench_seconds: float = 60.0
     start: Position = TRIM_HORIZON
-    emptyings: tuple[Emptying, ...] = ()
+    emptyings: tuple[RowDeletion, ...] = ()
     if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
-    acknowledges: Acknowledging = "return"
+    acknowledges: AcknowledgeTiming = "return"
     capacity: Capacity = field(factory=Capacity)
     ranged: bool = True
 
@@ -259,7 +259,7 @@ class Scenario:
 
 
 StartPattern = Literal["spread", "together"]
-TOGETHER_SECONDS = 0.1
+NEARLY_TOGETHER_SECONDS = 0.1
 SETTLE_CYCLES = 2
 READY_SECONDS = 1.0
 
@@ -272,18 +272,20 @@ class FleetScenario:
     since: float
 
 
-def name_group_workers(number: int, workers: int) -> tuple[str, ...]:
+def name_group_workers(group_index: int, worker_count: int) -> tuple[str, ...]:
     """Return the worker ids of one group, such as a-000, a-001 and so on."""
-    group_name = ascii_lowercase[number] if number < len(ascii_lowercase) else f"g{number}"
-    return tuple(f"{group_name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
+    group_name = ascii_lowercase[group_index] if group_index < len(ascii_lowercase) else f"g{group_index}"
+    return tuple(
+        f"{group_name}-{worker_index:0{max(3, len(str(worker_count - 1)))}d}" for worker_index in range(worker_count)
+    )
 
 
 def create_cold_fleet(
     leases: int, workers: tuple[str, ...], config: Config, *, seed: int, start: StartPattern, cycles: float
 ) -> FleetScenario:
     """Return a fleet whose leases are all free and whose workers all start now."""
-    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = _create_starting_members(workers, config, 0.0, start, random_draw)
+    rng = random.Random(seed)  # noqa: S311  a seed is the point
+    members = _create_starting_members(workers, config, 0.0, start, rng)
     return _create_fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
 
 
@@ -297,18 +299,18 @@ def create_scaled_out_fleet(
     start: StartPattern,
     cycles: float,
 ) -> FleetScenario:
-    """Return a balanced fleet that the workers in `joining` join. If there are none, nothing happens to the fleet."""
-    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
-    joined_at = SETTLE_CYCLES * config.cycle_seconds
+    """Return a balanced fleet that the workers in `joining` join. If `joining` is empty, the fleet does not change."""
+    rng = random.Random(seed)  # noqa: S311  a seed is the point
+    join_time = SETTLE_CYCLES * config.cycle_seconds
     members = (
-        *_create_present_members(present, config, random_draw),
-        *_create_starting_members(joining, config, joined_at, start, random_draw),
+        *_create_present_members(present, config, rng),
+        *_create_starting_members(joining, config, join_time, start, rng),
     )
     return _create_fleet(
         seed,
-        assign_owners_evenly(leases, present, random_draw),
+        assign_owners_evenly(leases, present, rng),
         members,
-        since=joined_at,
+        since=join_time,
         seconds=cycles * config.cycle_seconds,
     )
 
@@ -324,18 +326,18 @@ def create_shrunk_fleet(
     cycles: float,
 ) -> FleetScenario:
     """Return a balanced fleet in which `ending_workers` workers end at the same time."""
-    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
-    ended_at = SETTLE_CYCLES * config.cycle_seconds
-    ending_names = frozenset(random_draw.sample(workers, ending_workers))
+    rng = random.Random(seed)  # noqa: S311  a seed is the point
+    end_time = SETTLE_CYCLES * config.cycle_seconds
+    ending_ids = frozenset(rng.sample(workers, ending_workers))
     members = tuple(
-        evolve(member, ends=ended_at, ending=ending) if member.worker in ending_names else member
-        for member in _create_present_members(workers, config, random_draw)
+        evolve(member, ends=end_time, ending=ending) if member.worker in ending_ids else member
+        for member in _create_present_members(workers, config, rng)
     )
     return _create_fleet(
         seed,
-        assign_owners_evenly(leases, workers, random_draw),
+        assign_owners_evenly(leases, workers, rng),
         members,
-        since=ended_at,
+        since=end_time,
         seconds=cycles * config.cycle_seconds,
     )
 
@@ -380,27 +382,27 @@ def create_weighed_fleet(
     leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float
 ) -> FleetScenario:
     """Return a fleet whose workers have equal numbers of leases, but whose leases differ in throughput."""
-    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
-    members = _create_present_members(workers, config, random_draw)
+    rng = random.Random(seed)  # noqa: S311  a seed is the point
+    members = _create_present_members(workers, config, rng)
     fleet = _create_fleet(
         seed,
-        assign_owners_evenly(leases, workers, random_draw),
+        assign_owners_evenly(leases, workers, rng),
         members,
         since=0.0,
         seconds=cycles * config.cycle_seconds,
     )
-    weights = tuple(round(64 * KB * random_draw.lognormvariate(0.0, 1.0)) for _ in range(leases))
+    weights = tuple(round(64 * KB * rng.lognormvariate(0.0, 1.0)) for _ in range(leases))
     return evolve(fleet, scenario=evolve(fleet.scenario, weights=weights))
 
 
 def replace_some_workers(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetScenario:
-    """Return the fleet with a random part of its workers replaced by workers with the configuration `peer`.
+    """Return the fleet in which some random workers are replaced by workers with the configuration `peer`.
 
     `share` is the fraction of workers that keep their configuration.
     """
-    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
+    rng = random.Random(seed)  # noqa: S311  a seed is the point
     workers = sorted({member.worker for member in fleet.scenario.members})
-    unchanged_workers = frozenset(random_draw.sample(workers, round(share * len(workers))))
+    unchanged_workers = frozenset(rng.sample(workers, round(share * len(workers))))
     members = tuple(
         member if member.worker in unchanged_workers else evolve(member, config=peer, foreign=True)
         for member in fleet.scenario.members
@@ -408,8 +410,8 @@ def replace_some_workers(fleet: FleetScenario, peer: Config, share: float, seed:
     return evolve(fleet, scenario=evolve(fleet.scenario, members=members))
 
 
-def let_members_know_table(fleet: FleetScenario) -> FleetScenario:
-    """Return the fleet in which the members that are present at the start already know the table.
+def give_members_the_table(fleet: FleetScenario) -> FleetScenario:
+    """Return the fleet in which members that are present at the start have already read the table.
 
     Without this, each member starts with two reads of the whole table, which would take most of the simulation's time.
     """
@@ -419,44 +421,44 @@ def let_members_know_table(fleet: FleetScenario) -> FleetScenario:
 
 def add_random_pauses(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
     """Return the fleet with random pauses of every worker, each lasting 1 to 3 s."""
-    random_draw = random.Random(seed)  # noqa: S311  a seed is the point
+    rng = random.Random(seed)  # noqa: S311  a seed is the point
     members = []
     for member in fleet.scenario.members:
-        naps, t = [], random_draw.expovariate(per_hour / 3600)
-        while t < fleet.scenario.seconds:
-            naps.append(Nap(t, random_draw.uniform(1.0, 3.0)))
-            t += random_draw.expovariate(per_hour / 3600)
+        naps, pause_start = [], rng.expovariate(per_hour / 3600)
+        while pause_start < fleet.scenario.seconds:
+            naps.append(Nap(pause_start, rng.uniform(1.0, 3.0)))
+            pause_start += rng.expovariate(per_hour / 3600)
         members.append(evolve(member, naps=tuple(naps)))
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
 
-def assign_owners_evenly(leases: int, workers: tuple[str, ...], draw: random.Random) -> tuple[str | None, ...]:
+def assign_owners_evenly(leases: int, workers: tuple[str, ...], rng: random.Random) -> tuple[str | None, ...]:
     """Return an owner for each lease, with the leases divided as evenly as possible and in random order."""
-    owners = [workers[number % len(workers)] for number in range(leases)]
-    draw.shuffle(owners)
+    owners = [workers[lease_number % len(workers)] for lease_number in range(leases)]
+    rng.shuffle(owners)
     return tuple(owners)
 
 
-def _create_present_members(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
+def _create_present_members(workers: tuple[str, ...], config: Config, rng: random.Random) -> tuple[Member, ...]:
     """Return workers that are present from the start, and that read the table at different times in the cycle.
 
     All workers start within one second. If some workers started later, the others would wait for them, and would appear
     to renew late.
     """
     return tuple(
-        evolve(member, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, config.cycle_seconds))
-        for member in _create_starting_members(workers, config, 0.0, "together", draw)
+        evolve(member, starts=rng.uniform(0.0, 1.0), phase=rng.uniform(0.0, config.cycle_seconds))
+        for member in _create_starting_members(workers, config, 0.0, "together", rng)
     )
 
 
 def _create_starting_members(
-    workers: tuple[str, ...], config: Config, at: float, start: StartPattern, draw: random.Random
+    workers: tuple[str, ...], config: Config, first_start: float, start_pattern: StartPattern, rng: random.Random
 ) -> tuple[Member, ...]:
     """Return one member per worker. They start at random times within a cycle, or nearly at the same time."""
-    spread_seconds = config.cycle_seconds if start == "spread" else TOGETHER_SECONDS
+    spread_seconds = config.cycle_seconds if start_pattern == "spread" else NEARLY_TOGETHER_SECONDS
     is_foreign = not config.rules.keeps_lookout
     return tuple(
-        Member(worker, config, at + draw.uniform(0.0, spread_seconds), foreign=is_foreign) for worker in workers
+        Member(worker, config, first_start + rng.uniform(0.0, spread_seconds), foreign=is_foreign) for worker in workers
     )
 
 

@@ -30,11 +30,11 @@ LOCKS = Path(__file__).parent / "node"
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.02
 STOP_SECONDS = guard.GRACE_SECONDS + 8.0
-LOG_SECONDS = 0.5
+GUARD_END_SECONDS = 0.5
 INSTALL_SECONDS = 600
 PROGRESS_SECONDS = 5
 PORTS_MAX = 3
-TAIL_LINES = 20
+LOG_LINES_SHOWN = 20
 
 _UNREACHABLE = re.compile(r"\b(?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b")
 """The error codes in npm's output if it cannot reach the network."""
@@ -87,7 +87,7 @@ def accepts_connections(port: int) -> bool:
 
 def read_last_lines(log: Path) -> str:
     """Return the last lines of a log file."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
 
 
 @contextmanager
@@ -100,10 +100,10 @@ def run_service(name: str, command: Callable[[int], ServiceCommand], start_secon
     with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
         for tries_left in reversed(range(PORTS_MAX)):
             port, log = find_free_port(), Path(folder) / "log"
-            started_command = command(port)
-            with log.open("wb") as out:
-                env = {**os.environ, **started_command.env}
-                process = start_guarded(started_command.arguments, out, subprocess.STDOUT, env, Path(folder))
+            service_command = command(port)
+            with log.open("wb") as log_file:
+                env = {**os.environ, **service_command.env}
+                process = start_guarded(service_command.arguments, log_file, subprocess.STDOUT, env, Path(folder))
             try:
                 _wait_until_ready(process, name, port, log, start_seconds)
                 break
@@ -116,7 +116,7 @@ def run_service(name: str, command: Callable[[int], ServiceCommand], start_secon
         except Exception as error:
             # The guard ends a moment after its service, so wait for it before deciding that the service still runs.
             with suppress(subprocess.TimeoutExpired):
-                process.wait(LOG_SECONDS)
+                process.wait(GUARD_END_SECONDS)
                 error.add_note(f"{name} had ended by then; its last words:\n{read_last_lines(log)}")
             raise
         finally:
@@ -229,10 +229,10 @@ def install_packages(tree: Path, folder: Path) -> None:
             command.kill()
             raise
     if command.returncode:
-        if unreachable := _UNREACHABLE.search(output):
+        if network_error := _UNREACHABLE.search(output):
             raise ServiceError(
                 "the first run installs the stand-ins from npm's registry, which cannot be reached "
-                f"({unreachable[0]}); connect to a network, or name a registry in npm's configuration"
+                f"({network_error[0]}); connect to a network, or name a registry in npm's configuration"
             )
         raise ServiceError(f"npm could not install the {tree.name} tree:\n{output.strip()}")
 
@@ -257,5 +257,5 @@ def _wait_for_npm(command: "subprocess.Popen[str]", label: str, folder: Path) ->
                 raise
             continue
         if is_terminal:
-            print(file=sys.stderr)  # noqa: T201  likewise
+            print(file=sys.stderr)  # noqa: T201  progress, too
         return output

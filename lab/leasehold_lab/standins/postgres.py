@@ -51,24 +51,24 @@ def run_postgres(folder: Path | None = None) -> Iterator[Service]:
     Raises:
         ServiceError: PostgreSQL is not installed, or it does not start.
     """
-    program_folder, root = find_postgres(), os.geteuid() == 0
-    user_prefix = AS_NOBODY if root else ()
-    with tempfile.TemporaryDirectory(prefix="leasehold-postgres-", ignore_cleanup_errors=True) as temporary:
-        if root:
-            Path(temporary).chmod(0o755)
+    program_folder, is_root = find_postgres(), os.geteuid() == 0
+    user_prefix = AS_NOBODY if is_root else ()
+    with tempfile.TemporaryDirectory(prefix="leasehold-postgres-", ignore_cleanup_errors=True) as temporary_folder:
+        if is_root:
+            Path(temporary_folder).chmod(0o755)
             if "site-packages" in program_folder.parts:  # other users may be unable to read this folder, so copy it
                 wheel_folder = program_folder.parents[1]
-                for installed in wheel_folder.parent.glob(
+                for wheel_path in wheel_folder.parent.glob(
                     f"{wheel_folder.name}*"
                 ):  # includes the folder of its libraries
-                    shutil.copytree(installed, Path(temporary) / installed.name, symlinks=True)
-                program_folder = Path(temporary, *program_folder.parts[-3:])
-        data = Path(folder or temporary) / "postgres"
-        if not (data / "PG_VERSION").exists():
-            data.mkdir(exist_ok=True)
-            if root:
-                shutil.chown(data, "nobody")
-            initdb_arguments = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
+                    shutil.copytree(wheel_path, Path(temporary_folder) / wheel_path.name, symlinks=True)
+                program_folder = Path(temporary_folder, *program_folder.parts[-3:])
+        data_folder = Path(folder or temporary_folder) / "postgres"
+        if not (data_folder / "PG_VERSION").exists():
+            data_folder.mkdir(exist_ok=True)
+            if is_root:
+                shutil.chown(data_folder, "nobody")
+            initdb_arguments = ("-D", str(data_folder), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
             initdb_result = subprocess.run(  # noqa: S603  as found above
                 [*user_prefix, str(program_folder / "initdb"), *initdb_arguments],
                 cwd="/",
@@ -82,7 +82,17 @@ def run_postgres(folder: Path | None = None) -> Iterator[Service]:
         def build_command(port: int) -> ServiceCommand:
             options = ("-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", f"fsync={bool(folder)}")
             return ServiceCommand(
-                (*user_prefix, str(program_folder / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options)
+                (
+                    *user_prefix,
+                    str(program_folder / "postgres"),
+                    "-D",
+                    str(data_folder),
+                    "-h",
+                    HOST,
+                    "-p",
+                    str(port),
+                    *options,
+                )
             )
 
         with run_service("postgres", build_command) as service:

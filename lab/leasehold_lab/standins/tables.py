@@ -42,7 +42,7 @@ class TableRejection(Exception):
 
 
 @define
-class RolledShard:
+class TableShard:
     """A shard. `ended` is the time when it ended, and `trimmed` the number of its records that were removed."""
 
     id: str
@@ -69,7 +69,7 @@ class TableStreams:
 
     Attributes:
         name: The name of the table.
-        lanes: The number of open shards.
+        open_shard_count: The number of open shards.
         roll_seconds: The lifetime of a shard. If infinite, shards end only when a test calls `end_open_shards`.
         retention: The number of seconds after its end when a shard is removed.
         stale_seconds: How long listings still show an ended shard as open, together with its child.
@@ -78,7 +78,7 @@ class TableStreams:
         limit: The maximum number of GetRecords requests per second for a shard, or 0 for no limit.
         clock: Returns the time in seconds since 1970.
         refuse: The names of the errors with which the next requests are rejected.
-        denied: The operations that the caller is not authorized for.
+        denied: The operations for which the caller is not authorized.
         asked: The number of requests by operation.
         kept: If not None, the sequence numbers of all changes are added to this set.
         shards: The shards of the current stream by id.
@@ -87,7 +87,7 @@ class TableStreams:
     """
 
     name: str = "orders"
-    lanes: int = 2
+    open_shard_count: int = 2
     roll_seconds: float = math.inf
     retention: float = 86_400.0
     stale_seconds: float = 0.0
@@ -99,15 +99,15 @@ class TableStreams:
     denied: set[str] = field(factory=set)
     asked: Counter[str] = field(factory=Counter)
     kept: set[int] | None = None
-    shards: dict[str, RolledShard] = field(factory=dict)
+    shards: dict[str, TableShard] = field(factory=dict)
     status: str = "ENABLED"
     made: float = 0.0
-    _former: dict[str, tuple[float, dict[str, RolledShard]]] = field(factory=dict)
+    _former: dict[str, tuple[float, dict[str, TableShard]]] = field(factory=dict)
     _open: list[str] = field(factory=list)
     _number: int = FIRST_NUMBER
     _items: dict[str, TypedItem] = field(factory=dict)
-    _recent: dict[str, list[float]] = field(factory=dict)
-    _rolled: float = 0.0
+    _recent_requests: dict[str, list[float]] = field(factory=dict)
+    _last_roll: float = 0.0
     _lock: Any = Factory(Lock)
 
     def __attrs_post_init__(self) -> None:
@@ -125,9 +125,9 @@ class TableStreams:
         """Create a new stream, which does not contain the records of the previous one."""
         if self.shards:
             self._former[self.arn] = (self.made, self.shards)
-        self.made, self._rolled, self.status = self.clock(), self.clock(), "ENABLED"
+        self.made, self._last_roll, self.status = self.clock(), self.clock(), "ENABLED"
         self.shards, self._open = {}, []
-        for _ in range(self.lanes):
+        for _ in range(self.open_shard_count):
             self._open.append(self._create_shard(None))
 
     def disable_stream(self) -> None:
@@ -160,7 +160,7 @@ class TableStreams:
             row = {"eventID": str(self._number), "eventName": event_name, "eventVersion": "1.1", "dynamodb": change}
             row |= {"eventSource": "aws:dynamodb", "awsRegion": REGION}
             # `hash` cannot be used, because the hash of a string differs between processes.
-            self.shards[self._open[sum(key.encode()) % self.lanes]].rows.append(row)
+            self.shards[self._open[sum(key.encode()) % self.open_shard_count]].rows.append(row)
 
     def end_open_shards(self) -> None:
         """End every open shard, and open a child of each."""
@@ -173,27 +173,27 @@ class TableStreams:
             del self.shards[shard]
 
     def _advance(self) -> None:
-        if self.clock() >= self._rolled + self.roll_seconds:
+        if self.clock() >= self._last_roll + self.roll_seconds:
             self._end_open_shards()
-        for shard in [
-            candidate for candidate in self.shards.values() if self.clock() > candidate.ended + self.retention
+        for expired_shard in [
+            old_shard for old_shard in self.shards.values() if self.clock() > old_shard.ended + self.retention
         ]:
-            del self.shards[shard.id]
+            del self.shards[expired_shard.id]
 
     def _end_open_shards(self) -> None:
-        self._rolled = self.clock()
+        self._last_roll = self.clock()
         for lane, shard in enumerate(self._open):
             self._end_shard(shard)
             self._open[lane] = self._create_shard(shard)
 
     def _end_shard(self, shard: str) -> None:
-        shard_ended = self.shards[shard]
-        shard_ended.last, shard_ended.ended = self._number, self.clock()
+        ending_shard = self.shards[shard]
+        ending_shard.last, ending_shard.ended = self._number, self.clock()
 
     def _create_shard(self, parent: str | None) -> str:
         self._number += 1
         shard = f"shardId-{int(self.clock() * 1000):020}-{len(self.shards):04x}{self._number % 65536:04x}"
-        self.shards[shard] = RolledShard(shard, parent, self._number)
+        self.shards[shard] = TableShard(shard, parent, self._number)
         return shard
 
     def answer_request(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class TableStreams:
                     return self._get_records(request)
         raise TableRejection("UnknownOperationException", operation)
 
-    def _find_shards_of_stream(self, arn: str) -> dict[str, RolledShard]:
+    def _find_shards_of_stream(self, arn: str) -> dict[str, TableShard]:
         if arn == self.arn:
             return self.shards
         if arn in self._former:
@@ -230,7 +230,7 @@ class TableStreams:
 
     def _describe_stream(self, request: dict[str, Any]) -> dict[str, Any]:
         arn = request["StreamArn"]
-        shards = sorted(self._find_shards_of_stream(arn).values(), key=lambda each: each.first)
+        shards = sorted(self._find_shards_of_stream(arn).values(), key=lambda listed_shard: listed_shard.first)
         if (shard_filter := request.get("ShardFilter")) is not None:
             shards = [shard for shard in shards if shard.parent == shard_filter["ShardId"]]
         last_known_shard = request.get("ExclusiveStartShardId")
@@ -262,36 +262,38 @@ class TableStreams:
             case "LATEST":
                 position = len(shard.rows)
             case "AT_SEQUENCE_NUMBER" | "AFTER_SEQUENCE_NUMBER":
-                wanted_number = int(request["SequenceNumber"]) + (iterator_type == "AFTER_SEQUENCE_NUMBER")
-                if shard.trimmed and wanted_number <= sequence_numbers[shard.trimmed - 1]:
+                first_number = int(request["SequenceNumber"]) + (iterator_type == "AFTER_SEQUENCE_NUMBER")
+                if shard.trimmed and first_number <= sequence_numbers[shard.trimmed - 1]:
                     raise TableRejection(
                         "TrimmedDataAccessException", "The data you are trying to access has been trimmed"
                     )
-                position = sum(number < wanted_number for number in sequence_numbers)
+                position = sum(number < first_number for number in sequence_numbers)
             case "AT_TIMESTAMP":
                 if request["Timestamp"] > self.clock():
                     raise TableRejection("ValidationException", "Timestamp is in the future")
                 creation_times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
-                position = sum(created < request["Timestamp"] for created in creation_times)
+                position = sum(creation_time < request["Timestamp"] for creation_time in creation_times)
             case _:
                 raise TableRejection("ValidationException", f"unknown ShardIteratorType {iterator_type}")
         return {"ShardIterator": f"{shard.id}|{position}|{self.clock()}"}
 
     def _get_records(self, request: dict[str, Any]) -> dict[str, Any]:
-        name, start_text, issued = request["ShardIterator"].split("|")
-        generations = [shards for _, shards in self._former.values()] + [self.shards]
+        name, start_text, issued_at = request["ShardIterator"].split("|")
+        shards_by_stream = [shards for _, shards in self._former.values()] + [self.shards]
         shard, start, now = (
-            next((generation[name] for generation in generations if name in generation), None),
+            next((stream_shards[name] for stream_shards in shards_by_stream if name in stream_shards), None),
             int(start_text),
             self.clock(),
         )
         if shard is None:
             raise TableRejection("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
-        if now > float(issued) + self.iterator_seconds:
+        if now > float(issued_at) + self.iterator_seconds:
             raise TableRejection("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
         if start < shard.trimmed:
             raise TableRejection("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
-        recent_requests = self._recent[name] = [t for t in self._recent.get(name, []) if t > now - 1]
+        recent_requests = self._recent_requests[name] = [
+            request_time for request_time in self._recent_requests.get(name, []) if request_time > now - 1
+        ]
         if self.limit and len(recent_requests) >= self.limit:
             raise TableRejection(
                 "LimitExceededException", "more than 2 readers of one shard, or requests come too fast"
@@ -323,9 +325,9 @@ def run_table_server(table: TableStreams) -> Iterator[str]:
             try:
                 response = table.answer_request(self.headers["X-Amz-Target"].rpartition(".")[2], request)
             except TableRejection as rejection:
-                code, why = rejection.args
+                code, message = rejection.args
                 status = 500 if code == "InternalServerError" else 400
-                response = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": why}
+                response = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}
             body = json.dumps(response).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.0")

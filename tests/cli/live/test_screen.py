@@ -23,7 +23,7 @@ from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import StealLease
-from leasehold_lab.contract.actors import create_placed_lease, expect_applied
+from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LEASES = tuple(
@@ -135,8 +135,8 @@ def before_a_terminal(*arguments: str) -> Iterator[tuple[Person, "subprocess.Pop
 def table(tmp_path: Path) -> Iterator[SqliteStore]:
     """Return two leases of two workers, in a file."""
     store = SqliteStore(str(tmp_path / "l.db"))
-    create_placed_lease(store, Lease("s-0", owner="east-1"))
-    create_placed_lease(store, Lease("s-1", owner="west-1"))
+    create_lease_with_owner(store, Lease("s-0", owner="east-1"))
+    create_lease_with_owner(store, Lease("s-1", owner="west-1"))
     yield store
     store.close()
 

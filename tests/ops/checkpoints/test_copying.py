@@ -29,8 +29,8 @@ from leasehold.stores.writes import (
 )
 from leasehold_lab.contract.actors import (
     clear_layout_fields,
+    create_lease_with_owner,
     create_owned_lease,
-    create_placed_lease,
     create_unowned_lease,
     expect_applied,
 )
@@ -213,7 +213,9 @@ def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None,
     """No lease is ever missing, because the fleet would create it again, perhaps at LATEST, and skip its records."""
     for writes in count(1):
         store = MemoryStore()
-        rows = [create_placed_lease(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"]
+        rows = [
+            create_lease_with_owner(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"
+        ]
         moves = checkpoint_moves.planned_resets(rows, TRIM_HORIZON, ())
         mortal = Mortal(store, writes, after)
         try:

@@ -20,7 +20,7 @@ from leasehold.stores.protocol import Store
 from leasehold.stores.swap import CONTROL, DIRECTION, lease_place, open_both
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
-from leasehold_lab.contract.actors import clear_layout_fields, create_placed_lease, expect_applied
+from leasehold_lab.contract.actors import clear_layout_fields, create_lease_with_owner, expect_applied
 
 AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 SOON = ("--still-seconds", "0.1")
@@ -279,7 +279,7 @@ def test_a_living_owners_lease_is_reset_only_if_forced(
 ) -> None:
     """A running worker would checkpoint over the reset."""
     url, store = new_table
-    row = [create_placed_lease(store, Lease("0", owner="ann", checkpoint=AT_9))]
+    row = [create_lease_with_owner(store, Lease("0", owner="ann", checkpoint=AT_9))]
 
     def renew(_seconds: float) -> None:
         row.append(expect_applied(store.write(RenewLease(row[-1]))))
@@ -299,7 +299,7 @@ def test_leases_of_a_living_fleet_are_copied_only_if_forced(
     url, target = new_table
     name = uuid4().hex
     source = MemoryStore(name)
-    row = [create_placed_lease(source, Lease("0", owner="ann", checkpoint=AT_9))]
+    row = [create_lease_with_owner(source, Lease("0", owner="ann", checkpoint=AT_9))]
     expect_applied(source.write(CreateLease(Lease("1", checkpoint=AT_9))))
     slept: list[float] = []
 

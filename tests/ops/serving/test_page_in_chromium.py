@@ -15,7 +15,7 @@ from leasehold.adapters.ops.serving.app import saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 from leasehold.stores.writes import StealLease
-from leasehold_lab.contract.actors import create_placed_lease, expect_applied
+from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
 pytestmark = pytest.mark.more
 
@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
     """Serve the page of a fleet in which a lease has just moved, and yield its URL."""
     table = Table()
     for row in (held("s-0", "a", 12.5), held("s-1", "a"), held(EVIL, "b")):
-        create_placed_lease(table, row)
+        create_lease_with_owner(table, row)
     watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
     watcher.look()
     expect_applied(table.write(StealLease(table.get(["s-1"])[0], "c")))
@@ -59,7 +59,7 @@ def test_a_saved_page_sorts_filters_and_explains_without_a_server(chromium: str,
     """The file shows the same as the served page."""
     table, file = Table(), tmp_path / "page.html"
     for row in (held("s-0", "a", 12.5), held("s-1", "a"), held(EVIL, "b")):
-        create_placed_lease(table, row)
+        create_lease_with_owner(table, row)
     watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
     watcher.look()
     file.write_text(saved_page([watcher]), encoding="utf-8")

@@ -34,7 +34,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing
 from leasehold.stores.writes import AnnotateLease, ReleaseLease, StealLease
-from leasehold_lab.contract.actors import create_placed_lease, expect_applied
+from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
 ALL = ViewRequest(most=sys.maxsize)
 
@@ -45,8 +45,8 @@ def store() -> Table:
     table = Table()
     rows = [held("s-0", "a", 12.5, 3), held("s-1", "a"), held("s-2", "a"), held("s-3", "b"), held(EVIL, "b")]
     for row in rows:
-        create_placed_lease(table, row)
-    create_placed_lease(table, Lease("s-9", checkpoint=SHARD_END))
+        create_lease_with_owner(table, row)
+    create_lease_with_owner(table, Lease("s-9", checkpoint=SHARD_END))
     return table
 
 
@@ -174,9 +174,9 @@ def test_metrics_cover_every_lease_and_the_fleet(port: int) -> None:
 def test_metrics_show_whether_a_lag_is_a_lower_bound() -> None:
     table, now = Table(), time.time()
     silent = Progress(now, "a", behind=90.0, read=now - 90.0)
-    create_placed_lease(table, Lease("s-0", owner="a", annotations=((NOTE, silent.note),)))
-    create_placed_lease(table, held("s-1", "a"))
-    create_placed_lease(table, Lease("s-2", owner="java"))
+    create_lease_with_owner(table, Lease("s-0", owner="a", annotations=((NOTE, silent.note),)))
+    create_lease_with_owner(table, held("s-1", "a"))
+    create_lease_with_owner(table, Lease("s-2", owner="java"))
     watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
     watcher.look()
     lines = exposition([(watcher.state(), True)]).splitlines()
@@ -210,7 +210,7 @@ def test_a_page_receives_an_event_after_each_read(store: Table, watcher: TableWa
         answer = connection.getresponse()
         first = json.loads(answer.readline().removeprefix(b"data: "))
         answer.readline()
-        create_placed_lease(store, held("s-7", "c"))
+        create_lease_with_owner(store, held("s-7", "c"))
         watcher.look()
         second = json.loads(answer.readline().removeprefix(b"data: "))
     assert [len(event[0]["leases"]) for event in (first, second)] == [6, 7]
@@ -251,7 +251,7 @@ def test_an_unknown_view_is_rejected(port: int, query: str) -> None:
 def test_an_event_does_not_grow_with_the_number_of_leases(store: Table, watcher: TableWatcher, port: int) -> None:
     """An event of a large table used to have 230,000 bytes."""
     for number in range(1000):
-        create_placed_lease(
+        create_lease_with_owner(
             store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number)
         )
     watcher.look()
@@ -303,7 +303,7 @@ def test_an_unread_table_has_no_metrics() -> None:
 def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     """The command serves its page at the given URL, and leaves no port open."""
     table = SqliteStore(str(tmp_path / "l.db"))
-    create_placed_lease(table, held("s-0", "a"))
+    create_lease_with_owner(table, held("s-0", "a"))
     table.close()
     command = (
         "serve",
@@ -509,7 +509,7 @@ def test_serve_once_writes_the_page_and_ends(tmp_path: Path) -> None:
     """A table that cannot be read leaves no file."""
     url, page = f"sqlite://{tmp_path}/leases.db", tmp_path / "page.html"
     with closing(SqliteStore(f"{tmp_path}/leases.db")) as store:
-        create_placed_lease(store, Lease("s-9", checkpoint=SHARD_END))
+        create_lease_with_owner(store, Lease("s-9", checkpoint=SHARD_END))
     done_once = CliRunner().invoke(app, [url, "--once", str(page)])
     assert (done_once.exit_code, done_once.output) == (0, "")
     assert "s-9" in page.read_text(encoding="utf-8")

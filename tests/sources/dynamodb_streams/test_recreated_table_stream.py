@@ -30,7 +30,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
     """Leases of the former stream stay until its records are read (L14)."""
     later = [0.0]
-    table, store = TableStreams(lanes=2, clock=lambda: time.time() + later[0]), MemoryStore()
+    table, store = TableStreams(open_shard_count=2, clock=lambda: time.time() + later[0]), MemoryStore()
     with run_table_server(table) as endpoint:
         present = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
@@ -68,7 +68,7 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
 
 def test_new_group_reads_a_disabled_stream() -> None:
     """Its records can be read for a day, although none of its shards is open (L4)."""
-    table, received = TableStreams(lanes=2), set[str]()
+    table, received = TableStreams(open_shard_count=2), set[str]()
     for n in range(20):
         table.put(f"i-{n}", {})
     table.end_open_shards()

@@ -37,7 +37,7 @@ def clock() -> Clock:
 @pytest.fixture
 def table(clock: Clock) -> TableStreams:
     """A table with one open shard."""
-    return TableStreams(lanes=1, clock=clock)
+    return TableStreams(open_shard_count=1, clock=clock)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ T = TypeVar("T")
 PAUSE_SECONDS = 1.0
 
 SubstituteResults = Mapping[str, Callable[[], Any]]
-"""Functions that replace the result of a call, by the name of the fault's step."""
+"""Functions that return a result in place of the call, by the name of a step of the fault."""
 
 
 class CallExchange:
@@ -54,40 +54,40 @@ class CallExchange:
         self._denied: dict[str, float] = {}
         self._planned = {call_fault.number: call_fault.fault for call_fault in world.scenario.call_faults}
 
-    def make_call(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
+    def make_call(self, call_name: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the result of any call
         """Make the call, or apply the fault that is planned for it."""
         if not self._full:
             return action()
         calls = self._history.calls
-        calls.append(CallEvent(self._tasks.now, self._caller.process_id, what))
+        calls.append(CallEvent(self._tasks.now, self._caller.process_id, call_name))
         planned_fault = self._planned.get(len(calls) - 1)
         if planned_fault is None:
             # While a resource is denied, every call that needs it fails.
-            for name, until in self._denied.items():
+            for name, denied_until in self._denied.items():
                 call_prefixes, exception = DENIED[name]
-                if self._tasks.now < until and what.startswith(call_prefixes):
+                if self._tasks.now < denied_until and call_name.startswith(call_prefixes):
                     raise exception()
             return action()
         result: Any = None
-        wait_seconds_of_faults = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
+        wait_seconds_by_step = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
         for step in planned_fault.split(" + "):
             match step.split():
                 case ["do"]:
                     result = action()
                 case ["raise", name]:
-                    fault_raised = RAISED[name]()
-                    raise fault_raised
+                    exception_to_raise = RAISED[name]()
+                    raise exception_to_raise
                 case ["deny", name]:
                     self._denied[name] = self._tasks.now + DENIED_SECONDS
-                    fault_raised = DENIED[name][1]()
-                    raise fault_raised
+                    exception_to_raise = DENIED[name][1]()
+                    raise exception_to_raise
                 case ["crash" | "restart"]:
                     self._caller.die(again=step == "restart")
                     self._caller.wait(0.0)
                 case ["freeze"]:
                     self._caller.pause(FREEZE_SECONDS)
-                case _ if step in wait_seconds_of_faults:
-                    self._caller.wait(wait_seconds_of_faults[step])
+                case _ if step in wait_seconds_by_step:
+                    self._caller.wait(wait_seconds_by_step[step])
                 case _:
                     result = (substitutes or {})[step]()
         return result
@@ -119,18 +119,18 @@ class TableClient:
         world: World,
         caller: Caller,
         exchange: CallExchange,
-        draw: random.Random,
+        rng: random.Random,
         table: SimulatedTable | None = None,
     ) -> None:
         self._exchange = exchange
         self._table, self._tasks, self._history = table or world.table, world.tasks, world.history
         self._records_writes = not world.scenario.swaps
-        self._caller, self._draw, self._world = caller, draw, world
+        self._caller, self._draw, self._world = caller, rng, world
         self._network = network = world.scenario.network
         self._capacity = world.scenario.capacity
         self._dated = world.scenario.dated
         self._listed = self._table.list_with_ages if self._dated else self._table.list
-        self._calm, self._full = world.scenario.calm, world.scenario.full
+        self._fault_free_after, self._full = world.scenario.calm, world.scenario.full
         # Each fault is stored with its cumulative probability, so that one random number selects among them.
         faults: tuple[tuple[WriteFault, float], ...] = (
             ("lost", network.lost),
@@ -138,8 +138,14 @@ class TableClient:
             ("late", network.late),
             ("twice", network.twice),
         )
-        limits = accumulate(probability for _, probability in faults)
-        self._faults = [(limit, fault) for limit, (fault, chance) in zip(limits, faults, strict=True) if chance]
+        cumulative_probabilities = accumulate(probability for _, probability in faults)
+        self._faults = [
+            (cumulative_probability, fault)
+            for cumulative_probability, (fault, probability_of_fault) in zip(
+                cumulative_probabilities, faults, strict=True
+            )
+            if probability_of_fault
+        ]
 
     @property
     def capabilities(self) -> Capabilities:
@@ -153,12 +159,12 @@ class TableClient:
         self._history.requests["list"] += 1
 
         def read_pages() -> Listing:
-            began = self._tasks.now
+            start_time = self._tasks.now
             self._wait_for_network()
             listing = self._read_pages()
             self._wait_for_network()
             self._history.scanned += len(listing.leases)
-            self._history.listings.append((began, self._tasks.now, self._caller.process_id))
+            self._history.listings.append((start_time, self._tasks.now, self._caller.process_id))
             return self._make_stale_at_random(listing)
 
         return self._read_with_faults("store.list", read_pages)
@@ -170,8 +176,8 @@ class TableClient:
             return listing
         keys, page_rows = [row.key for row in listing.leases], max(1, capacity.page_bytes // capacity.row_bytes)
         rows: list[Lease] = []
-        for start in range(0, len(keys), page_rows):
-            page_keys = keys[start : start + page_rows]
+        for page_start in range(0, len(keys), page_rows):
+            page_keys = keys[page_start : page_start + page_rows]
             bytes_read = len(page_keys) * capacity.row_bytes
             self._caller.wait(bytes_read / capacity.bytes_per_second)
             self._wait_for_capacity(self._world.reads, bytes_read / UNIT_BYTES)
@@ -179,12 +185,12 @@ class TableClient:
             rows += [current_rows[key] for key in page_keys if key in current_rows]
         return Listing(tuple(rows))
 
-    def _wait_for_capacity(self, meter: UnitBudget, units: float) -> None:
+    def _wait_for_capacity(self, budget: UnitBudget, units: float) -> None:
         """Wait until the table has capacity for this many units.
 
         Raises OutcomeUnknown if the wait exceeds the scenario's `patience_seconds`.
         """
-        wait_seconds = meter.wait(units)
+        wait_seconds = budget.wait(units)
         if not wait_seconds:
             return
         self._caller.wait(min(wait_seconds, self._capacity.patience_seconds))
@@ -202,15 +208,15 @@ class TableClient:
             self._wait_for_network()
             if self._capacity.row_units < math.inf:
                 for key in requested_keys:
-                    meter = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
-                    self._wait_for_capacity(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
+                    budget = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
+                    self._wait_for_capacity(self._world.row_reads.setdefault(key, budget), 0.5 if stale_ok else 1.0)
             listing = Listing(self._table.get(requested_keys))
             self._wait_for_network()
             return self._make_stale_at_random(listing) if stale_ok else listing
 
         return self._read_with_faults("store.get", read_requested_rows, stale_ok=stale_ok).leases
 
-    def _read_with_faults(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
+    def _read_with_faults(self, call_name: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
         """Read, with planned faults applied. A consistent read never returns wrong rows, as with the real service."""
 
         def return_stale_rows() -> Listing:
@@ -221,15 +227,15 @@ class TableClient:
             return Listing(tuple(evolve(row, owner=OTHER_WORKER) for row in listing.leases)) if stale_ok else listing
 
         listing: Listing = self._exchange.make_call(
-            what, read, {"stale": return_stale_rows, "untrue": return_wrong_rows}
+            call_name, read, {"stale": return_stale_rows, "untrue": return_wrong_rows}
         )
         return listing
 
     def _make_stale_at_random(self, listing: Listing) -> Listing:
-        draw, stale = self._draw, self._network.stale
-        if not stale or self._tasks.now >= self._calm or draw.random() >= stale:
+        rng, stale_probability = self._draw, self._network.stale
+        if not stale_probability or self._tasks.now >= self._fault_free_after or rng.random() >= stale_probability:
             return listing
-        return self._table.with_earlier_rows(listing, draw.random(), lambda: bool(draw.getrandbits(1)))
+        return self._table.with_earlier_rows(listing, rng.random(), lambda: bool(rng.getrandbits(1)))
 
     # Writing
 
@@ -249,17 +255,17 @@ class TableClient:
                     pass
 
         def apply_write() -> Outcome:
-            before = self._table.find_row(key)
+            row_before = self._table.find_row(key)
             outcome = self._table.write(write)
             is_applied = isinstance(outcome, Done)
             if is_applied and self._caller.foreign and isinstance(write, writes.ClaimLease):
                 # The row must also show that its new owner does not answer hand-off requests.
                 outcome = self._table.mark_unresponsive(key)
             if self._records_writes and (self._full or verb != "renew" or not is_applied):
-                after = outcome.lease if is_applied and verb != "delete" else self._table.find_row(key)
+                row_after = outcome.lease if is_applied and verb != "delete" else self._table.find_row(key)
                 sender = self._caller.worker_id, self._caller.process_id
                 self._history.writes.append(
-                    WriteEvent(self._tasks.now, sent_time, *sender, verb, key, before, after, is_applied)
+                    WriteEvent(self._tasks.now, sent_time, *sender, verb, key, row_before, row_after, is_applied)
                 )
             return outcome
 
@@ -276,7 +282,7 @@ class TableClient:
 
     # Transport
 
-    def read_through(self, what: str, compute: Callable[[], T]) -> T:
+    def read_through(self, call_name: str, compute: Callable[[], T]) -> T:
         """Send a read to the table, and return the result. `compute` runs when the request arrives."""
 
         def compute_on_arrival() -> T:
@@ -285,21 +291,24 @@ class TableClient:
             self._wait_for_network()
             return value
 
-        result: T = self._exchange.make_call(what, compute_on_arrival)
+        result: T = self._exchange.make_call(call_name, compute_on_arrival)
         return result
 
-    def write_through(self, what: str, apply: Callable[[], T]) -> T:
+    def write_through(self, call_name: str, apply: Callable[[], T]) -> T:
         """Send a write of a row that is not a lease. `apply` runs when the request arrives."""
         substitutes = {"send": lambda: self._apply_later(apply, LATE_SECONDS)}
-        result: T = self._exchange.make_call(what, lambda: self._send_write(apply), substitutes)
+        result: T = self._exchange.make_call(call_name, lambda: self._send_write(apply), substitutes)
         return result
 
     def _send_write(self, apply: Callable[[], T]) -> T:
         """Send a write over the network, with a random fault. `apply` changes the table when the write arrives."""
         fault: WriteFault | None = None
-        if self._faults and self._tasks.now < self._calm:
-            drawn_number = self._draw.random()
-            fault = next((fault for limit, fault in self._faults if drawn_number < limit), None)
+        if self._faults and self._tasks.now < self._fault_free_after:
+            random_number = self._draw.random()
+            fault = next(
+                (fault for cumulative_probability, fault in self._faults if random_number < cumulative_probability),
+                None,
+            )
         if fault == "lost":
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("the request was lost")
@@ -328,12 +337,12 @@ class TableClient:
 
     def _wait_for_network(self) -> None:
         """Wait for half of the time that a request takes."""
-        draw, network = self._draw, self._network
+        rng, network = self._draw, self._network
         shortest, longest = network.latency
-        travel_seconds = (shortest + (longest - shortest) * draw.random()) / 2
-        if self._tasks.now < self._calm:
-            if draw.random() < network.stall / 2:
-                travel_seconds += 1.0 + 2.0 * draw.random()
+        travel_seconds = (shortest + (longest - shortest) * rng.random()) / 2
+        if self._tasks.now < self._fault_free_after:
+            if rng.random() < network.stall / 2:
+                travel_seconds += 1.0 + 2.0 * rng.random()
             if any(0 <= self._tasks.now - outage.at < outage.seconds for outage in network.outages):
                 self._caller.wait(GIVE_UP_SECONDS)
                 raise OutcomeUnknown("the table cannot be reached")
@@ -347,20 +356,22 @@ SLOW_SECONDS = 6.0, 25.0
 class StreamClient:
     """One process's connection to the run's stream, over the simulated network."""
 
-    def __init__(self, world: World, caller: Caller, exchange: CallExchange, time: Scheduler) -> None:
+    def __init__(self, world: World, caller: Caller, exchange: CallExchange, scheduler: Scheduler) -> None:
         self._slow, self._tasks = world.scenario.network.slow, world.tasks
         self.clients = TimedClients(
-            partial(_TimedReading, self),
+            partial(_TimedReader, self),
             world.scenario.network.patience,
-            clock=time.clock,
-            start=lambda work: time.start("leasehold-slow", work, lambda fault: time.unforeseen("slow call", fault)),
+            clock=scheduler.clock,
+            start=lambda work: scheduler.start(
+                "leasehold-slow", work, lambda fault: scheduler.unforeseen("slow call", fault)
+            ),
         )
         self._source: ListSource = world.source
         self._caller, self._exchange = caller, exchange
         self._least, self._most = world.scenario.network.reading
         self._first = tuple(world.source.listed)
         # A separate generator, so that requests to the stream don't change the random faults of the table.
-        self._draw = random.Random(f"stream {world.scenario.seed} {caller.process_id}")  # noqa: S311  a seed is the point
+        self._draw = random.Random(f"stream {world.scenario.seed} {caller.process_id}")  # noqa: S311  seeded, so that the run can be repeated
 
     @property
     def stream(self) -> str:
@@ -390,30 +401,35 @@ class StreamClient:
     def open(self, lease: Lease, start: Position) -> Reader:
         """Return a reader of the lease's shard, whose reads go over the same network."""
         reader: Reader = self.send_request("source.open", lambda: self._source.open(lease, start), shard=lease.shard)
-        return DistantReader(self, reader, lease.shard)
+        return RemoteReader(self, reader, lease.shard)
 
     def close(self) -> None:
         """Do nothing."""
 
     def send_request(
-        self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None, *, shard: str = ""
-    ) -> Any:  # noqa: ANN401  the call's own
+        self,
+        call_name: str,
+        action: Callable[[], Any],
+        substitutes: SubstituteResults | None = None,
+        *,
+        shard: str = "",
+    ) -> Any:  # noqa: ANN401  the result of any call
         """Send a request to the stream. `action` runs when the request arrives.
 
-        `shard` is the id of the shard that the request is about, or "" if it is about none.
+        `shard` is the id of the shard that the request concerns, or "" if it concerns none.
         """
 
-        def perform_action() -> Any:  # noqa: ANN401  likewise
+        def perform_action() -> Any:  # noqa: ANN401  the result of any call
             self._caller.wait_if_deaf(shard)
             self._wait_for_network()
             result = action()
             self._wait_for_network()
             return result
 
-        return self._exchange.make_call(what, perform_action, substitutes)
+        return self._exchange.make_call(call_name, perform_action, substitutes)
 
     @property
-    def may_be_slow(self) -> bool:
+    def has_slow_periods(self) -> bool:
         """Whether the scenario has periods in which reads are slow."""
         return bool(self._slow)
 
@@ -430,7 +446,7 @@ class StreamClient:
             self._caller.wait(self._draw.uniform(self._least, self._most) / 2)
 
 
-class DistantReader:
+class RemoteReader:
     """A reader of the stream whose reads go over the simulated network."""
 
     def __init__(self, client: StreamClient, reader: Reader, shard: str) -> None:
@@ -439,14 +455,14 @@ class DistantReader:
 
     def read(self) -> Batch:
         """Return the next records. If the scenario has slow periods, use the same timeouts as a Kinesis reader."""
-        if not self._client.may_be_slow:
+        if not self._client.has_slow_periods:
             return self.read_once()
         try:
             batch: Batch = self._timeouts.try_call("read", reader=self)
         except ResponsePending:
             return Batch((), None, None, PENDING_CHECK_SECONDS, fault="not answered yet")
-        except SourceUnavailable as fault:
-            return Batch((), None, None, AGAIN_SECONDS, fault=str(fault))
+        except SourceUnavailable as exc:
+            return Batch((), None, None, AGAIN_SECONDS, fault=str(exc))
         return batch
 
     def read_once(self) -> Batch:
@@ -462,13 +478,13 @@ class DistantReader:
         self._client.send_request("reader.close", self._reader.close, shard=self._shard)
 
 
-class _TimedReading:
+class _TimedReader:
     """A client whose reads time out after `seconds`."""
 
     def __init__(self, client: StreamClient, seconds: float) -> None:
         self._client, self._seconds = client, seconds
 
-    def read(self, reader: DistantReader) -> Batch:
+    def read(self, reader: RemoteReader) -> Batch:
         """Read once, unless the response takes too long."""
         self._client.wait_if_slow(self._seconds)
         return reader.read_once()

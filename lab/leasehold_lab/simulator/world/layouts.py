@@ -29,7 +29,7 @@ from leasehold_lab.simulator.world.world import Caller, World
 T = TypeVar("T")
 
 
-class DistantCells:
+class RemoteCells:
     """One process's connection to the rows of the table, through the simulated network."""
 
     page_leases = PAGE_LEASES
@@ -49,7 +49,7 @@ class DistantCells:
         return rows
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """Return those of the named cells that exist."""
+        """Return the named cells that exist."""
         self._history.requests["get"] += 1
         self._history.fetched += len(names)
         self._history.fetched_stale += len(names) if stale_ok else 0
@@ -79,41 +79,41 @@ class DistantCells:
         return self._client.write_through(f"store.{row_kind}", apply)
 
 
-def open_session_store(world: World, caller: Caller, client: TableClient, pace: SyncPrimitives) -> SessionStore:
+def open_session_store(world: World, caller: Caller, client: TableClient, sync: SyncPrimitives) -> SessionStore:
     """Return the store of one process. No two of its sessions have the same id."""
     session_numbers = count(1)
     return SessionStore(
-        DistantCells(world, client), sync=pace, ids=lambda: f"{caller.process_id}-{next(session_numbers)}"
+        RemoteCells(world, client), sync=sync, ids=lambda: f"{caller.process_id}-{next(session_numbers)}"
     )
 
 
 class SessionClient(PassingStore):
     """The store of one process, which records the writes of leases in the history."""
 
-    def __init__(self, world: World, caller: Caller, client: TableClient, pace: SyncPrimitives) -> None:
-        super().__init__(open_session_store(world, caller, client, pace))
+    def __init__(self, world: World, caller: Caller, client: TableClient, sync: SyncPrimitives) -> None:
+        super().__init__(open_session_store(world, caller, client, sync))
         self._world, self._caller = world, caller
-        self._truth = SessionStore(world.cells, sync=pace)
+        self._actual_store = SessionStore(world.cells, sync=sync)
 
     def write(self, write: Write) -> Outcome:
         """Apply or reject the write, and record it in the history."""
         world, key, verb = self._world, write.lease.key, VERBS[type(write)]
         is_recorded = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
         is_recorded = is_recorded or (isinstance(write, CheckpointLease) and write.position.ended)
-        sent_time, before = world.tasks.now, self._read_row(key) if is_recorded else None
+        sent_time, row_before = world.tasks.now, self._read_row(key) if is_recorded else None
         outcome = self._store.write(write)
         if is_recorded:
             is_applied = isinstance(outcome, Done)
-            after = outcome.lease if is_applied and verb != "delete" else self._read_row(key)
+            row_after = outcome.lease if is_applied and verb != "delete" else self._read_row(key)
             sender = self._caller.worker_id, self._caller.process_id
             world.history.writes.append(
-                WriteEvent(world.tasks.now, sent_time, *sender, verb, key, before, after, is_applied)
+                WriteEvent(world.tasks.now, sent_time, *sender, verb, key, row_before, row_after, is_applied)
             )
         return outcome
 
     def _read_row(self, key: str) -> Lease | None:
         cells = self._world.cells.read([lease_row_name(key)])
-        return next(iter(self._truth.get([key])), None) if cells else None
+        return next(iter(self._actual_store.get([key])), None) if cells else None
 
 
 NAMES = ("memory://from", "memory://to")
@@ -122,12 +122,16 @@ NAMES = ("memory://from", "memory://to")
 class SwapClient(PassingStore):
     """One process's store over the two tables of a swap. Records when each write was sent and answered.
 
-    `source` and `goal` are the clients of the two tables.
+    `first_table` and `second_table` are the clients of the two tables.
     """
 
-    def __init__(self, world: World, caller: Caller, source: TableClient, goal: TableClient, time: Scheduler) -> None:
-        goal_store: Store = open_session_store(world, caller, goal, time) if world.scenario.sessions else goal
-        super().__init__(SwapStore((source, goal_store), NAMES[TO], clock=time.clock))
+    def __init__(
+        self, world: World, caller: Caller, first_table: TableClient, second_table: TableClient, scheduler: Scheduler
+    ) -> None:
+        second_store: Store = (
+            open_session_store(world, caller, second_table, scheduler) if world.scenario.sessions else second_table
+        )
+        super().__init__(SwapStore((first_table, second_store), NAMES[TO], clock=scheduler.clock))
         self._world, self._caller = world, caller
 
     def write(self, write: Write) -> Outcome:
@@ -141,7 +145,7 @@ class SwapClient(PassingStore):
         self._record_answer(write, sent_time, outcome)
         return outcome
 
-    def _record_answer(self, write: Write, sent: float, outcome: Outcome | None) -> None:
+    def _record_answer(self, write: Write, sent_time: float, outcome: Outcome | None) -> None:
         lease = write.lease
         row = None if outcome is None else outcome.lease
         result: Literal["done", "lost", "unknown"] = (
@@ -149,7 +153,7 @@ class SwapClient(PassingStore):
         )
         answer = WriteAnswer(
             self._world.tasks.now,
-            sent,
+            sent_time,
             self._caller.process_id,
             VERBS[type(write)],
             lease.shard,
@@ -165,21 +169,21 @@ class SwapClient(PassingStore):
 def run_swaps(world: World) -> None:
     """Start a swap at each of the scenario's times, alternating between the tables, and move unowned leases.
 
-    This function does the work of `leasehold swap`. The leases that have owners are moved by their owners.
+    This function does the work of `leasehold swap`. Owners move the leases that they hold.
     """
-    goal_store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.goal
-    store = SwapStore((world.table, goal_store), NAMES[TO], clock=lambda: world.tasks.now)
-    for number, (swap_at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
+    second_store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.goal
+    store = SwapStore((world.table, second_store), NAMES[TO], clock=lambda: world.tasks.now)
+    for swap_index, (swap_at, next_swap_at) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
         world.tasks.sleep_until(swap_at)
-        goal_name = FROM if number % 2 else TO
-        (control,) = goal_store.get([CONTROL])
-        goal_store.write(AnnotateLease(control, DIRECTION, ("from", "to")[goal_name]))
-        while world.tasks.now < end:
+        target_table = FROM if swap_index % 2 else TO
+        (control_row,) = second_store.get([CONTROL])
+        second_store.write(AnnotateLease(control_row, DIRECTION, ("from", "to")[target_table]))
+        while world.tasks.now < next_swap_at:
             leases = store.list().leases
-            if {split_version(lease)[:2] for lease in leases} == {(goal_name, False)}:
+            if {split_version(lease)[:2] for lease in leases} == {(target_table, False)}:
                 world.history.swaps.append((swap_at, world.tasks.now))
                 break
             for lease in leases:
                 if lease.owner is None:
-                    store.move_unowned(lease, goal_name)
+                    store.move_unowned(lease, target_table)
             world.tasks.sleep(LOOK_SECONDS)

@@ -32,14 +32,14 @@ from leasehold_lab.simulator.world.tasks import TaskKilled, VirtualExecutor, Vir
 from leasehold_lab.simulator.world.world import FIRST_MS, World
 
 
-class OncePerCycleWorker(Worker):
+class ScanPerCycleWorker(Worker):
     """A worker that lists the whole table once per cycle and writes no bulletins.
 
     The worker still reads single leases that it has requested. It lists the table before its next cycle only to find
     out whether an owner has died (C16).
     """
 
-    _whole_due = -math.inf
+    _full_read_due = -math.inf
 
     def _look_and_act(self, now: float, keys: tuple[str, ...] | None, each: ParallelMap) -> None:
         if not self._turns:
@@ -47,17 +47,17 @@ class OncePerCycleWorker(Worker):
         super()._look_and_act(now, keys, each)
         if keys is None:
             leases = (sighting.lease for sighting in self.table.watch.sightings.values())
-            self._whole_due = now + min(
+            self._full_read_due = now + min(
                 self.config.cycle_seconds, seconds_until_late_owners_expire(leases, self._current_me(), self.config)
             )
         if self._look.keys is None:
-            self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
+            self._look = evolve(self._look, seconds=max(self._look.seconds, self._full_read_due - now))
 
 
 class PresentWorker(Worker):
     """A worker that was running before the run began. It has read the table, and starts by reading its own rows."""
 
-    def start_from(self, watch: Watch) -> None:
+    def start_with_watch(self, watch: Watch) -> None:
         """Start with the result of this read of the table."""
         self.table.watch = watch
         self._look = Look(0.0, keys=tuple(lease.key for lease in watch.whole.by_owner.get(self.me, ())))
@@ -65,11 +65,11 @@ class PresentWorker(Worker):
 
 RESTART_SECONDS = 1.0
 
-UNACKNOWLEDGED = 3
+UNACKNOWLEDGED_RECORDS = 3
 """How many records remain unacknowledged if the handler acknowledges late."""
 
-ACKNOWLEDGES, ENDS_SHARD = 0.3, 0.5
-"""The probabilities that a handler that acknowledges at random does so after a batch, and at the end of a shard."""
+ACKNOWLEDGE_PROBABILITY, END_SHARD_PROBABILITY = 0.3, 0.5
+"""With random acknowledgements, the probability that a handler acknowledges after a batch, and at the end of a shard."""
 
 LONG_SECONDS = 1e9
 
@@ -84,7 +84,7 @@ class Process:
         self.member, self.worker_id, self.process_id = member, member.worker, f"{member.worker}#{number}"
         self.foreign = member.foreign
         self._world, self._tasks, self._scenario = world, world.tasks, world.scenario
-        self._draw = random.Random(f"{self._scenario.seed} {self.process_id}")  # noqa: S311  a seed is the point
+        self._draw = random.Random(f"{self._scenario.seed} {self.process_id}")  # noqa: S311  seeded, so that the run can be repeated
         self._dead = False
         self._paused_until = 0.0
         self._holdings: dict[str, Holding] = {}
@@ -93,13 +93,13 @@ class Process:
         self._time = VirtualTime(world.tasks, self, clock_offset, member.rate, self._draw, self.process_id)
         self._exchange = exchange = CallExchange(world, self)
         worker_class = (
-            OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
+            ScanPerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
         )
         client = TableClient(world, self, exchange, self._draw)
         store: Store = client
         if self._scenario.swaps:
-            goal = TableClient(world, self, exchange, self._draw, world.goal)
-            store = SwapClient(world, self, client, goal, self._time)
+            second_client = TableClient(world, self, exchange, self._draw, world.goal)
+            store = SwapClient(world, self, client, second_client, self._time)
         elif self._scenario.sessions:
             store = SessionClient(world, self, client, self._time)
         worker = worker_class(
@@ -111,14 +111,16 @@ class Process:
             if_recreated=self._scenario.if_recreated,
         )
         if isinstance(worker, PresentWorker):
-            worker.start_from(world.create_first_watch(member.config, store.capabilities))
+            worker.start_with_watch(world.create_first_watch(member.config, store.capabilities))
         checkpoints = self._scenario.checkpoints
         self._callable_faults = tuple(
-            fault for fault in self._scenario.callable_faults if fault.worker == member.worker
+            callable_fault
+            for callable_fault in self._scenario.callable_faults
+            if callable_fault.worker == member.worker
         )
         # Typed as Any, because a user's function may return anything.
-        observer: Any = self._observe_happening
-        has_poison = any(fault.what == "poison" for fault in self._callable_faults)
+        observer: Any = self._observe_event
+        has_poison = any(callable_fault.what == "poison" for callable_fault in self._callable_faults)
         handling = Handling(
             self._handle_delivery,
             most_wait_seconds=2.0,
@@ -190,8 +192,8 @@ class Process:
         """Record that a task starts. Faults can be injected into the start of a task as into any call."""
         try:
             self._exchange.make_call(f"task.{name}", lambda: None)
-        except MemoryError as fault:
-            raise RuntimeError("can't start new thread: there is no memory for it") from fault
+        except MemoryError as exc:
+            raise RuntimeError("can't start new thread: there is no memory for it") from exc
 
     def idle(self) -> None:
         """Block if the process is paused. The scheduler calls this between two turns, when no lock is held.
@@ -199,8 +201,8 @@ class Process:
         After the time at which the process stops planning, its turns block until the end of the run.
         """
         self.wait_while_paused()
-        has_turn = self._tasks.current is self._time.named.get("leasehold-turn")
-        while has_turn and self._tasks.now >= self.member.plans:
+        is_turn_task = self._tasks.current is self._time.named.get("leasehold-turn")
+        while is_turn_task and self._tasks.now >= self.member.plans:
             self._tasks.sleep_until(math.inf)
 
     def pause(self, seconds: float) -> None:
@@ -209,7 +211,7 @@ class Process:
         self.wait_while_paused()
 
     def die(self, *, again: bool) -> None:
-        """Kill the process without further writes. If `again`, it is restarted later."""
+        """Kill the process without further writes, and start it again later if `restart` is true."""
         if self._dead:
             return
         self._dead = True
@@ -248,10 +250,10 @@ class Process:
             self._record_deliveries("record", delivery)
             if self._scenario.handling_seconds:
                 self.wait(self._scenario.handling_seconds)
-            result_of_handler = self._misbehave("handler", delivery)
-            if result_of_handler is None and self._scenario.handler is not None:
-                result_of_handler = self._scenario.handler(delivery)
-            return result_of_handler
+            handler_result = self._apply_callable_fault("handler", delivery)
+            if handler_result is None and self._scenario.handler is not None:
+                handler_result = self._scenario.handler(delivery)
+            return handler_result
 
         with self._forget_on_failure(delivery.shard):
             result = self._exchange.call_user_function("handler", call_handler)
@@ -260,14 +262,18 @@ class Process:
         if self._scenario.acknowledges == "return":
             self._record_deliveries("finished", delivery)
             return None
-        # If a record is dispatched again after a fault, remove the earlier dispatch, so that the record is not listed
-        # twice.
-        first_order, waiting = delivery.records[0].position.order, self._unacknowledged.setdefault(delivery.shard, [])
-        waiting[:] = [
-            unacknowledged for unacknowledged in waiting if unacknowledged.records[0].position.order < first_order
+        # If a record is dispatched again after a fault, remove its earlier entry, so that it is not listed twice.
+        first_order, pending_deliveries = (
+            delivery.records[0].position.order,
+            self._unacknowledged.setdefault(delivery.shard, []),
+        )
+        pending_deliveries[:] = [
+            pending_delivery
+            for pending_delivery in pending_deliveries
+            if pending_delivery.records[0].position.order < first_order
         ]
-        waiting += [delivery.part([record]) for record in delivery.records]
-        self._acknowledge(delivery.shard, self._count_to_acknowledge(len(waiting)))
+        pending_deliveries += [delivery.part([record]) for record in delivery.records]
+        self._acknowledge(delivery.shard, self._count_to_acknowledge(len(pending_deliveries)))
         return None
 
     @contextmanager
@@ -283,7 +289,7 @@ class Process:
             self._unacknowledged.pop(shard, None)
             raise
 
-    def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> Any:  # noqa: ANN401  likewise
+    def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> Any:  # noqa: ANN401  a user's function may return anything
         shard = final_checkpoint.lease
 
         def end_shard() -> None:
@@ -298,7 +304,7 @@ class Process:
             elif (
                 self._scenario.acknowledges != "random"
                 or self._tasks.now > self._scenario.calm
-                or self._draw.random() < ENDS_SHARD
+                or self._draw.random() < END_SHARD_PROBABILITY
             ):
                 for delivery in self._unacknowledged.pop(shard, ()):
                     self._record_deliveries("acknowledged", delivery)
@@ -307,13 +313,13 @@ class Process:
         with self._forget_on_failure(shard):
             return self._exchange.call_user_function("final checkpoint", end_shard)
 
-    def _count_to_acknowledge(self, waiting: int) -> int:
+    def _count_to_acknowledge(self, waiting_count: int) -> int:
         """Return how many of the unacknowledged records to acknowledge now."""
         match self._scenario.acknowledges:
             case "late":
-                return max(0, waiting - UNACKNOWLEDGED)
+                return max(0, waiting_count - UNACKNOWLEDGED_RECORDS)
             case "random":
-                return self._draw.randint(0, waiting) if self._draw.random() < ACKNOWLEDGES else 0
+                return self._draw.randint(0, waiting_count) if self._draw.random() < ACKNOWLEDGE_PROBABILITY else 0
             case _:
                 return 0
 
@@ -336,20 +342,20 @@ class Process:
         for delivery in acknowledged_records:
             self._record_deliveries("finished", delivery)
 
-    def _dead_letter(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
-        result = self._exchange.call_user_function("dead letter", lambda: self._misbehave("dead letter"))
+    def _dead_letter(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  a user's function may return anything
+        result = self._exchange.call_user_function("dead letter", lambda: self._apply_callable_fault("dead letter"))
         if result is None:
             self._record_deliveries("dead-lettered", delivery)
         return result
 
-    def _observe_happening(self, event: Happening, holding: Holding) -> object:
+    def _observe_event(self, event: Happening, holding: Holding) -> object:
         self._record_event(event, holding.lease.shard)
         if event == "initialize":
             self._holdings[holding.lease.shard] = holding
             self._unacknowledged.pop(holding.lease.shard, None)
-        return self._exchange.call_user_function("observer", lambda: self._misbehave("observer"))
+        return self._exchange.call_user_function("observer", lambda: self._apply_callable_fault("observer"))
 
-    def _misbehave(self, whose: CallableKind, delivery: Delivery | None = None) -> object:
+    def _apply_callable_fault(self, whose: CallableKind, delivery: Delivery | None = None) -> object:
         now = self._tasks.now
         is_poisoned = delivery is None or any(is_poisonous(record.sequence_number) for record in delivery.records)
         matching_faults = (
@@ -361,10 +367,10 @@ class Process:
         )
         return None if fault is None else fault.apply(now, self.wait)
 
-    def _measure_read(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  likewise
+    def _measure_read(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  a user's function may return anything
         if batch.records or batch.behind_seconds is not None:  # otherwise the read got no response
             self._record_event("read", holding.lease.shard)
-        return self._exchange.call_user_function("measure", lambda: self._misbehave("measure"))
+        return self._exchange.call_user_function("measure", lambda: self._apply_callable_fault("measure"))
 
     def _record_deliveries(self, event: str, delivery: Delivery) -> None:
         """Record an event for each record of the delivery.
@@ -384,7 +390,7 @@ class Process:
 
 
 def _create_holding_step(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
-    """Return the step function of a lease whose shard is not read. It releases the lease as soon as it is requested."""
+    """Return the step function of a lease whose shard is not read. The step releases the lease when its release is requested."""
 
     def step(now: float) -> float:
         if holding.releasing and not holding.lost.is_set():

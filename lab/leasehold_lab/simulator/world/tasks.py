@@ -22,7 +22,7 @@ class TaskKilled(BaseException):
 
 
 class Task:
-    """A unit of work. `wait_number` distinguishes the task's current wait from earlier ones."""
+    """A unit of work. `wait_number` counts the waits of the task, so that the wakeups of earlier waits can be ignored."""
 
     __slots__ = ("greenlet", "wait_number", "waiting")
 
@@ -104,7 +104,7 @@ class TaskScheduler:
         Tasks that are still waiting would otherwise keep their objects alive, or resume when they are garbage
         collected.
         """
-        self._closed = True  # a task that catches Killed must not wait again
+        self._closed = True  # a task that catches TaskKilled must not wait again
         for task in tuple(self._alive):
             if task.greenlet:  # true if it has started and not finished
                 task.greenlet.throw(TaskKilled)
@@ -209,8 +209,8 @@ class VirtualTime:
                 work()
             except TaskKilled:
                 raise
-            except BaseException as fault:  # noqa: BLE001  as in a thread
-                failed(fault)
+            except BaseException as exc:  # noqa: BLE001  as in a thread
+                failed(exc)
 
         self.named[name] = self.tasks.start(begin)
 
@@ -218,8 +218,8 @@ class VirtualTime:
 class VirtualQueue:
     """A queue between tasks."""
 
-    def __init__(self, side: VirtualTime) -> None:
-        self._time = side
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
         self._items: deque[Any] = deque()
         self._waiting: deque[Task] = deque()
 
@@ -246,8 +246,8 @@ class VirtualExecutor:
 
     stuck = False
 
-    def __init__(self, side: VirtualTime) -> None:
-        self._time = side
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
 
     def start(self, work: Callable[[], None]) -> None:
         """Start the work in a new task."""

@@ -33,7 +33,7 @@ class SimulatedHistory(RunHistory):
 
     Attributes:
         requests: The number of requests by verb, including "list" and "get".
-        scanned: The number of rows returned by listings.
+        scanned: The number of rows that listings returned.
         fetched: The number of rows read by key.
         fetched_stale: The number of those rows whose read was allowed to be stale.
         changed_since_listed: In layout `sessions`, the number of rows in listings that had changed since the same
@@ -77,7 +77,7 @@ class SimulatedTable(MemoryStore):
 
     def list_with_ages(self) -> Listing:
         """Return all leases with the age of each row, minus one second because the dates of blobs are rounded."""
-        row_ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
+        row_ages = {key: max(0.0, self._now() - changed_at - 1.0) for key, (changed_at, _) in self._before.items()}
         return Listing(tuple(evolve(row, idle=row_ages.get(row.key, 0.0)) for row in self.list().leases))
 
     def find_row(self, key: str) -> Lease | None:
@@ -92,10 +92,10 @@ class SimulatedTable(MemoryStore):
 
     def mark_unresponsive(self, key: str) -> Done:
         """Mark the lease as owned by another library, which does not answer hand-off requests."""
-        before = self._table.rows[key]
-        after = self._table.rows[key] = evolve(before, yields=False)
-        self._before[key], self._listing = (self._now(), before), None
-        return Done(after)
+        old_row = self._table.rows[key]
+        new_row = self._table.rows[key] = evolve(old_row, yields=False)
+        self._before[key], self._listing = (self._now(), old_row), None
+        return Done(new_row)
 
     def with_earlier_rows(self, listing: Listing, seconds: float, choose: Callable[[], bool]) -> Listing:
         """Return the listing with some rows stale.
@@ -104,11 +104,16 @@ class SimulatedTable(MemoryStore):
         """
         earliest_change = self._now() - seconds
         previous_rows = ((row, *self._before.get(row.key, (-math.inf, row))) for row in listing.leases)
-        return Listing(tuple(old if t > earliest_change and choose() else row for row, t, old in previous_rows))
+        return Listing(
+            tuple(
+                previous_row if changed_at > earliest_change and choose() else row
+                for row, changed_at, previous_row in previous_rows
+            )
+        )
 
     def write(self, write: Write) -> Outcome:
         key = write.lease.key
-        before = self._table.rows.get(key)
+        old_row = self._table.rows.get(key)
         if not self._weighed and write.lease.weight is not None:
             write = evolve(write, lease=evolve(write.lease, weight=None))
         outcome = super().write(write)
@@ -116,25 +121,25 @@ class SimulatedTable(MemoryStore):
             self._listing = None
             if isinstance(write, DeleteLease):
                 self._before.pop(key, None)
-            elif before is not None:
-                self._before[key] = (self._now(), before)
+            elif old_row is not None:
+                self._before[key] = (self._now(), old_row)
         return outcome
 
 
 class UnitBudget:
     """A rate limit of `per_second` units. Unused units are kept for one second, and requests beyond the limit wait."""
 
-    def __init__(self, per_second: float, now: Callable[[], float]) -> None:
-        self._per_second, self._now = per_second, now
-        self._free_at = -math.inf
+    def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
+        self._per_second, self._now = per_second, clock
+        self._available_at = -math.inf
 
     def wait(self, units: float) -> float:
         """Reserve this many capacity units, and return the number of seconds until they are available."""
         if self._per_second == math.inf:
             return 0.0
         # Units that are not used within a second expire.
-        self._free_at = max(self._free_at, self._now() - 1.0) + units / self._per_second
-        return max(0.0, self._free_at - self._now())
+        self._available_at = max(self._available_at, self._now() - 1.0) + units / self._per_second
+        return max(0.0, self._available_at - self._now())
 
 
 FIRST_MS = 1_700_000_000_000
@@ -170,10 +175,15 @@ class ListReader:
             raise SourceError("the stream that this reader was opened on was deleted")
         records = tuple(self.shard_log.records[self.at : self.at + self.shard_log.size])
         self.at += len(records)
-        is_at_end = self.shard_log.ended and self.at >= len(self.shard_log.records)
+        at_shard_end = self.shard_log.ended and self.at >= len(self.shard_log.records)
         read_to = records[-1].position if records else None
         return Batch(
-            records, read_to, 0.0, self.shard_log.wait_seconds, is_at_end, self.shard_log.children if is_at_end else ()
+            records,
+            read_to,
+            0.0,
+            self.shard_log.wait_seconds,
+            at_shard_end,
+            self.shard_log.children if at_shard_end else (),
         )
 
     def close(self) -> None:
@@ -210,7 +220,7 @@ class ListSource:
         return shard in self.missing
 
     def latest(self, lease: Lease) -> Position:
-        """Return a position by time, after the last record. One record arrives per millisecond."""
+        """Return a timestamp position after the last record. One record arrives per millisecond."""
         return at_timestamp(FIRST_MS + len(self.shard_logs.setdefault(lease.key, ShardRecords()).records))
 
     def open(self, lease: Lease, start: Position) -> Reader:
@@ -235,11 +245,11 @@ class ListSource:
 
     def remove_closed_shards(self) -> None:
         """Remove all closed shards and their records, as if their retention had passed."""
-        for shard_listed in self.listed:
-            if not shard_listed.open:
-                self.missing.add(shard_listed.id)
-                self.shard_logs[shard_listed.id].deleted = True
-        self.listed = [shard_listed for shard_listed in self.listed if shard_listed.open]
+        for shard in self.listed:
+            if not shard.open:
+                self.missing.add(shard.id)
+                self.shard_logs[shard.id].deleted = True
+        self.listed = [shard for shard in self.listed if shard.open]
 
     def end(self, name: str, *children: Shard) -> None:
         """Close the shard with this id, and list its children."""
@@ -258,8 +268,8 @@ def create_shard(name: str, first: int, last: int, *parents: str, open: bool = T
 
 def create_even_shards(names: tuple[str, ...]) -> list[Shard]:
     """Return shards with these ids, whose hash ranges have equal sizes."""
-    hash_edges = [number * 2**128 // len(names) for number in range(len(names) + 1)]
-    return [create_shard(name, hash_edges[number], hash_edges[number + 1] - 1) for number, name in enumerate(names)]
+    range_starts = [index * 2**128 // len(names) for index in range(len(names) + 1)]
+    return [create_shard(name, range_starts[index], range_starts[index + 1] - 1) for index, name in enumerate(names)]
 
 
 def create_first_shards(scenario: Scenario) -> list[Shard]:
@@ -283,7 +293,7 @@ class World:
         join: Starts another process.
         reads: The rate limit of the table's reads.
         writes: The rate limit of the table's writes.
-        row_reads: The rate limits of the reads of single rows, by key.
+        row_reads: The rate limit for reads of each row, by key.
         cells: The lease table if it has layout `sessions`. In a swap, the second table if it has that layout.
         goal: The second table of a swap, unless it has layout `sessions`.
     """
@@ -300,16 +310,16 @@ class World:
     cells: MemoryCells = field(factory=MemoryCells)
     goal: SimulatedTable = field(init=False)
 
-    _known: dict[Config, Watch] = field(factory=dict)
+    _first_watches: dict[Config, Watch] = field(factory=dict)
 
     def create_first_watch(self, config: Config, capabilities: Capabilities) -> Watch:
         """Return the watch of a member that was present at 0 s, when it read the table.
 
         It is computed once per configuration.
         """
-        if config not in self._known:
-            self._known[config], _ = first_watch(config, capabilities).look(self.history.first, 0.0, 0.0)
-        return self._known[config]
+        if config not in self._first_watches:
+            self._first_watches[config], _ = first_watch(config, capabilities).look(self.history.first, 0.0, 0.0)
+        return self._first_watches[config]
 
     @goal.default
     def _create_second_table(self) -> SimulatedTable:
@@ -339,4 +349,4 @@ class Caller(Protocol):
         """Pause all tasks of the process for this many seconds."""
 
     def die(self, *, again: bool) -> None:
-        """Kill the process without further writes. If `again`, it is restarted later."""
+        """Kill the process without further writes, and start it again later if `restart` is true."""

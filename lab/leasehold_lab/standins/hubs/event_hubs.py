@@ -133,7 +133,7 @@ def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str 
         raise ServiceError(
             "local event hubs need an AMQP engine: pip install cffi python-qpid-proton, with a C compiler"
         )
-    options = [word for name, count in hubs.items() for word in ("--hub", f"{name}={count}")]
+    options = [option for name, count in hubs.items() for option in ("--hub", f"{name}={count}")]
     options += ["--address", address] if address else []
 
     def build_command(port: int) -> ServiceCommand:

@@ -16,11 +16,11 @@ from attrs import Factory, define
 from proton import Message
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, DATA = 0x70, 0x71, 0x72, 0x75
-DESCRIBED = b"\x00\x53"
+DESCRIPTOR_PREFIX = b"\x00\x53"
 """The first bytes of a described AMQP value whose descriptor is a `smallulong`."""
 
 SECTIONS = range(0x70, 0x79)
-ENVELOPE = (HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, 0x73, 0x74)
+SECTIONS_BEFORE_EVENTS = (HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, 0x73, 0x74)
 """The sections that may precede the events of a batch: header, annotations and properties."""
 
 PARTITION_KEY = "x-opt-partition-key"
@@ -34,13 +34,13 @@ def parse_sections(message: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the sections of a message as tuples (descriptor, begin, end)."""
     position = 0
     while position < len(message):
-        value = position + 3
-        width_code = message[value] >> 4
+        type_offset = position + 3
+        width_code = message[type_offset] >> 4
         if width_code in _FIXED:
-            end = value + 1 + _FIXED[width_code]
+            end = type_offset + 1 + _FIXED[width_code]
         elif width_code in _SIZED:
-            begin = value + 1 + _SIZED[width_code]
-            end = begin + int.from_bytes(message[value + 1 : begin])
+            begin = type_offset + 1 + _SIZED[width_code]
+            end = begin + int.from_bytes(message[type_offset + 1 : begin])
         else:
             end = len(message)  # a described value, which can only be in the last section, amqp-value
         yield message[position + 2], position, end
@@ -50,8 +50,8 @@ def parse_sections(message: bytes) -> Iterator[tuple[int, int, int]]:
 def split_batch(message: bytes) -> tuple[bytes, ...]:
     """Return the events of a batch, or the message itself if it is not a batch.
 
-    A batch has a special message format, but the AMQP engine does not expose it. Therefore a message counts as a batch
-    if each of its data sections begins like a message.
+    A batch has a special message format, which the AMQP engine does not expose. A message therefore counts as a batch if
+    each of its data sections begins like a message.
     """
     event_parts = []
     for code, begin, end in parse_sections(message):
@@ -59,13 +59,13 @@ def split_batch(message: bytes) -> tuple[bytes, ...]:
             event_part = message[begin + 4 + _SIZED[message[begin + 3] >> 4] : end]
             # A message begins with the descriptor of a section, and more bytes follow.
             if not (
-                event_part.startswith(DESCRIBED)
-                and len(event_part) > len(DESCRIBED) + 1
-                and event_part[len(DESCRIBED)] in SECTIONS
+                event_part.startswith(DESCRIPTOR_PREFIX)
+                and len(event_part) > len(DESCRIPTOR_PREFIX) + 1
+                and event_part[len(DESCRIPTOR_PREFIX)] in SECTIONS
             ):
                 return (message,)
             event_parts.append(event_part)
-        elif code not in ENVELOPE:
+        elif code not in SECTIONS_BEFORE_EVENTS:
             return (message,)
     return tuple(event_parts) or (message,)
 
@@ -83,7 +83,7 @@ def read_partition_key(message: bytes) -> str | None:
 
 def annotate_event(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
     """Return the event as a hub sends it, with the hub's annotations in addition to those of the event."""
-    event_header, pairs_encoded, count, other_sections = b"", b"", 0, []
+    event_header, pairs_encoded, item_count, other_sections = b"", b"", 0, []
     for code, begin, end in parse_sections(event):
         if code == HEADER:
             event_header = event[begin:end]
@@ -91,7 +91,7 @@ def annotate_event(event: bytes, sequence_number: int, offset: str, enqueued_ms:
             # An encoded map consists of its size, the number of keys and values, and the keys and values.
             size_width = _SIZED[event[begin + 3] >> 4]
             pairs_offset = begin + 4 + 2 * size_width
-            count, pairs_encoded = (
+            item_count, pairs_encoded = (
                 int.from_bytes(event[pairs_offset - size_width : pairs_offset]),
                 event[pairs_offset:end],
             )
@@ -101,7 +101,9 @@ def annotate_event(event: bytes, sequence_number: int, offset: str, enqueued_ms:
     offset_annotation = _encode_symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
     time_annotation = _encode_symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
     pairs_encoded += number_annotation + offset_annotation + time_annotation
-    annotations = b"\x00\x53\x72\xd1" + (len(pairs_encoded) + 4).to_bytes(4) + (count + 6).to_bytes(4) + pairs_encoded
+    annotations = (
+        b"\x00\x53\x72\xd1" + (len(pairs_encoded) + 4).to_bytes(4) + (item_count + 6).to_bytes(4) + pairs_encoded
+    )
     return event_header + annotations + b"".join(other_sections)
 
 
@@ -182,7 +184,7 @@ class Partition:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
             raise HubRejection("com.microsoft:argument-error", f"filter value is not a number: {selector}")
-        position, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
+        position, is_inclusive, (number, offset, _) = int(value), operator == ">=", self.last
         last_value = {"sequence-number": number, "offset": int(offset)}.get(field)
         if last_value is not None and position > last_value:
             field_name = field.replace("-", " ")
@@ -191,9 +193,9 @@ class Partition:
                 "com.microsoft:argument-error", f"{reason}. The last {field_name} in the system is '{last_value}'"
             )
         if field == "sequence-number":
-            return max(self.first, position if inclusive else position + 1)
+            return max(self.first, position if is_inclusive else position + 1)
         positions = self.offsets if field == "offset" else self.times
-        return self.first + (bisect_left(positions, position) if inclusive else bisect_right(positions, position))
+        return self.first + (bisect_left(positions, position) if is_inclusive else bisect_right(positions, position))
 
 
 @define
@@ -225,7 +227,7 @@ class Hub:
             )
         return self.partitions[int(number)]
 
-    def check_group(self, group: str) -> None:
+    def check_group_exists(self, group: str) -> None:
         """Raise HubRejection if there is no such consumer group."""
         if self.groups and group.lower() not in self.groups:
             raise HubRejection("amqp:not-found", f"the consumer group {group} of {self.name} could not be found")

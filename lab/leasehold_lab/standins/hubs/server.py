@@ -11,7 +11,7 @@ Addresses have the same form as in the service: `hub`, `hub/Partitions/n`, `hub/
 `$cbs` and `$management`. They may be preceded by a scheme and a host.
 
 AMQP allows a sender to omit nulls at the end of a performative, and the engine does. `azure-eventhub` up to version
-5.15.1 reads the fields by position, and fails if fields are missing. Therefore `Padding` adds the missing nulls to
+5.15.1 reads the fields by position, and fails if fields are missing. `FramePadder` therefore adds the missing nulls to
 outgoing frames.
 """
 
@@ -50,7 +50,7 @@ from leasehold_lab.standins.hubs.partitions import Hub, HubRejection, Partition,
 EPOCH = "com.microsoft:epoch"
 STOLEN = "amqp:link:stolen"
 SELECTOR = "apache.org:selector-filter:string"
-READERS_MAX = 5
+EPOCHLESS_READERS_MAX = 5
 """The maximum number of readers without an epoch per partition and consumer group, as in the service."""
 
 CREDIT = 1000
@@ -89,13 +89,13 @@ class PartitionLink:
     sent: int = 0
 
     def send_events(self) -> None:
-        """Send as many events as the client has given credit for. They are settled, so no response is awaited."""
-        stored, first, link = self.partition.events, self.partition.first, self.link
-        self.next = max(self.next, first)  # skip events that were trimmed in the meantime
-        end_number = min(first + len(stored), self.next + link.credit)
-        for number in range(self.next, end_number):
-            delivery = link.delivery(str(number))
-            link.stream(stored[number - first])
+        """Send as many events as the client's credit allows. The events are sent as settled, so no response follows."""
+        events, first_number, link = self.partition.events, self.partition.first, self.link
+        self.next = max(self.next, first_number)  # skip events that were trimmed in the meantime
+        end_number = min(first_number + len(events), self.next + link.credit)
+        for sequence_number in range(self.next, end_number):
+            delivery = link.delivery(str(sequence_number))
+            link.stream(events[sequence_number - first_number])
             delivery.settle()
             link.advance()
         self.sent += max(0, end_number - self.next)
@@ -110,17 +110,16 @@ class PartitionLink:
 
 
 def start_reader(
-    link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]
+    link: Sender, hub: Hub, address: LinkAddress, flush: Callable[[], None], drop_connection: Callable[[], None]
 ) -> PartitionLink:
     """Start to send the events of a partition to a reader, and return the reader's link.
 
-    If the reader has an epoch, the readers of its consumer group that have no epoch, or an equal or lower one, are
-    detached. Raises HubRejection if another reader has a higher epoch, if another reader has an epoch and this one has
-    none, or if there are too many readers.
+    If the reader has an epoch, all other readers of its consumer group are detached. Raises HubRejection if another
+    reader has a higher epoch, if another reader has an epoch and this one has none, or if there are too many readers.
     """
-    group = (where.group or "").lower()
-    hub.check_group(group)
-    partition = hub.partition(where.partition or "")
+    group = (address.group or "").lower()
+    hub.check_group_exists(group)
+    partition = hub.partition(address.partition or "")
     epoch = (link.remote_properties or {}).get(EPOCH)
     other_readers = [other for other in partition.readers if other.group == group]
     highest_epoch = max((other.epoch for other in other_readers if other.epoch is not None), default=None)
@@ -130,9 +129,9 @@ def start_reader(
     if highest_epoch is not None and epoch is not None and epoch < highest_epoch:
         message = f"Receiver with a higher epoch '{highest_epoch}' already exists."
         raise HubRejection(STOLEN, f"{message} Receiver with epoch {epoch} cannot be created.")
-    if epoch is None and len(other_readers) >= READERS_MAX:
-        limit_text = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
-        raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit_text}.")
+    if epoch is None and len(other_readers) >= EPOCHLESS_READERS_MAX:
+        limit_description = f"the maximum number of allowed receivers per partition in a consumer group which is {EPOCHLESS_READERS_MAX}"
+        raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit_description}.")
     # The filter on the link's source contains the start position, as a described or a plain value.
     filters, selector = link.remote_source.filter, None
     filters.rewind()
@@ -143,7 +142,7 @@ def start_reader(
     start = partition.find_start(None if selector is None else str(selector))
     for other_reader in other_readers if epoch is not None else ():
         other_reader.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
-    partition_link = PartitionLink(link, partition, group, epoch, start, flush, drop)
+    partition_link = PartitionLink(link, partition, group, epoch, start, flush, drop_connection)
     partition.readers.append(partition_link)
     return partition_link
 
@@ -174,7 +173,7 @@ class RequestLink:
     node: str
     link: Link
 
-    def responds_to(self, request_link: "RequestLink") -> bool:
+    def carries_responses_to(self, request_link: "RequestLink") -> bool:
         """Return whether responses to requests on `request_link` are sent on this link."""
         return self.link.is_sender and self.node == request_link.node and self.link.session == request_link.link.session
 
@@ -253,12 +252,12 @@ def describe_hub(hub: Hub) -> dict[str, Any]:
 def describe_partition(hub: Hub, number: str) -> dict[str, Any]:
     """Return the properties of a partition as the service does. Raises HubRejection if there is no such partition."""
     partition = hub.partition(number)
-    last, offset, time_ms = partition.last
+    last_number, offset, time_ms = partition.last
     return {
         "name": hub.name,
         "partition": number,
         "begin_sequence_number": partition.first,
-        "last_enqueued_sequence_number": last,
+        "last_enqueued_sequence_number": last_number,
         "last_enqueued_offset": offset,
         "last_enqueued_time_utc": timestamp(time_ms),
         "is_partition_empty": not partition.events,
@@ -285,8 +284,8 @@ def _execute_control_request(hubs: dict[str, Hub], request: dict[str, Any]) -> d
     if request["do"] == "create":
         old_hub, hubs[name] = hubs.get(name), Hub.of(request["hub"], int(request["count"]), request.get("groups", ()))
         for partition in old_hub.partitions if old_hub else ():
-            for reading in tuple(partition.readers):
-                reading.end("amqp:not-found", "the hub was deleted, and recreated under its name")
+            for reader_link in tuple(partition.readers):
+                reader_link.end("amqp:not-found", "the hub was deleted, and recreated under its name")
         return {"partitions": len(hubs[name].partitions)}
     hub = hubs[name]
     match request["do"]:
@@ -341,7 +340,7 @@ NULL = b"\x40"
 LIST_0, LIST_8, LIST_32 = 0x45, 0xC0, 0xD0
 
 
-class Padding:
+class FramePadder:
     """Adds missing fields to the outgoing frames of a connection. Incomplete frames are kept until the rest arrives."""
 
     def __init__(self) -> None:
@@ -366,20 +365,20 @@ def pad_frame(frame: bytes) -> bytes:
     """Return the frame with missing fields added. Protocol headers and heartbeats are returned unchanged."""
     if len(frame) == HEADER:
         return frame
-    code, kind = frame[10], frame[11]
+    descriptor, list_type = frame[10], frame[11]
     # There are three encodings of lists. Get the number of fields, the encoded fields and the payload after them.
-    if kind == LIST_0:
+    if list_type == LIST_0:
         count, values, payload = 0, b"", frame[12:]
-    elif kind == LIST_8:
+    elif list_type == LIST_8:
         end = 13 + frame[12]
         count, values, payload = frame[13], frame[14:end], frame[end:]
     else:
         end = 16 + int.from_bytes(frame[12:16])
         count, values, payload = int.from_bytes(frame[16:20]), frame[20:end], frame[end:]
-    missing_count = FIELDS.get(code, count) - count
+    missing_count = FIELDS.get(descriptor, count) - count
     values += NULL * missing_count
     size_fields = (len(values) + 4).to_bytes(4) + (count + missing_count).to_bytes(4)
-    body = bytes((0, 0x53, code, LIST_32)) + size_fields + values + payload
+    body = bytes((0, 0x53, descriptor, LIST_32)) + size_fields + values + payload
     return (HEADER + len(body)).to_bytes(4) + frame[4:HEADER] + body
 
 
@@ -394,7 +393,7 @@ class HubConnection(asyncio.Protocol):
         self._hubs = hubs
         self._key = key
         self._links: dict[str, PartitionLink | HubWriter | RequestLink] = {}
-        self._padding = Padding()
+        self._padding = FramePadder()
         self._lines: bytes | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._engine, self._connection, self._events = Transport(Transport.SERVER), Connection(), Collector()
@@ -436,7 +435,7 @@ class HubConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         next_heartbeat = self._engine.tick(loop.time())
         if next_heartbeat and self._alarm is None and not self._socket.is_closing():
-            self._alarm = loop.call_at(next_heartbeat, self._flush_after_timer)  # the next heartbeat
+            self._alarm = loop.call_at(next_heartbeat, self._flush_after_timer)  # flushing sends it
         while (pending := self._engine.pending()) > 0:
             data = self._engine.peek(min(pending, PIECE)) or b""
             self._engine.pop(len(data))
@@ -453,24 +452,24 @@ class HubConnection(asyncio.Protocol):
         if link is not None and delivery is not None and kind is Event.DELIVERY:
             if link.is_receiver and not delivery.partial:
                 # A complete message has arrived, which is an event or a batch to store, or a request.
-                receiver, role = cast("Receiver", link), self._links.get(link.name)
+                receiver, link_purpose = cast("Receiver", link), self._links.get(link.name)
                 message = receiver.recv(delivery.pending) or b""
                 receiver.advance()
-                if isinstance(role, HubWriter):
-                    send_to_readers(role.store_message(delivery, message))
-                elif isinstance(role, RequestLink):
+                if isinstance(link_purpose, HubWriter):
+                    send_to_readers(link_purpose.store_message(delivery, message))
+                elif isinstance(link_purpose, RequestLink):
                     delivery.update(Delivery.ACCEPTED)
                     request = Message()
                     request.decode(message)
-                    is_authorization = role.node == "$cbs"
+                    is_authorization = link_purpose.node == "$cbs"
                     response = (
                         respond_to_token(request, self._key)
                         if is_authorization
                         else respond_to_read(request, self._hubs)
                     )
-                    for other in self._links.values():
-                        if isinstance(other, RequestLink) and other.responds_to(role):
-                            cast("Sender", other.link).send(response)
+                    for other_link in self._links.values():
+                        if isinstance(other_link, RequestLink) and other_link.carries_responses_to(link_purpose):
+                            cast("Sender", other_link.link).send(response)
                 delivery.settle()
                 receiver.flow(1)
         elif link is not None and kind is Event.LINK_REMOTE_OPEN:
@@ -500,15 +499,15 @@ class HubConnection(asyncio.Protocol):
     def _serve_link(self, link: Link, address: str) -> PartitionLink | HubWriter | RequestLink:
         if address in NODES:
             return RequestLink(address, link)
-        where = parse_address(address)
-        hub = self._hubs.get(where.hub.lower())
+        link_address = parse_address(address)
+        hub = self._hubs.get(link_address.hub.lower())
         if hub is None:
-            raise HubRejection("amqp:not-found", f"The messaging entity '{where.hub}' could not be found.")
+            raise HubRejection("amqp:not-found", f"The messaging entity '{link_address.hub}' could not be found.")
         if link.is_sender:
-            return start_reader(cast("Sender", link), hub, where, self.flush, self._socket.abort)
-        if where.partition is not None:
-            hub.partition(where.partition)
-        return HubWriter(hub, where.partition)
+            return start_reader(cast("Sender", link), hub, link_address, self.flush, self._socket.abort)
+        if link_address.partition is not None:
+            hub.partition(link_address.partition)
+        return HubWriter(hub, link_address.partition)
 
 
 async def serve_hubs(hubs: dict[str, Hub], key: str | None, address: tuple[str, int]) -> asyncio.Server:

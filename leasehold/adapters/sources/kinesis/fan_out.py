@@ -266,7 +266,7 @@ class FanOut(Poller):
             misplaced=misplaced,
             whole_aggregates=whole_aggregates,
             rewind=rewind,
-            pace=pace,
+            sync=pace,
             timeouts=timeouts,
             max_records=max_records,
         )
