@@ -1,4 +1,7 @@
-"""The producer of a chaos run. It puts records continuously, and remembers the acknowledged records with their times."""
+"""The producer of a chaos run.
+
+It puts records continuously, and remembers the acknowledged records with their times.
+"""
 
 import time
 from collections.abc import Collection

@@ -435,7 +435,10 @@ class Fleet(Stage):
         return shards if leases_deleted and not self.ground.control.paused else ()
 
     def drop(self, shards: Collection[str]) -> None:
-        """Remove these closed shards from the stream. This restarts the stream's service, which is recorded as an incident."""
+        """Remove these closed shards from the stream.
+
+        This restarts the stream's service, which is recorded as an incident.
+        """
         begin_time = time.time()
         self.ground.drop(shards)
         note = f"the stream dropped {', '.join(shards)}"

@@ -80,7 +80,7 @@ def draw_schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers
 
 
 def _is_allowed(fault: Fault, busy_until: Mapping[str, float], busy_workers: int, workers: int) -> bool:
-    """Return whether the fault would be the only fault of a service, or leave more than half of the workers unaffected."""
+    """Return whether the fault would be the only one of a service, or spare more than half of the workers."""
     if fault.kind.common:
         return busy_until.get("", 0.0) <= fault.at
     return bool(fault.worker) and 2 * (busy_workers + 1) < workers

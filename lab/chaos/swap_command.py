@@ -53,7 +53,10 @@ class SwapOperator:
 
     def __str__(self) -> str:
         state = "over" if self.over else "NOT OVER"
-        return f"{state}; the command ran {self.runs} times, {self.backward_runs} of them back, and was killed {self.kills} times"
+        return (
+            f"{state}; the command ran {self.runs} times, {self.backward_runs} of them back, "
+            f"and was killed {self.kills} times"
+        )
 
     @property
     def group(self) -> int:

@@ -102,8 +102,8 @@ def main(event_path: Path, orders: Path) -> None:
         if misbehavior == "slow":
             time.sleep(SLOW_SECONDS)
         elif misbehavior and misbehavior != "forget":
-            # Misbehave before the remaining records are written to the event file. If the daemon then treats the message
-            # as handled, the judge reports those records as lost.
+            # Misbehave before the remaining records are written to the event file. If the daemon then treats the
+            # message as handled, the judge reports those records as lost.
             misbehave(misbehavior, rng)
         if records[split_index:]:
             event_file.write("record", records[split_index:])

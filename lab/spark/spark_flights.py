@@ -146,8 +146,8 @@ class Run:
     def is_balanced(self) -> bool:
         """Return whether the members hold all leases, each under a single owner name, with balanced loads.
 
-        A load is the sum of the weights of the member's leases, because the rules balance measured throughputs. Loads may
-        differ by the weight of one lease.
+        A load is the sum of the weights of the member's leases, because the rules balance measured throughputs. Loads
+        may differ by the weight of one lease.
         """
         leases = self.read_leases()
         known_weights = [lease.weight for lease in leases if lease.weight]
@@ -207,9 +207,8 @@ def play_scenario(run: Run, row_count: int, feed_future: Future[None]) -> tuple[
         next_share = actions[index + 1][0] if index + 1 < len(actions) else 1.0
         run.feed.limit = int(next_share * row_count)
         # Wait for a little more than the share, so that rows are being sent when the fault happens.
-        run.wait_until(
-            lambda: run.feed.sent >= int((share_of_rows + 0.02) * row_count), "rows to be sent", ARRIVE_SECONDS
-        )
+        least_rows = int((share_of_rows + 0.02) * row_count)
+        run.wait_until(lambda: run.feed.sent >= least_rows, "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
         run.report(event)
         action()
         run.wait_until_balanced(event)

@@ -2,9 +2,9 @@
 
     python lab/spark/spark_kills.py --help
 
-The sink computes each batch, but skips it if it already has a batch of this number. Such a sink loses rows if a repeated
-batch contains additional rows. Each run repeats the batch in which the previous run was killed, processes one more
-batch, and is killed in that batch. The last run continues until it has read everything.
+The sink computes each batch, but skips it if it already has a batch of this number. Such a sink loses rows if a
+repeated batch contains additional rows. Each run repeats the batch in which the previous run was killed, processes one
+more batch, and is killed in that batch. The last run continues until it has read everything.
 
 With `--drawn`, each batch with rows leads to a random kill, of the process that plans or of the application. The kill
 happens before or after the sink has the batch.
@@ -67,8 +67,9 @@ class Sink:
     """Writes each batch to a file named after its number. If the file exists, only compares the batch with it.
 
     Attributes:
-        kill: Called for each new batch with the number of the batch and a moment. The moment is "before" if the sink has
-            not read the batch yet, and "behind" if the sink has written a batch with rows and Spark does not know it yet.
+        kill: Called for each new batch with the number of the batch and a moment. The moment is "before" if the
+            sink has not read the batch yet, and "behind" if the sink has written a batch with rows and Spark does not
+            know it yet.
     """
 
     folder: Path

@@ -29,7 +29,7 @@ def _quiet() -> Iterator[None]:
 
 @define
 class PoisonedHandler:
-    """A handler that raises an exception if its batch contains a poisoned record, and records the outcome of each record."""
+    """A handler that raises if its batch contains a poisoned record, and records what became of each record."""
 
     poison: frozenset[bytes]
     one_by_one: bool = False
@@ -39,7 +39,10 @@ class PoisonedHandler:
     dead_letter_attempts: list[int] = field(factory=list)
 
     def __call__(self, delivery: Delivery) -> None:
-        """Handle the whole batch or nothing. If `one_by_one`, handle and checkpoint each record up to a poisoned one."""
+        """Handle the whole batch or nothing.
+
+        If `one_by_one`, handle and checkpoint each record up to a poisoned one.
+        """
         batch_data = [record.data for record in delivery.records]
         self.attempts.append((batch_data, delivery.attempts))
         for record in delivery.records if self.one_by_one else ():

@@ -1,4 +1,4 @@
-"""Concurrent processing of a batch by key: records of a key stay in order, and the batch is done when all keys are done."""
+"""Concurrent processing of the keys of a batch: each key in order, and the batch is done when all its keys are."""
 
 import asyncio
 from collections import defaultdict

@@ -55,7 +55,10 @@ def test_failed_checkpoint_is_retried_soon() -> None:
 
 
 def test_handled_batch_is_checkpointed_while_the_next_one_is_at_work() -> None:
-    """A handler may take minutes. If its worker dies during that time, only the batch of the running call is repeated."""
+    """A handler may take minutes.
+
+    If its worker dies during that time, only the batch of the running call is repeated.
+    """
     executor, store = ManualExecutor(), FaultyStore()
     harness = ReaderHarness(ShardRecords(create_records(6), size=2), store=store)
     clock, reader = harness.clock, harness.reading(dispatcher=Dispatcher(executor), checkpoint_seconds=1.0)

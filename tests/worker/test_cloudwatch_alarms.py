@@ -68,9 +68,8 @@ class Fleet:
                 read=wall_time - silent_seconds,
                 done=wall_time - silent_seconds,
             )
-            self.store.rewrite(
-                key, lambda lease, progress=progress: evolve(lease, annotations=((NOTE, progress.note),))
-            )  # type: ignore[misc]
+            annotations = ((NOTE, progress.note),)
+            self.store.rewrite(key, lambda lease, new=annotations: evolve(lease, annotations=new))  # type: ignore[misc]
             if owner_changes > self.passed.setdefault(lease_index, owner_changes):
                 self._pass_on(key)
             self.passed[lease_index] = owner_changes

@@ -1,7 +1,7 @@
-"""Law of conservation: once every batch is handled or dropped, budget, calls and readers are as at the start.
+"""Law of conservation: once every batch is taken or dropped, budget, calls and readers are as at the start.
 
-A state machine runs readers that share a memory budget, an executor and an event loop. The events are reads, dispatches,
-failures, abandoned calls, lost leases, releases and dropped batches, in any order.
+A state machine over the holders of a worker's memory and threads: readers that share a budget, an executor and an event
+loop, under any order of reading, dispatching, failing, giving up, losing, releasing and dropping.
 """
 
 import asyncio
@@ -231,7 +231,7 @@ class Conservation(RuleBasedStateMachine):
                 break
         self.dispatcher.close()
         remaining = (
-            self.dispatcher._running,
+            self.dispatcher._running,  # noqa: SLF001
             self.executor.waiting,
             self.budget.taken,
             self.budget.waiting,

@@ -34,7 +34,10 @@ def position_of(number: int) -> Position:
 
 
 def index_of(position: Position) -> int:
-    """Return the index of a position among the records. For a time, this is the number of records that arrived before it."""
+    """Return the index of a position among the records.
+
+    For a time, this is the number of records that arrived before it.
+    """
     if position.sequence == "AT_TIMESTAMP":
         return position.sub
     return RECORDS + 1 if position.ended else int(position.sequence) if position.numbered else 0

@@ -317,7 +317,7 @@ def test_stream_without_a_known_incarnation_counts_as_unlisted() -> None:
 
 
 def worker_of_recreated_stream(store: FaultyStore) -> tuple[DrivenWorker, Named]:
-    """Return a worker with four leases of a stream that was just recreated, and that must be read from its beginning."""
+    """A worker that holds four leases of a stream which was just recreated, and is to start it from its beginning."""
     source, clock = Named(four_shards()), Clock()
     driven = member(store, source, clock, if_recreated="TRIM_HORIZON")
     driven.run(30)

@@ -74,7 +74,10 @@ class Handled:
 
 
 def started(store: Store, handled: Handled, refusal: Refusal) -> str:
-    """Run a worker until all records are handled or it ends by itself. Return why it ended, or "" if the test stopped it."""
+    """Run a worker until all records are handled or it ends by itself.
+
+    Return why it ended, or "" if the test stopped it.
+    """
     shard_logs = (ShardRecords(create_records(RECORDS), size=PIECE, wait_seconds=0.01) for _ in range(SHARDS))
     source = ListSource(four_shards(), {f"s-{number}": shard_log for number, shard_log in enumerate(shard_logs)})
     config = Config(initial_position=TRIM_HORIZON, lease_seconds=10.0)
@@ -110,7 +113,10 @@ def started(store: Store, handled: Handled, refusal: Refusal) -> str:
 
 
 def run_with_refusals(handled: Handled, kind: str, first: int, count: int) -> int:
-    """Run a worker while these requests are refused, and restart it as a supervisor would. Return the number of requests."""
+    """Run a worker while these requests are refused, and restart it as a supervisor would.
+
+    Return the number of requests.
+    """
     store, refusal, end_reasons = MemoryStore(), Refusal(kind, first, count), list[str]()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))

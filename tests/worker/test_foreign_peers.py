@@ -1,4 +1,4 @@
-"""Workers of other libraries in the group: slow workers are named, steals are noticed soon, and durations fit theirs."""
+"""Workers of other libraries in the group: slow ones are named, steals are noticed soon, and durations suit them."""
 
 import logging
 
@@ -29,7 +29,10 @@ SOURCE = "eventhubs://contoso/flights"
     ],
 )
 def test_event_hubs_durations_suit_official_workers(rules: RuleSet, seconds: tuple[float, float, float]) -> None:
-    """Official workers renew every 30 s. With 10 s, we would treat them as dead. With 40 s, they would steal from us."""
+    """Official workers renew every 30 s.
+
+    With 10 s, we would treat them as dead. With 40 s, they would steal from us.
+    """
     config = with_event_hub_times(Config(rules=rules), {"rules"})
     assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
 

@@ -1,4 +1,4 @@
-"""Tests of `leasehold.run`, `arun`, `worker` and `read` on in-memory shards: what they process, acknowledge and release."""
+"""`leasehold.run`, `arun`, `worker` and `read` over in-memory shards: what they process, acknowledge and release."""
 
 import asyncio
 import doctest

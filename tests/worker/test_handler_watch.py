@@ -158,7 +158,7 @@ def test_abandoned_async_call_is_cancelled() -> None:
 
 
 def test_handler_of_a_lost_lease_is_awaited_until_it_is_slow() -> None:
-    """The handler's result may show which records are done, but the next reader of the shard waits only a limited time."""
+    """Its result may show what is done, but a successor under the same key waits only for a limited time."""
     watched = WatchedHandler({"slow_seconds": 5.0})
     watched.at_work()
     watched.harness.holding.drop("stolen")

@@ -104,7 +104,7 @@ def test_lease_taken_back_without_a_reply_is_held() -> None:
 
 
 def handed_off(store: FaultyStore) -> tuple[DrivenWorker, DrivenWorker, str]:
-    """Return a worker that has handed off a lease, the next owner, which has not read the table since, and the lease's key."""
+    """A giver, a next owner that requested a lease and has not read the table since, and that lease, given to it."""
     owner, newcomer = pair(Clock(), store)
     newcomer.run(1.0)
     [key] = [lease.key for lease in store.list().leases if lease.next_owner == "b-1"]

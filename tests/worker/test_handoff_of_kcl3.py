@@ -22,7 +22,7 @@ TABLE, WAIT = "victim-of-a-leader", 20.0
 def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """A worker of the KCL 3 for Java starts at the latest checkpoint once our worker has stopped, without waiting 30 s."""
+    """A Java 3 worker starts at the latest checkpoint once ours has stopped, without waiting 30 s."""
     handled: list[str] = []
     happenings: list[tuple[str, str]] = []
     given_leases: list[Lease | None] = []
@@ -69,7 +69,7 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
             "checkpoint": handled[-1],
         }
         assert row["ownerSwitchesSinceCheckpoint"] == {"N": "0"}
-        # The Java worker sees the lease at its next poll, up to a whole lease duration later, so our worker must not take
-        # the lease back.
+        # The Java worker sees the lease at its next poll, up to a whole lease duration later, so our worker must not
+        # take the lease back.
         assert given_leases == [None]
     assert sorted(happenings) == [("initialize", "s-0"), ("initialize", "s-1"), ("stopped", "s-0"), ("stopped", "s-1")]

@@ -75,7 +75,7 @@ def test_late_checkpoint_is_not_new_progress() -> None:
 
 
 def test_release_keeps_the_fault_of_the_dead_letter() -> None:
-    """The release stores the position before the failed record, and the annotation still contains the reason of the failure."""
+    """The release stores the position before the record that failed, and the annotation still says why it failed."""
     held_lease = HeldLease()
     clock, progress = held_lease.clock, held_lease.holding.progress
     progress.tell("host", lambda: clock.now, clock.now)

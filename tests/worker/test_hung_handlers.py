@@ -1,4 +1,7 @@
-"""Handlers that do not return are logged, and do not block other shards. After a time limit, their leases are released."""
+"""Handlers that do not return are logged, and do not block other shards.
+
+After a time limit, their leases are released.
+"""
 
 from collections.abc import Iterator
 from threading import Event
@@ -29,7 +32,10 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 
 @define
 class HungHandler:
-    """A worker on one shard, whose handler blocks in a thread until the test lets it return. Only the test moves the clock."""
+    """A worker on one shard, whose handler blocks in a thread until the test lets it return.
+
+    Only the test moves the clock.
+    """
 
     policy: dict[str, object] = field(factory=dict)
     threads: ThreadExecutor = field(factory=lambda: ThreadExecutor(1))

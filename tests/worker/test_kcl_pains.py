@@ -1,4 +1,7 @@
-"""Problems that users of the Java KCL report, and that do not occur with our rules. Numbers refer to its public issues."""
+"""Problems that users of the Java KCL report, and that do not occur with our rules.
+
+Numbers refer to its public issues.
+"""
 
 import math
 from collections import Counter

@@ -228,7 +228,7 @@ def test_only_the_poisoned_record_is_dead_lettered() -> None:
 
 
 def test_attempts_restart_when_a_function_gets_further() -> None:
-    """With three retries, the service calls a function four more times with a failed record, after the call that reached it."""
+    """With three retries the service calls a function four times from a record on, after the call that reached it."""
     dead_lettered: list[int] = []
     function = Function(lambda given_now: reported(2) if b"2" in given_now else None)
     harness = handled_by(function, count=3)

@@ -1,4 +1,4 @@
-"""Tests of dead letters: their content, that none is lost or duplicated, and that a replay removes only handled ones."""
+"""Dead letters: their content, that none is lost or duplicated, and that a replay removes only those it has handled."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Tests of the outcome of each dead letter in a stream, and of where its replay ends, without a stream or worker threads."""
+"""What happens to each dead letter in a stream, and where its replay ends, without a stream or a worker's threads."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

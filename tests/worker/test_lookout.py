@@ -23,7 +23,10 @@ CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
 def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[DrivenWorker]:
-    """Return workers at rest with the default cadence. The lookout is first, followed by the others in order of rank."""
+    """Return workers at rest with the default cadence.
+
+    The lookout is first, followed by the others in order of rank.
+    """
     source = ListSource(create_even_shards(tuple(f"s-{number}" for number in range(shards))))
     members = [member(store, source, clock, name, f"p-{name}", CONFIG) for name in names]
     together(members, 60.0)
@@ -149,7 +152,7 @@ def test_only_rows_just_read_are_taken_up_as_ours() -> None:
 
 
 def test_only_leases_just_read_are_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Since a reader's last listing, other workers have changed leases, so its plan for these leases is outdated (C7)."""
+    """Others have changed leases since a reader's last listing, so its plan for them is outdated (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")

@@ -1,4 +1,4 @@
-"""Tests of the memory limit for the batches of all shards: which readers wait or are admitted, and which batches are dropped."""
+"""One memory bound for the batches of all shards: who waits, who is admitted, and which batches are dropped."""
 
 import heapq
 from random import Random
@@ -56,7 +56,10 @@ class LeaseReaders:
             self.asking.append(share)
 
     def ask_again(self, _number: int) -> None:
-        """Repeat the request of a waiting reader. If it is now granted, the reader was notified or is first in the queue."""
+        """Repeat the request of a waiting reader.
+
+        If it is now granted, the reader was notified or is first in the queue.
+        """
         for share in self.draw.sample(self.asking, min(1, len(self.asking))):
             was_woken = share.key in self.woken
             if share.request():

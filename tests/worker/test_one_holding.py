@@ -54,7 +54,7 @@ def test_lease_expires_only_after_its_lease_seconds_have_passed() -> None:
 
 
 def test_renewal_writes_the_measure_and_annotations_that_the_row_lacks() -> None:
-    """Rules that weigh leases need a current throughput, and a row that was taken back needs the process annotation again."""
+    """Rules that weigh leases need a current measure, and a row taken back needs its process again."""
     held_lease = HeldLease()
     held_lease.clock.now, row_before = 1003.0, held_lease.row
     assert held_lease.holding.renew((("b", "2"),))

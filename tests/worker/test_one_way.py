@@ -55,7 +55,7 @@ class OneWay:
 
 
 def make_healthy_and_sick_stores(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
-    """Return the store of a healthy worker, that of a sick worker on the same table, and the sick worker's connection."""
+    """Return a healthy worker's store, a sick worker's store on the same table, and what loses its responses."""
     if layout == "rows":
         table = FaultyStore()
         line = OneWay(table, lost, clock, frozenset({"list", "get"}))

@@ -1,4 +1,4 @@
-"""Tests of what a lease reader does next, without I/O: one case for each row of the tables in the module's docstring."""
+"""What the reader of a lease does next, decided without I/O: each row of the tables at the head of the module."""
 
 from typing import Any
 
@@ -157,7 +157,10 @@ def test_failures_are_forgotten_once_everything_that_failed_was_delivered() -> N
 
 
 def test_next_checkpoint_is_due_after_a_pause_or_with_all_leases() -> None:
-    """Checkpoints that are written together are due together. A checkpoint that a release will write moves no position."""
+    """Checkpoints that are written together are due together.
+
+    A checkpoint that a release will write moves no position.
+    """
     state = state_of()
     read_to(state, TWENTY)
     state.cursor.rows_delivered(TWENTY)

@@ -223,7 +223,10 @@ def test_missing_stream_ends_the_run_with_its_reason() -> None:
 
 
 class Counted(Worker):
-    """Records its turns and renewals with the threads that run them. As many of them raise an error as the test says."""
+    """Records its turns and renewals with the threads that run them.
+
+    As many of them raise an error as the test says.
+    """
 
     failing: Counter[str]
     calls: list[tuple[str, str]]

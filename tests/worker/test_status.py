@@ -80,7 +80,8 @@ LONE = "a owns it and has not been heard of"
         ),
         # With a lease duration of two minutes, the owner renews less often, and therefore also annotates less often.
         (row(evolve(LATE, lease=120.0)), 0.0, Status("OK", "70.0 s behind")),
-        # The annotation is old, and the table was read only once. If the row has changed since, the owner's clock is wrong.
+        # The annotation is old, and the table was read only once. If the row has changed since, the owner's clock is
+        # wrong.
         (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE} for 55 s, and no other worker takes it")),
         (row(evolve(TIP, at=NOW - 55, done=NOW - 56), idle=2.0), 30.0, Status("OK", "read to the tip")),
         (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE} for 51 s, and no other worker takes it")),
@@ -90,8 +91,8 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has not moved for 70 s: its handler raised X"),
         ),
-        # An excluded lease is reported during the exclusion and until another worker can have read the table. It is then
-        # an ORPHAN.
+        # An excluded lease is reported during the exclusion and until another worker can have read the table. It is
+        # then an ORPHAN.
         (
             row(evolve(LATE, fault="its handler raised X", aside=NOW + 30), owner=None, idle=float("inf")),
             0.0,
@@ -134,8 +135,8 @@ LONE = "a owns it and has not been heard of"
             Status("ORPHAN", "nobody owns it for 51 s, and no other worker takes it"),
         ),
         (row(None), 0.0, Status("UNKNOWN", "a tells nothing of its reading: watch it (--watch)")),
-        # A Java worker has owned the lease for a long time. Our old annotation is outdated, and the release is no reason
-        # for an alarm.
+        # A Java worker has owned the lease for a long time. Our old annotation is outdated, and the release is no
+        # reason for an alarm.
         (
             row(evolve(TIP, at=NOW - 900), owner=None, idle=1.0),
             60.0,
@@ -163,7 +164,10 @@ def test_contradiction_and_wait_for_parents_come_first() -> None:
 
 
 def looks(lags: list[LeaseLag], checkpoint_moves: bool, seconds: float = 10.0) -> list[Status]:
-    """Return the status at each look at a lease that a worker of another library renews. `seconds` is the time between looks."""
+    """Return the status at each look at a lease that a worker of another library renews.
+
+    `seconds` is the time between looks.
+    """
     watch, statuses = GroupWatch(), []
     for number, lag in enumerate(lags):
         lease = Lease("s-0", owner="java", checkpoint=Position(str(100 + number * checkpoint_moves)))

@@ -20,7 +20,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, create
 
 @define
 class DeadLetterStream:
-    """A stream of dead letters with two shards, a lease table for its replays, and the records that they have replayed."""
+    """A stream of dead letters with two shards, a table for replays of it, and what they replay."""
 
     store: MemoryStore = field(factory=MemoryStore)
     source: ListSource = field(factory=ListSource)

@@ -1,4 +1,4 @@
-"""Values of a wrong type are rejected by the function that receives them, before anything is opened, stored or changed."""
+"""Values of a wrong type are rejected by the call that gets them, before anything is opened, stored or changed."""
 
 import re
 from threading import Event

@@ -1,4 +1,7 @@
-"""Claims that were applied without a response. The table names this worker as the owner, but nothing reads the shard yet."""
+"""Claims that were applied without a response.
+
+The table names this worker as the owner, but nothing reads the shard yet.
+"""
 
 import pytest
 from virtual_fleet import FaultyStore, four_shards, member

@@ -109,7 +109,7 @@ class BusySource(ListSource):
 
 @pytest.mark.parametrize("seconds", [2.0, 5.0, 9.0, 9.9])
 def test_lease_that_others_finished_during_a_listing_is_not_created_again(seconds: float) -> None:
-    """If a shard was finished after the worker read the table, its lease is not created again, so nothing is read twice."""
+    """A worker creates no lease whose shard was finished after the worker read the table, so nothing is read twice."""
     clock, store = Clock(), FaultyStore()
     parent, child = create_shard("s-0", 0, 9, open=False), create_shard("s-1", 0, 9, "s-0")
     reader, late_source = member(store, ListSource([parent, child]), clock, "b-1"), BusySource([parent, child])
@@ -611,7 +611,7 @@ class CountingSource:
 
 
 def test_former_holding_is_remembered_with_its_possible_owner() -> None:
-    """If the row is deleted later, the lease starts at its last known position, and waits only if it may have another owner."""
+    """If its row is deleted later, the lease starts at its last position. It waits only for a possible other owner."""
     clock, store = Clock(), FaultyStore()
     holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
     stolen_holding, expired_holding, *_ = holdings.all

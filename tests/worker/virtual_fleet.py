@@ -74,8 +74,8 @@ class FaultyStore(MemoryStore):
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases.
 
-        Raises OutcomeUnknown if the store is down, and StoreError if a row cannot be read, because no decision may be based
-        on such a row.
+        Raises OutcomeUnknown if the store is down, and StoreError if a row cannot be read, because no decision may be
+        based on such a row.
         """
         requested_keys = tuple(keys)
         self.readings.append((requested_keys, stale_ok))
@@ -115,8 +115,8 @@ class FaultySource(ListSource):
 
     Attributes:
         faults: The errors that the next listings raise. None means that the listing succeeds.
-        on_read: Called with each batch. It may return another batch in its place, or None. If it raises an exception, the
-            reader has already advanced.
+        on_read: Called with each batch. It may return another batch in its place, or None. If it raises an
+            exception, the reader has already advanced.
         present: The position of LATEST, if it is the same for all shards.
         readers: The readers that were opened; `epochs` has the epoch of the lease for each.
     """

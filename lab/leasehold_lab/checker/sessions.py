@@ -488,7 +488,7 @@ class SessionModel:
     _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
 
     def explore(self, max_states: int, max_findings: int = 1) -> ExplorationResult:
-        """Visit states breadth-first until all are visited, `max_states` states are known, or `max_findings` laws are broken."""
+        """Visit states breadth-first until none is left, `max_states` are known, or `max_findings` laws are broken."""
         initial_state = self.build_initial_state()
         parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial_state.identity: (None, "")}
         queue, broken_laws = deque([initial_state]), list[BrokenLaw]()

@@ -155,7 +155,10 @@ def build_swap_model(
     leases: int = 1,
     faults: Mapping[str, int] | None = None,
 ) -> SwapModel:
-    """Return a model that moves leases to table TO. `moves` contains the number of actions that each worker may take."""
+    """Return a model that moves leases to table TO.
+
+    `moves` contains the number of actions that each worker may take.
+    """
     rows = ((f"to/{CONTROL}", _CONTROL_ROW),)
     return SwapModel(moves, leases, faults or {}, frozenset(verbs), initial_actions, rows=rows)
 

@@ -44,7 +44,7 @@ class StateGraph:
 
 
 def explore_states(fleet: FleetModel, start_states: Iterable[FleetState], max_expanded: int) -> StateGraph:
-    """Search breadth-first from the start states until no new state is found, or `max_expanded` states have been expanded."""
+    """Search breadth-first from the start states until no new state is found, or `max_expanded` are expanded."""
     numbers: dict[FleetState, int] = {}
     for start_state in start_states:
         numbers.setdefault(start_state, len(numbers))

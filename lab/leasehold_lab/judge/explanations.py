@@ -172,7 +172,10 @@ class Explanations:
             subjects = self._find_subjects_between(record.shard, previous_dispatch.t, record.t)
             if not any(fault.may_explain(previous_dispatch.t, record.t, subjects) for fault in self._fault_effects):
                 reported_pairs.add((record.process, record.shard))
-                description = f"{record.process} handed over {record.place[0]} of {record.shard} after {previous_dispatch.process} had"
+                description = (
+                    f"{record.process} handed over {record.place[0]} of {record.shard} "
+                    f"after {previous_dispatch.process} had"
+                )
                 delay = f"{record.t - previous_dispatch.t:.1f} s later; no fault explains it"
                 yield Breach("handed over again", record.t, f"{description}, {delay}")
 

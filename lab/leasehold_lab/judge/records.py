@@ -37,8 +37,12 @@ def check_sent_records_are_dispatched(run: JudgedRun) -> Iterator[Breach]:
         )
         yield Breach("stranger", run.history.end, description)
     if records_outside_tenures := run.tenure_history.outside:
-        description = f"{records_outside_tenures[0].process} handed over {len(records_outside_tenures)} records while not reading, as of {records_outside_tenures[0].shard}"
-        yield Breach("handed over unheld", records_outside_tenures[0].t, description)
+        first_record = records_outside_tenures[0]
+        description = (
+            f"{first_record.process} handed over {len(records_outside_tenures)} records while not reading, "
+            f"as of {first_record.shard}"
+        )
+        yield Breach("handed over unheld", first_record.t, description)
 
 
 def check_order_within_keys(run: JudgedRun) -> Iterator[Breach]:

@@ -109,7 +109,10 @@ class JudgedRun:
 
     @cached_property
     def planning_workers(self) -> frozenset[str]:
-        """The workers that are running and planning at the time `settled`. If there are none, leases may stay unowned."""
+        """The workers that are running and planning at the time `settled`.
+
+        If there are none, leases may stay unowned.
+        """
         if self.limits.settled is None:
             return frozenset()
         zombies = {

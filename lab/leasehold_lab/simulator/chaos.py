@@ -62,8 +62,9 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         grace_seconds=rng.choice((0.0, 0.0, 20.0)),
         release=_happens_with_probability(rng, 0.2),
     )
-    # Fleets with workers of other libraries contain no zombies, because those workers would wait forever for a zombie to
-    # take leases. For the same reason, there are no zombies if the rules release leases for other workers to take (M11).
+    # Fleets with workers of other libraries contain no zombies, because those workers would wait forever for a zombie
+    # to take leases. For the same reason, there are no zombies if the rules release leases for other workers to take
+    # (M11).
     zombies_allowed = peer is None and not our_rules.release and rules is None
     members = list[Member]()
     for name in worker_names:
@@ -99,8 +100,8 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     if _happens_with_probability(acknowledging_rng, 1 / 4):
         scenario = evolve(scenario, acknowledges=acknowledging_rng.choice(("late", "random", "never")))
     # In half of the fleets, a bulletin names the workers that must read the table. In the other half, all workers list
-    # the table, either because rows show their age and annotations cost requests, or because each worker lists the table
-    # once per cycle.
+    # the table, either because rows show their age and annotations cost requests, or because each worker lists the
+    # table once per cycle.
     scenario_variants = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
     scenario = _add_callable_faults(seed, rng.choice(scenario_variants))
     scenario = _add_row_deletions(seed, _add_poison(seed, scenario))

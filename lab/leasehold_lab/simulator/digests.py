@@ -168,7 +168,8 @@ def main(
                 raise typer.Exit(1)
     if differing_seeds:
         typer.echo(
-            f"{len(differing_seeds)} of {seeds} histories differ, first that of seed {differing_seeds[0]}: {differing_seeds}"
+            f"{len(differing_seeds)} of {seeds} histories differ, first that of seed {differing_seeds[0]}: "
+            f"{differing_seeds}"
         )
         raise typer.Exit(1)
 

@@ -77,7 +77,8 @@ class SimulationQuestion:
         grouped: Whether the rule set `minimal` also balances the groups of workers.
         going: The number of workers that end.
         gap: The seconds between two replacements in a rolling restart.
-        peer: The rule set of the other workers. If given, only a fraction `share` of the workers has the rule set `rules`.
+        peer: The rule set of the other workers. If given, only a fraction `share` of the workers has the rule set
+            `rules`.
         cycles: The duration of the simulation after the event.
         pauses: How often per hour each worker is paused, for 1 to 3 s each time.
         dated: Whether the table behaves like blobs: listings contain the age of each row, and bulletins cost requests.

@@ -51,7 +51,7 @@ from leasehold_lab.simulator.world.world import (
 )
 
 _NEXT_STREAM_OFFSET = 1_000_000
-"""Added to the sequence numbers of each recreated stream, so that they exceed those of the former stream, as in Kinesis."""
+"""The sequence numbers of a recreated stream are larger than those of its predecessor, as in Kinesis."""
 
 
 @contextmanager
@@ -105,8 +105,8 @@ def run(scenario: Scenario) -> SimulatedHistory:
     if scenario.reading:
         tasks.start(partial(_produce_records, world))
     # Garbage is collected only before a run, because a collection during the run would visit every row that hundreds of
-    # workers keep. No collection has promoted the objects of the previous run, so they are all in the young generations,
-    # and the oldest generation need not be visited.
+    # workers keep. No collection has promoted the objects of the previous run, so they are all in the young
+    # generations, and the oldest generation need not be visited.
     gc.collect(1)
     with closing(tasks), disable_gc():
         tasks.run(scenario.seconds)
@@ -197,7 +197,8 @@ def _reshape_stream(world: World, reshape: Reshape) -> None:
         source.recreate_stream(create_first_shards(world.scenario))
         return
     if not world.scenario.ranged:
-        # Shards without hash ranges cannot be split or merged in the usual way. A shard ends and gets new children instead.
+        # Shards without hash ranges cannot be split or merged in the usual way. A shard ends and gets new children
+        # instead.
         open_shards = [open_shard for open_shard in source.listed if open_shard.open]
         child_count = 2 if reshape.what == "merge" else 1
         for open_shard in open_shards if reshape.what == "double" else [open_shards[reshape.place % len(open_shards)]]:

@@ -103,7 +103,7 @@ class ChangePoller(Poller):
         max_records: int | None = None,
     ) -> None:
         super().__init__(
-            client, stream, shard, start, None, rewind=rewind, sync=pace, timeouts=timeouts, max_records=max_records
+            client, stream, shard, start, None, rewind=rewind, pace=pace, timeouts=timeouts, max_records=max_records
         )
         self._since = self._start.sub / 1000 if self._start.sequence == "AT_TIMESTAMP" else None
         self._empty_in_a_row = 0

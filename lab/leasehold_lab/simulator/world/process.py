@@ -69,7 +69,7 @@ UNACKNOWLEDGED_RECORDS = 3
 """How many records remain unacknowledged if the handler acknowledges late."""
 
 ACKNOWLEDGE_PROBABILITY, END_SHARD_PROBABILITY = 0.3, 0.5
-"""With random acknowledgements, the probability that a handler acknowledges after a batch, and at the end of a shard."""
+"""The probabilities that a handler that acknowledges at random does so after a batch, and at the end of a shard."""
 
 LONG_SECONDS = 1e9
 
@@ -390,7 +390,10 @@ class Process:
 
 
 def _create_holding_step(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
-    """Return the step function of a lease whose shard is not read. The step releases the lease when its release is requested."""
+    """Return the step function of a lease whose shard is not read.
+
+    The step releases the lease when its release is requested.
+    """
 
     def step(now: float) -> float:
         if holding.releasing and not holding.lost.is_set():

@@ -22,7 +22,10 @@ class TaskKilled(BaseException):
 
 
 class Task:
-    """A unit of work. `wait_number` counts the waits of the task, so that the wakeups of earlier waits can be ignored."""
+    """A unit of work.
+
+    `wait_number` counts the waits of the task, so that the wakeups of earlier waits can be ignored.
+    """
 
     __slots__ = ("greenlet", "wait_number", "waiting")
 

@@ -50,8 +50,8 @@ def parse_sections(message: bytes) -> Iterator[tuple[int, int, int]]:
 def split_batch(message: bytes) -> tuple[bytes, ...]:
     """Return the events of a batch, or the message itself if it is not a batch.
 
-    A batch has a special message format, which the AMQP engine does not expose. A message therefore counts as a batch if
-    each of its data sections begins like a message.
+    A batch has a special message format, which the AMQP engine does not expose. A message therefore counts as a batch
+    if each of its data sections begins like a message.
     """
     event_parts = []
     for code, begin, end in parse_sections(message):

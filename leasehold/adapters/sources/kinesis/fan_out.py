@@ -266,7 +266,7 @@ class FanOut(Poller):
             misplaced=misplaced,
             whole_aggregates=whole_aggregates,
             rewind=rewind,
-            sync=pace,
+            pace=pace,
             timeouts=timeouts,
             max_records=max_records,
         )
