@@ -14,10 +14,10 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from typer.main import get_command
 
-from leasehold.adapters.cli.main import GROUPS, app
+from leasehold.adapters.cli.main import COMMANDS_BY_HEADING, app
 from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.json_form import RULES
-from leasehold.adapters.ops.serving.app import HELP
+from leasehold.adapters.ops.serving.app import METRIC_HELP
 from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.adapters.sources import urls as sources
 from leasehold.balancer.config import Config
@@ -96,14 +96,16 @@ def _schemes(schemes: Mapping[str, stores.Scheme], place: str) -> str:
 
 
 def _served_metrics() -> str:
-    rows = [(f"`{name}`", "counter" if name.endswith("_total") else "gauge", text) for name, text in HELP.items()]
+    rows = [
+        (f"`{name}`", "counter" if name.endswith("_total") else "gauge", text) for name, text in METRIC_HELP.items()
+    ]
     return table(("name", "kind", "what it is"), rows)
 
 
 def _commands() -> str:
     group: Any = get_command(app)
     parts = list[str]()
-    for title, names in GROUPS.items():
+    for title, names in COMMANDS_BY_HEADING.items():
         parts.append(f"## {title}")
         for name in names:
             with group.make_context("leasehold", [name, "--help"]) as context:

@@ -164,7 +164,7 @@ def operations(workers: int) -> dict[str, Work]:
 
     identity = Identity(ME.worker, "p", lambda: "")
     holdings = tuple(
-        Holding(MemoryStore(), lease, identity=identity, clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
+        Holding(MemoryStore(), lease, identity=identity, clock=lambda: 0.0, write_began=0.0, lease_seconds=10.0)
         for lease in leases
     )
     renewing = Renewing(CONFIG, lambda _holding: None)

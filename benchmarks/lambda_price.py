@@ -42,7 +42,7 @@ def main(
         workers = max(2, min(count, ceil(calls_per_second * call_seconds / BUSY)))
         containers = MONTH / 3600 * workers * (vcpu * vcpu_hour + gb * gb_hour)
         leases = dynamodb(count_requests(count, workers, checkpoint_seconds, 40.0, dated=False))
-        table = leases.month(DYNAMODB.write, DYNAMODB.read)
+        table = leases.monthly_cost(DYNAMODB.write, DYNAMODB.read)
         figures = f"{containers:>12,.2f}{table:>13,.2f}{containers + table:>12,.2f}"
         print(f"{count:<8}{calls_per_second:>8g}{mapping:>12,.2f}{workers:>9}{figures}")
 

@@ -152,7 +152,7 @@ def run_and_sample(url: str, source: Endless, seconds: float) -> list[Sample]:
     try:
         while (elapsed := time.monotonic() - began) < seconds:
             clock, held = worker.clock(), worker.holdings
-            oldest = max((clock - holding.confirmed for holding in held), default=0.0)
+            oldest = max((clock - holding.confirmed_at for holding in held), default=0.0)
             files = sum(1 for _ in Path("/proc/self/fd").iterdir())
             samples.append(Sample(elapsed, len(held), oldest, threading.active_count(), files, memory()))
             time.sleep(1.0)

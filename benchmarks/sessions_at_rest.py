@@ -12,7 +12,7 @@ import typer
 from attrs import frozen
 from session_requests import simulate_requests
 
-from leasehold.adapters.worker.progress import TELL_SECONDS
+from leasehold.adapters.worker.progress import ANNOTATE_SECONDS
 from leasehold.balancer.bulletin import bulletin_annotations
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, lookout_ranks
@@ -69,7 +69,7 @@ def planned_requests(leases: int, workers: int, checkpoints: float) -> RequestRa
     look = look_again((), table, me, CONFIG)
     assert look.keys is not None, "a reader at rest lists nothing"
     # In addition to checkpoints, a worker regularly writes its lag, by writing one row and one session.
-    return RequestRates(1 / checkpoints + 2 / TELL_SECONDS, 1 / look.seconds, len(look.keys))
+    return RequestRates(1 / checkpoints + 2 / ANNOTATE_SECONDS, 1 / look.seconds, len(look.keys))
 
 
 def main(

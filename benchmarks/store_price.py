@@ -28,7 +28,7 @@ class Bill:
     lists: float
     reads: float
 
-    def month(self, write_price: float, read_price: float) -> float:
+    def monthly_cost(self, write_price: float, read_price: float) -> float:
         """Return the price of 730 hours in US$, from prices per million. Listings of objects are billed as writes."""
         return MONTH * ((self.writes + self.lists) * write_price + self.reads * read_price) / MILLION
 
@@ -153,7 +153,7 @@ def main(
                 if store == "postgres"
                 else "?"
                 if write is None or read is None
-                else f"{bill.month(write, read):,.2f}"
+                else f"{bill.monthly_cost(write, read):,.2f}"
             )
             figures = f"{bill.writes:>10.1f}{bill.lists:>12.2f}{bill.reads:>10.1f}"
             print(f"{size:<18}{store:<10}{figures}{price:>13}")

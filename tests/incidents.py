@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
@@ -82,5 +82,5 @@ class ScriptedTable(MemoryStore):
             now - silence,
             grows=behind > before > 0,
         )
-        notes = ((NOTE, reach.note),)
+        notes = ((PROGRESS_ANNOTATION, reach.note),)
         return Lease(f"s-{number}", owner=reach.owner, weight=round(kbps * 1024), annotations=notes)

@@ -14,7 +14,7 @@ import yaml
 from standins.kubernetes import KubernetesApi, tried_on_kubernetes
 from typer.main import get_command
 
-from leasehold.adapters.cli.common.supervisor import SLACK_SECONDS
+from leasehold.adapters.cli.common.supervisor import EXIT_LIMIT_SECONDS
 from leasehold.adapters.cli.consume import app as consume
 from leasehold.adapters.cli.steer.serve import app as serve
 
@@ -53,9 +53,9 @@ def test_workers_get_the_time_that_they_need_to_drain() -> None:
     """The drain ends before the service manager kills the workers."""
     spec = pod("orders-workers")
     params = parsed(spec["containers"][0]["args"])
-    assert spec["terminationGracePeriodSeconds"] > params["drain_seconds"] + SLACK_SECONDS
+    assert spec["terminationGracePeriodSeconds"] > params["drain_seconds"] + EXIT_LIMIT_SECONDS
     unit_params = parsed(unit("ExecStart").split()[1:])
-    assert int(unit("TimeoutStopSec")) > unit_params["drain_seconds"] + SLACK_SECONDS
+    assert int(unit("TimeoutStopSec")) > unit_params["drain_seconds"] + EXIT_LIMIT_SECONDS
     assert (params["processes"], unit_params["processes"]) == (2, 4)
 
 

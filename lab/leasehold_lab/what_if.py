@@ -82,7 +82,7 @@ def forecast_change(table: WatchedTable, config: Config, change: FleetChange, *,
     Raises:
         ValueError: A worker to remove holds no lease, or there is nothing to simulate.
     """
-    rows = without_dead_owners(table.unended, config)
+    rows = without_dead_owners(table.unfinished_leases, config)
     present_workers = tuple(sorted({row.owner for row in rows if row.owner is not None}))
     for worker in change.remove:
         if worker not in present_workers:

@@ -1,14 +1,15 @@
 """Provides the functions that `leasehold` exports: `run`, `arun`, `worker`, `read` and `produce`.
 
-A source is a URL or an object that implements the `Source` protocol; leases are a URL or a `Store`. The options are
-those of `leasehold consume`, with the same names (`Options`), and the same code checks them. A wrong option raises
-ValueError with the message that the command prints. `consuming` opens and runs the worker for all of these functions.
+The source is a URL or an object that implements the `Source` protocol, and the leases are a URL or a `Store`. The
+options are those of `leasehold consume`, with the same names (`Options`), and the same code checks them. A wrong option
+raises ValueError with the message that the command prints. `consuming` opens and runs the worker for `run`, `arun`,
+`worker` and `read`.
 
-`read` returns an iterator over batches. Its worker has no threads for handlers. A batch waits in `BatchQueue` until the
-iterating program takes the next one. Only then do we check that the lease is still held, and call the handler, which
-passes the batch to the program. The call ends when the program takes another batch, which acknowledges this one. If the
-program stops iterating, the call ends with `Withdrawn`, and the batch is not acknowledged. All guarantees of
-`LeaseReader` therefore hold for iterations, too.
+`read` returns an iterator over batches. Its worker has no threads for handlers. Each batch waits in a `BatchQueue`
+until the iterating program asks for it. Only then do we check that the lease is still held, and call the handler, which
+passes the batch to the program. The handler's call ends when the program asks for another batch, which acknowledges
+this one. If the program stops iterating, the call ends with `Withdrawn`, and the batch is not acknowledged. Therefore
+all guarantees of `LeaseReader` also hold for iterations.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ log = escaped(logging.getLogger("leasehold.runner"))
 def run(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> SliceVerdict | None:
-    """Run a worker until SIGTERM or Ctrl-C. It then finishes the running batches and releases its leases.
+    """Run a worker until SIGTERM or Ctrl-C, then finish the running batches and release its leases.
 
     Signals are handled only if this is called in the main thread. To stop a worker without a signal, use `worker` or
     `arun`.
@@ -94,8 +95,8 @@ async def arun(
 ) -> SliceVerdict | None:
     """Run a worker in this event loop, alongside other tasks, until its task is cancelled; then drain it.
 
-    An `async def` handler runs in this loop, so it can use the loop's connections. A plain handler is called in a
-    thread. If the program does not handle SIGTERM by itself, the signal also drains the worker, and this function
+    An `async def` handler runs in this loop, so it can use connections that belong to the loop. A plain handler is
+    called in a thread. If the program does not handle SIGTERM itself, the signal drains the worker, and this function
     returns. The worker also drains if the coroutine is closed or the loop ends. An error that ends the worker is logged
     immediately, because the exception of a task stays invisible until the task is awaited.
 
@@ -157,7 +158,7 @@ async def arun(
 def worker(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> Generator["WorkerThread"]:
-    """Run a worker in the background during a `with` block, and drain it at the end; for tests and notebooks.
+    """Run a worker in the background during a `with` block, and drain it at the end. Useful in tests and notebooks.
 
     Inside the block, call `wait(seconds)` to wait until the worker has ended by itself, or `stop()` to end it sooner.
 
@@ -177,12 +178,12 @@ def worker(
 
     Examples:
         >>> import leasehold, threading
-        >>> came = threading.Event()
+        >>> batch_handled = threading.Event()
         >>> def handle(batch: leasehold.Delivery) -> None:
         ...     print(batch.shard, [record.data for record in batch.records])
-        ...     came.set()
+        ...     batch_handled.set()
         >>> with leasehold.worker(orders, handle, leases="memory://notebook", initial_position="TRIM_HORIZON"):
-        ...     came.wait()
+        ...     batch_handled.wait()
         shard-0 [b'a book', b'a lamp']
         True
     """
@@ -202,11 +203,11 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     """Iterate over the batches of a worker's shards with `for` or `async for`.
 
     Each step acknowledges the previous batch. If the loop is left by `break` or an exception, the current batch is not
-    acknowledged. The leases are then released, and the next reader gets that batch again. The batches of all shards are
-    returned one at a time.
+    acknowledged. The leases are then released, and the next reader gets that batch again. Only one batch is returned at
+    a time, whichever shard it comes from.
 
-    Only one thread or task may iterate. While that thread or task has a batch or waits for one, a step by another one
-    raises RuntimeError, because it would acknowledge a batch that is still being handled. A step in a forked child
+    Only one thread or task may iterate. While it has a batch or waits for one, a step in another thread or task raises
+    RuntimeError, because that step would acknowledge a batch that is still being handled. A step in a forked child
     raises WorkerError.
 
     Args:
@@ -291,7 +292,7 @@ class WorkerThread:
         self.origin = Origin()
         self._runner: Runner | None = None
         self._verdict: SliceVerdict | None = None
-        self._fault: BaseException | None = None
+        self._raised_error: BaseException | None = None
         spawn("leasehold-worker", self._run_worker, self._on_failure)
 
     @property
@@ -300,14 +301,14 @@ class WorkerThread:
         return self._settings.me
 
     def stop(self) -> None:
-        """Return immediately, while the worker finishes its running batches, checkpoints and releases its leases."""
+        """Make the worker finish its running batches, checkpoint and release its leases. Returns immediately."""
         self.origin.check_same_process()
         self._stopping.set()
         if self._runner is not None:
             self._runner.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the worker has ended, and return False if that takes longer than `seconds`."""
+        """Wait until the worker has ended. Return False if that takes longer than `seconds`."""
         self.origin.check_same_process()
         if seconds is not None:
             return self._ended.wait(seconds)
@@ -318,13 +319,13 @@ class WorkerThread:
     def result(self) -> SliceVerdict | None:
         """Wait until the worker has ended; return how much of a slice was read, or raise the error that ended it."""
         self.wait()
-        fault, self._fault = self._fault, None
+        fault, self._raised_error = self._raised_error, None
         if fault is not None:
             raise fault
         return self._verdict
 
     def stop_and_drain_at_exit(self) -> None:
-        """Stop the worker, and have the program wait at exit until the worker has drained.
+        """Stop the worker, and make the program wait at its exit until the worker has drained.
 
         In a forked child this does nothing.
         """
@@ -338,7 +339,9 @@ class WorkerThread:
 
     def _run_worker(self) -> None:
         with self._settings.open_worker(self._stopping) as opened_worker:
-            self._verdict = self._settings.run(opened_worker, executor=self._executor, begun=self._on_runner_begun)
+            self._verdict = self._settings.run(
+                opened_worker, executor=self._executor, on_runner_started=self._on_runner_begun
+            )
         self._finish_thread()
 
     def _on_runner_begun(self, runner: Runner) -> None:
@@ -350,8 +353,8 @@ class WorkerThread:
         was_stopped_before_opening = (
             self._runner is None and self._stopping.is_set() and isinstance(fault, StoreError | SourceError)
         )
-        self._fault = None if was_stopped_before_opening else fault
-        if isinstance(self._fault, Exception):
+        self._raised_error = None if was_stopped_before_opening else fault
+        if isinstance(self._raised_error, Exception):
             log.error("worker %s has ended: %s", self.id, said(fault))
         self._finish_thread()
 
@@ -380,7 +383,7 @@ def _stop_with_loop(loop: asyncio.AbstractEventLoop, worker_thread: WorkerThread
 
 
 class _LoopCaller:
-    """Calls the user's functions, and awaits their awaitables in this loop.
+    """Calls the user's functions, and awaits the awaitables that they return in this loop.
 
     If the event loop is closed, a handler call ends with `Withdrawn` and does not count as a failure of its records.
     """
@@ -389,9 +392,9 @@ class _LoopCaller:
         self._loop, self._origin = loop, Origin()
 
     def wrap_function(self, function: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  any function
-        """Return the function to call in place of `function`."""
+        """Return a function that calls `function`, and awaits its result in the loop."""
 
-        def call_in_loop(*arguments: Any) -> Any:  # noqa: ANN401  likewise
+        def call_in_loop(*arguments: Any) -> Any:  # noqa: ANN401  any arguments and result
             with self._withdraw_if_closed():
                 if self._loop.is_closed():
                     raise RuntimeError
@@ -415,9 +418,9 @@ class _LoopCaller:
             try:
                 future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
             except RuntimeError:
-                for pending in (coroutine, result):
-                    if inspect.iscoroutine(pending):
-                        pending.close()  # otherwise Python warns that it was never awaited
+                for unawaited in (coroutine, result):
+                    if inspect.iscoroutine(unawaited):
+                        unawaited.close()  # otherwise Python warns that it was never awaited
                 raise
             try:
                 while not (await asyncio.wait({future}, timeout=SIGNAL_SECONDS))[0]:
@@ -441,20 +444,20 @@ class _LoopCaller:
 
 @contextmanager
 def _drain_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Generator[None]:
-    """If this event loop can handle signals, drain on those that would otherwise end the process."""
+    """Call `stop` on the signals that would otherwise end the process, if this event loop can handle signals."""
     handled_signals = []
-    for number in termination_signals():
-        if signal.getsignal(number) == signal.SIG_DFL:
+    for signal_number in termination_signals():
+        if signal.getsignal(signal_number) == signal.SIG_DFL:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
-                loop.add_signal_handler(number, stop)
-                note_loop_handler(number)
-                handled_signals.append(number)
+                loop.add_signal_handler(signal_number, stop)
+                note_loop_handler(signal_number)
+                handled_signals.append(signal_number)
     try:
         yield
     finally:
-        for number in handled_signals:
-            loop.remove_signal_handler(number)
-            forget_loop_handler(number)
+        for signal_number in handled_signals:
+            loop.remove_signal_handler(signal_number)
+            forget_loop_handler(signal_number)
 
 
 # Iterating over batches
@@ -472,7 +475,7 @@ class BatchQueue:
         self._on_change: Callable[[], None] = lambda: None
 
     def start(self, work: Work) -> None:
-        """Keep the work until the consumer asks for a batch."""
+        """Queue the work until the consumer asks for a batch."""
         with self.changed:
             self._queue.append(work)
         self.notify_consumer()
@@ -492,7 +495,7 @@ class BatchQueue:
         """Do nothing, because there are no threads."""
 
     def take_oldest_work(self) -> Work | None:
-        """Return the work that has waited longest, or None."""
+        """Remove and return the work that has waited longest, or return None if there is none."""
         with self.changed:
             return self._queue.popleft() if self._queue else None
 
@@ -525,13 +528,16 @@ class BatchQueue:
 
 
 class _IterationState:
-    """The state of an iteration. Its threads refer to this object, so the iterator itself can be garbage-collected."""
+    """The state of an iteration.
+
+    Threads refer to this object, not to the iterator, so that it can be garbage-collected.
+    """
 
     def __init__(self, settings: Consumption) -> None:
-        self.waiting = BatchQueue()
+        self.batch_queue = BatchQueue()
         self.origin = Origin()
         self.settings = evolve(settings, handling=evolve(settings.handling, handler=self._deliver))
-        self.background: WorkerThread | None = None
+        self.worker_thread: WorkerThread | None = None
         self.batch: Delivery | None = None
         self.acknowledgment: Future[None] = Future()
 
@@ -545,9 +551,11 @@ class _IterationState:
         return await_acknowledgment()
 
     def start_worker(self) -> WorkerThread:
-        if self.background is None:
-            self.background = WorkerThread(self.settings, executor=self.waiting, on_end=self.waiting.mark_ended)
-        return self.background
+        if self.worker_thread is None:
+            self.worker_thread = WorkerThread(
+                self.settings, executor=self.batch_queue, on_end=self.batch_queue.mark_ended
+            )
+        return self.worker_thread
 
     def settle_batch(self, fault: Exception | None = None) -> None:
         """Acknowledge or fail the batch that the consumer is handling. If there is none, do nothing."""
@@ -561,18 +569,18 @@ class _IterationState:
                 self.acknowledgment.set_exception(fault)
 
     def take_next_batch(self) -> Delivery | None:
-        """Return the next batch whose lease is still held, or None if none is waiting."""
-        while (work := self.waiting.take_oldest_work()) is not None:
+        """Return the next batch whose lease is still held, or None if no batch is waiting."""
+        while (work := self.batch_queue.take_oldest_work()) is not None:
             work()
             if self.batch is not None:
                 return self.batch
         return None
 
     def stop_worker(self) -> None:
-        if self.background is None:  # the worker was not started yet
-            self.waiting.mark_ended()
+        if self.worker_thread is None:  # the worker was not started yet
+            self.batch_queue.mark_ended()
         else:
-            self.background.stop()
+            self.worker_thread.stop()
 
     def end_without_acknowledging(self) -> None:
         """End without acknowledging the consumer's batch, which will be read again."""
@@ -584,19 +592,19 @@ class _IterationState:
         if self.origin.is_other_process:
             return
         self.end_without_acknowledging()
-        if self.background is None:
+        if self.worker_thread is None:
             return
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self.background.wait()
+            self.worker_thread.wait()
         else:
-            self.background.stop_and_drain_at_exit()
+            self.worker_thread.stop_and_drain_at_exit()
 
 
 @frozen
 class _IteratingConsumer:
-    """The thread that iterates, and the task if a task iterates."""
+    """The thread that iterates, and the asyncio task if one iterates."""
 
     thread: "weakref.ref[Thread] | None" = None
     task: "weakref.ref[asyncio.Task[Any]] | None" = None
@@ -646,7 +654,7 @@ class Batches:
     def __next__(self) -> Delivery:
         with self._check_sole_consumer():
             while (batch := self._advance()) is None:
-                self._iteration.waiting.wait_for_batch()
+                self._iteration.batch_queue.wait_for_batch()
             return batch
 
     def __aiter__(self) -> Self:
@@ -657,7 +665,7 @@ class Batches:
         with self._check_sole_consumer():
             try:
                 while (batch := self._advance()) is None:
-                    await self._iteration.waiting.wait_for_batch_async()
+                    await self._iteration.batch_queue.wait_for_batch_async()
             except StopIteration:
                 raise StopAsyncIteration from None
             return batch
@@ -689,15 +697,15 @@ class Batches:
         if resumed and iteration.batch is not None and not iteration.batch.lost:
             return iteration.batch  # not acknowledged when the loop was left by `break`
         iteration.settle_batch()
-        if not iteration.waiting.ended:
+        if not iteration.batch_queue.ended:
             iteration.start_worker()
             batch = iteration.take_next_batch()
-            if batch is not None or not iteration.waiting.ended:
+            if batch is not None or not iteration.batch_queue.ended:
                 return batch
         self._closed = True
         self._finalizer.detach()
-        if iteration.background is not None:
-            iteration.background.result()
+        if iteration.worker_thread is not None:
+            iteration.worker_thread.result()
         raise StopIteration
 
     def stop(self) -> None:
@@ -714,8 +722,8 @@ class Batches:
         self._finalizer.detach()
         self._iteration.origin.check_same_process()
         self._iteration.end_without_acknowledging()
-        if self._iteration.background is not None:
-            self._iteration.background.result()
+        if self._iteration.worker_thread is not None:
+            self._iteration.worker_thread.result()
 
     async def aclose(self) -> None:
         """Close without blocking the event loop."""

@@ -28,8 +28,8 @@ from leasehold.adapters.consumer.reader_state import FAULT_WAITS
 from leasehold.adapters.consumer.runner import Runner, stopping_on_signals
 from leasehold.adapters.consumer.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.inputs import (
-    MOMENT,
     SETTING_LIMITS,
+    TIME_FORMATS,
     check_duration,
     check_time_ms,
     combine_settings,
@@ -37,7 +37,7 @@ from leasehold.adapters.inputs import (
     parse_initial_position,
     parse_time_ms,
 )
-from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, make_lambda_function
+from leasehold.adapters.lambda_handlers import BATCH_SIZE, LAMBDA_PREFIX, LambdaFunction, make_lambda_function
 from leasehold.adapters.lambda_processes import ParallelFunction
 from leasehold.adapters.options import MIB, Options, check_options, options_by_name
 from leasehold.adapters.sources.call_timeouts import Backoff
@@ -63,13 +63,13 @@ class Consumption:
     """The checked configuration of a worker, which is not opened yet.
 
     Attributes:
-        source: A URL, which is opened and closed here, or an object, which its owner closes.
-        leases: Likewise.
+        source: A URL, which `open_worker` opens and closes, or an object, which the caller closes.
+        leases: Likewise, a URL or an object.
         me: The worker's id.
         config: The configuration of the rules.
         handling: The handler and its policy.
         cut: The slice to read; None to read without end.
-        function: The Lambda function that handles the records, or None if the handler is not one.
+        function: The Lambda function that handles the records, or None if the handler is not a Lambda function.
         options: All options by name, with defaults for those that were not given, and durations as seconds.
         sessions: The boto3 sessions with the credentials of source, leases and `to`; by default those of the URLs.
     """
@@ -79,17 +79,17 @@ class Consumption:
     me: str
     config: Config
     handling: Handling
-    cut: Slice | None
+    time_slice: Slice | None
     options: Mapping[str, Any]
     function: LambdaFunction | None = None
     sessions: "tuple[Session | None, Session | None, Session | None]" = (None, None, None)
 
     @contextmanager
-    def open_worker(self, stopping: Event | None = None) -> Iterator[Worker]:
+    def open_worker(self, stop_requested: Event | None = None) -> Iterator[Worker]:
         """Open the store and the source that are given as URLs, yield the worker, and close them again.
 
         Args:
-            stopping: Set this to end the wait for a store that does not respond.
+            stop_requested: Set this to end the wait for a store that does not respond.
 
         Raises:
             ValueError: A URL is wrong.
@@ -99,25 +99,25 @@ class Consumption:
         with ExitStack() as stack:
             store, source = self.leases, self.source
             if isinstance(store, str):
-                backoff, stop = Backoff(*FAULT_WAITS), stopping or Event()
-                limits: dict[str, Any] = {
+                backoff, stop_event = Backoff(*FAULT_WAITS), stop_requested or Event()
+                store_options: dict[str, Any] = {
                     "create": self.options["create"],
                     "request_seconds": self.config.lease_seconds / 3,
                 }
                 while isinstance(store, str):
                     try:
                         if (to := self.options["to"]) is None:
-                            store = open_store(store, session=self.sessions[1], **limits)
+                            store = open_store(store, session=self.sessions[1], **store_options)
                         else:  # the leases may move to another table, so both are needed
-                            tables = open_tables(store, to, sessions=self.sessions[1:], **limits)
+                            tables = open_tables(store, to, sessions=self.sessions[1:], **store_options)
                             store = SwapStore(tables, display_name(to))
                     except OutcomeUnknown as fault:
-                        # With `wait`, keep trying to start, as a running worker would keep trying to read.
+                        # With `wait`, keep trying to open the store, as a running worker would keep trying to read.
                         if not self.options["wait"]:
                             raise
                         wait_seconds = backoff.next()
                         log.warning("the store does not respond yet; trying again in %.1f s: %s", wait_seconds, fault)
-                        if stop.wait(wait_seconds):
+                        if stop_event.wait(wait_seconds):
                             raise
                 stack.callback(store.close)
             if isinstance(source, str):
@@ -126,8 +126,8 @@ class Consumption:
             if self.function is not None:
                 self.function.use_source_arns(source)
                 stack.callback(self.function.close)
-            if self.cut is not None:
-                store, source = self.cut.store(store), self.cut.source(source)
+            if self.time_slice is not None:
+                store, source = self.time_slice.store(store), self.time_slice.source(source)
             if_recreated = self.options["if_recreated"]
             yield Worker(store=store, source=source, me=self.me, config=self.config, if_recreated=if_recreated)
 
@@ -136,14 +136,14 @@ class Consumption:
         worker: Worker,
         *,
         executor: HandlerExecutor | None = None,
-        begun: Callable[[Runner], None] = lambda _runner: None,
+        on_runner_started: Callable[[Runner], None] = lambda _runner: None,
     ) -> SliceVerdict | None:
         """Run the worker until it is stopped or its slice is read. In the main thread a signal also stops it.
 
         Args:
             worker: The worker, as `open_worker` yields it.
             executor: Where handlers are called, as for `Runner`.
-            begun: Called with the runner before it runs.
+            on_runner_started: Called with the runner before it runs.
 
         Returns:
             How much of the slice was read, or None without a slice.
@@ -154,21 +154,23 @@ class Consumption:
             SourceError: The stream cannot be used.
         """
         if not self.options["wait"]:
-            # A running worker would keep trying, but without `wait` the first error ends the start.
+            # A running worker would keep trying. Without `wait`, an error at the start must end it instead.
             worker.source.shards()
             worker.store.list()
         metrics = self.options["metrics"]
         with exporting(metrics) if metrics is None or isinstance(metrics, str) else nullcontext(metrics) as meter:
-            limits: dict[str, Any] = {
+            runner_options: dict[str, Any] = {
                 "drain_seconds": self.options["drain_seconds"],
                 "memory_bytes": self.options["memory_mib"] * MIB,
                 "readers": self.options["threads"],
             }
-            if self.cut is not None:
-                return run_slice(worker, self.handling, meter=meter, executor=executor, begun=begun, **limits)
-            runner = Runner(worker, self.handling, meter=meter, executor=executor, **limits)
+            if self.time_slice is not None:
+                return run_slice(
+                    worker, self.handling, meter=meter, executor=executor, begun=on_runner_started, **runner_options
+                )
+            runner = Runner(worker, self.handling, meter=meter, executor=executor, **runner_options)
             with stopping_on_signals(runner):
-                begun(runner)
+                on_runner_started(runner)
                 runner.run()
             return None
 
@@ -178,7 +180,7 @@ def check_consumption_options(
     leases: str | Store,
     handler: Handler | Handling | str,
     options: Options,
-    named: Callable[[str], str] = str,
+    option_label: Callable[[str], str] = str,
 ) -> Consumption:
     """Check the options and return the worker that they describe.
 
@@ -188,29 +190,31 @@ def check_consumption_options(
         handler: A function of one batch, its `module:function`, `lambda:file.function` for a function of AWS Lambda,
             or a `Handling`, whose fields the options may replace.
         options: The options.
-        named: Returns an option's name as the caller's user writes it, for error messages.
+        option_label: Returns an option's name as the user writes it, such as `--to`, for error messages.
 
     Raises:
         ValueError: An option is wrong; the message names it and says what to do.
         TypeError: There is no such option.
         DeadLetterError: The dead letter cannot be opened.
     """
-    given_options, values = check_options(Options, options, named)
-    _check_source_and_leases(source, leases, named)
-    for address, url in ((source_address, source), (split_store_url, leases)):
-        if isinstance(url, str) and address(url)[0] == "file":
-            raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
+    given_options, values = check_options(Options, options, option_label)
+    _check_source_and_leases(source, leases, option_label)
+    for split_address, url in ((source_address, source), (split_store_url, leases)):
+        if isinstance(url, str) and split_address(url)[0] == "file":
+            raise ValueError(
+                f"{option_label('leases')}: file:// is a backup, on which no fleet works; copy it to a store"
+            )
     if (to := values["to"]) is not None:
         if not isinstance(leases, str):
             raise ValueError(
-                f"{named('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
+                f"{option_label('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
             )
-        check_tables_differ(leases, to, named("to"))
+        check_tables_differ(leases, to, option_label("to"))
     lambda_handler = None
-    if isinstance(handler, str) and handler.startswith(PREFIX):
+    if isinstance(handler, str) and handler.startswith(LAMBDA_PREFIX):
         lambda_handler = _make_lambda_handler(handler, given_options)
         handler = Handling(lambda_handler, max_records=BATCH_SIZE, most_calls=1)
-        source = _with_whole_aggregates(source, named("handler"))
+        source = _with_whole_aggregates(source, option_label("handler"))
     elif isinstance(handler, str):
         handler = load_function(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
@@ -219,32 +223,38 @@ def check_consumption_options(
     planner_settings = {
         "rules": values["rules"],
         "lease_seconds": values["lease_seconds"],
-        **_parse_initial_position(values, named),
+        **_parse_initial_position(values, option_label),
     }
-    planner_options = combine_settings(planner_settings, values["set"] or (), named("set"))
+    planner_options = combine_settings(planner_settings, values["set"] or (), option_label("set"))
     config = config_for_source(source if isinstance(source, str) else "", planner_options)
-    for name in combine_settings({}, values["set"] or (), named("set")).keys() & SETTING_LIMITS:
-        seconds = getattr(config, name, None) or getattr(config.rules, name)
-        if warning := check_duration(SETTING_LIMITS[name], seconds, f"{named('set')} {name}"):
+    for setting_name in combine_settings({}, values["set"] or (), option_label("set")).keys() & SETTING_LIMITS:
+        seconds = getattr(config, setting_name, None) or getattr(config.rules, setting_name)
+        if warning := check_duration(SETTING_LIMITS[setting_name], seconds, f"{option_label('set')} {setting_name}"):
             log.warning("%s", warning)
     dead_letter = values["dead_letter"]
     if isinstance(dead_letter, str):
-        dead_letter = open_dead_letter(dead_letter, source, leases, named)
-    # A function in processes of its own ends a call that takes too long, which fails the batch. If the shard were given
-    # up instead, a record at which the function hangs would go from worker to worker, and never to the dead letter.
+        dead_letter = open_dead_letter(dead_letter, source, leases, option_label)
+    # A `ParallelFunction` itself ends a call that takes too long, which fails the batch. If `Handling` enforced the
+    # limit, the shard would be given up instead, and a record at which the function hangs would go from worker to
+    # worker and never to the dead letter.
     enforced_options = {"handler_seconds"} if isinstance(lambda_handler, ParallelFunction) else set[str]()
-    handling_fields = {name: given_options[name] for name in _POLICY & given_options.keys() - enforced_options}
+    handling_fields = {
+        setting_name: given_options[setting_name]
+        for setting_name in _HANDLING_OPTIONS & given_options.keys() - enforced_options
+    }
     if dead_letter is not None:
         handling_fields["dead_letter"] = dead_letter
     elif "max_age_seconds" in handling_fields and handling.dead_letter is None:
-        raise ValueError(f"{named('max_age_seconds')}: it goes with {named('dead_letter')}, to which old records go")
+        raise ValueError(
+            f"{option_label('max_age_seconds')}: it goes with {option_label('dead_letter')}, to which old records go"
+        )
     handling = evolve(handling, **handling_fields)
     time_slice = None
     if (until := values["until"]) is not None:
         try:
             until_ms = parse_time_ms(_time_as_text(until), time.time())
         except (ValueError, AttributeError):
-            raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
+            raise ValueError(f"{option_label('until')}: {until!r} is not {TIME_FORMATS}") from None
         time_slice = Slice(config.initial_position, until_ms)
     return Consumption(
         source=source,
@@ -252,21 +262,21 @@ def check_consumption_options(
         me=make_worker_id() if values["worker"] is None else values["worker"],  # an empty id is refused at the start
         config=config,
         handling=handling,
-        cut=time_slice,
+        time_slice=time_slice,
         options=values,
         function=lambda_handler,
     )
 
 
-def _make_lambda_handler(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
-    function = make_lambda_function(handler, _import_function, given.get("handler_seconds", math.inf))
-    if (count := given.get("concurrency")) is None:
+def _make_lambda_handler(handler: str, given_options: Mapping[str, Any]) -> LambdaFunction:
+    function = make_lambda_function(handler, _import_function, given_options.get("handler_seconds", math.inf))
+    if (concurrency := given_options.get("concurrency")) is None:
         return function
-    return ParallelFunction(function.function, function.settings, function.handler_seconds, concurrency=count)
+    return ParallelFunction(function.function, function.settings, function.handler_seconds, concurrency=concurrency)
 
 
 def _with_whole_aggregates(source: str | Source, option: str) -> str | Source:
-    """Return the source without de-aggregation, because Lambda's event source mappings also pass on whole aggregates.
+    """Return the source with de-aggregation turned off. Lambda's event source mappings also pass on whole aggregates.
 
     Raises ValueError for a source that no mapping can read.
     """
@@ -280,34 +290,34 @@ def _with_whole_aggregates(source: str | Source, option: str) -> str | Source:
     return f"{source}{'&' if '?' in source else '?'}aggregates=whole"
 
 
-def _check_source_and_leases(source: object, leases: object, named: Callable[[str], str]) -> None:
+def _check_source_and_leases(source: object, leases: object, option_label: Callable[[str], str]) -> None:
     for name, value, methods in (("source", source, ("shards", "open")), ("leases", leases, ("list", "write"))):
         if not isinstance(value, str) and not all(callable(getattr(value, method, None)) for method in methods):
             message = f"{type(value).__name__} is neither a URL nor an object with {' and '.join(methods)}"
-            raise ValueError(f"{named(name)}: {message}")
+            raise ValueError(f"{option_label(name)}: {message}")
 
 
-_WORKERS = itertools.count(1)
+_WORKER_NUMBERS = itertools.count(1)
 
 
 def make_worker_id() -> str:
     """Return a default worker id. Each worker of a process gets a different one."""
-    number = next(_WORKERS)
+    number = next(_WORKER_NUMBERS)
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
 
-# The options that need more than their table
+# The options that the table of options alone cannot check
 
 
-_POLICY = options_by_name(Options).keys() & fields_dict(Handling).keys() - {"dead_letter"}
-"""The options that replace fields of `Handling` as they are."""
+_HANDLING_OPTIONS = options_by_name(Options).keys() & fields_dict(Handling).keys() - {"dead_letter"}
+"""The options whose values replace the fields of `Handling` that have the same names."""
 
 
-def _parse_initial_position(values: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
-    initial_position, option = values["initial_position"], named("initial_position")
+def _parse_initial_position(values: Mapping[str, Any], option_label: Callable[[str], str]) -> dict[str, Any]:
+    initial_position, option = values["initial_position"], option_label("initial_position")
     if not isinstance(initial_position, Position):
         if not isinstance(initial_position, str | datetime):
-            raise ValueError(f"{option}: {initial_position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
+            raise ValueError(f"{option}: {initial_position!r} is no position, and not {TIME_FORMATS}")  # noqa: TRY004  bad usage
         initial_position = parse_initial_position(_time_as_text(initial_position), time.time(), option)
     elif initial_position.sequence == "AT_TIMESTAMP":
         check_time_ms(initial_position.sub, option)
@@ -318,29 +328,33 @@ def _time_as_text(time_: object) -> Any:  # noqa: ANN401  `parse_time_ms` and `p
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
-_IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group", "table")
+_IDENTIFYING_OPTIONS = ("region", "endpoint", "prefix", "eventhub", "group", "table")
 
 
 def open_dead_letter(
-    text: str, source: str | Source, leases: str | Store, named: Callable[[str], str] = str
+    text: str, source: str | Source, leases: str | Store, option_label: Callable[[str], str] = str
 ) -> DeadLetter:
     """Return the dead letter that this URL or `module:function` names. Raises ValueError and DeadLetterError."""
     if "://" not in text:
         return load_function(text)
     if not isinstance(source, str) or not isinstance(leases, str):
-        option_name = named("dead_letter")
+        option_name = option_label("dead_letter")
         raise ValueError(  # noqa: TRY004  bad usage
             f"{option_name}: a URL goes with a source and leases that are URLs; give "
             "leasehold.adapters.dead_letters(URL, stream=…, table=…), which says whose letters they are"
         )
     scheme, location, options = source_address(source)
     stream_name = location.rpartition(":stream/")[2]  # the name, if `location` is an ARN
-    target = text.partition("?")[0].removeprefix(f"{scheme}://")
+    dead_letter_target = text.partition("?")[0].removeprefix(f"{scheme}://")
     # A stream's name may be given without an account. Treat it as equal to an ARN with that name in any account.
-    is_same_name = target.rpartition(":stream/")[2] == stream_name and stream_name in {location, target}
-    if text.startswith(f"{scheme}://") and (target == location or is_same_name):
+    is_same_name = dead_letter_target.rpartition(":stream/")[2] == stream_name and stream_name in {
+        location,
+        dead_letter_target,
+    }
+    if text.startswith(f"{scheme}://") and (dead_letter_target == location or is_same_name):
         raise ValueError(
-            f"{named('dead_letter')}: it is the stream that is read, so its dead letters would be read again, forever"
+            f"{option_label('dead_letter')}: it is the stream that is read, so its dead letters would be read again, "
+            "forever"
         )
     table = _identifying_url(*split_store_url(leases))
     return dead_letters(text, stream=stream_name, table=table, source=_identifying_url(scheme, location, options))
@@ -353,24 +367,26 @@ def _identifying_url(scheme: str, location: str, options: Mapping[str, str]) -> 
     """
     if scheme == "sqlite" and (folder := _working_folder()) is not None:
         location = str(folder / location)
-    identifying_options = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
+    identifying_options = urlencode(
+        {name: options[name] for name in _IDENTIFYING_OPTIONS if name in options}, safe="/:$"
+    )
     return f"{scheme}://{location}" + (f"?{identifying_options}" if identifying_options else "")
 
 
-IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
-"""Files of Python's import system, whose frames come before the user's file in a traceback."""
+IMPORT_SYSTEM_PATHS = (__file__, importlib.__file__, "<frozen importlib")
+"""Path prefixes of Python's import system, whose frames come before the user's file in a traceback."""
 
-LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-"""Files of libraries, whose frames come after the user's file in a traceback."""
+LIBRARY_PATHS = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+"""Path prefixes of libraries, whose frames come after the user's file in a traceback."""
 
 
 def load_function(text: str) -> Callable[..., Any]:
     """Import and return the function that `module:function` names.
 
     Raises:
-        ValueError: Something is missing, or a file has an error. The message names the file and the line.
+        ValueError: The module or function is missing, or importing it fails. The message names the file and the line.
     """
-    if text.startswith(PREFIX):
+    if text.startswith(LAMBDA_PREFIX):
         raise ValueError(
             f"{text!r}: lambda: names a Lambda function, which is the handler of `consume` and `run` alone; rename a "
             "module that is called lambda"
@@ -390,7 +406,7 @@ def _import_function(text: str) -> Callable[..., Any]:
         # cannot shadow a library of the same name.
         sys.path.append(folder_name)
     try:
-        loaded = getattr(importlib.import_module(module), name, None)
+        imported = getattr(importlib.import_module(module), name, None)
     except SyntaxError as error:
         raise ValueError(f"{text!r}: {error.filename}, line {error.lineno}: {error.msg}") from error
     except Exception as error:
@@ -398,11 +414,11 @@ def _import_function(text: str) -> Callable[..., Any]:
             hint = did_you_mean(str(error.name), [file.stem for file in folder.glob("*.py")] if folder else [])
             raise ValueError(f"{text!r}: there is no module {error.name!r} here{hint}") from error
         raise ValueError(f"{text!r}: {_error_location(error)}: {said(error)}") from error
-    if not callable(loaded):
+    if not callable(imported):
         functions = [callable_name for callable_name, value in vars(sys.modules[module]).items() if callable(value)]
         hint = did_you_mean(name, functions)
         raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
-    function: Callable[..., Any] = loaded
+    function: Callable[..., Any] = imported
     return function
 
 
@@ -415,7 +431,11 @@ def _working_folder() -> Path | None:
 
 
 def _error_location(error: Exception) -> str:
-    """Return the file and line that raised the exception, or "" if no file had begun to run."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(IMPORTING)]
-    user_frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
+    """Return the user's file and line that raised the exception, or "" if no file had been run yet."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(IMPORT_SYSTEM_PATHS)
+    ]
+    user_frames = [frame for frame in frames if not frame.filename.startswith(LIBRARY_PATHS)] or frames
     return f"{user_frames[-1].filename}, line {user_frames[-1].lineno}" if user_frames else ""

@@ -1,7 +1,7 @@
 """Parses times, durations, positions and settings as users write them, on the command line or in Python.
 
-A time or duration is `2026-11-22T06:00Z`, `now-2h`, `1h30m` or a bare number. A position is a name in any case, a time
-or a sequence number. A setting of the planner is `name=value`.
+A time is `2026-11-22T06:00Z`, `now-2h` or a number of milliseconds, and a duration is `1h30m` or a number of seconds. A
+position is a name in upper or lower case, a time or a sequence number. A setting of the planner is `name=value`.
 """
 
 import json
@@ -24,45 +24,45 @@ def flag_name(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
-_PARTS = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
-_ISO = re.compile(
+_DURATION_PATTERN = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhdw]))+", re.ASCII)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
+_ISO_DURATION = re.compile(
     r"P(?=.)(?:(\d+)W)?(?:(\d+)D)?(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE | re.ASCII
 )
-_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-_MILLISECONDS = re.compile(r"\d{11,15}", re.ASCII)
+_NUMBER_PATTERN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_MILLISECONDS_PATTERN = re.compile(r"\d{11,15}", re.ASCII)
 
-DURATION = "a duration such as 90, 1.5s, 5m, 2h, 1d12h or PT2H"
-MOMENT = "a time such as 2026-11-22T06:00Z, now, now-2h, or milliseconds since 1970"
+DURATION_FORMATS = "a duration such as 90, 1.5s, 5m, 2h, 1d12h or PT2H"
+TIME_FORMATS = "a time such as 2026-11-22T06:00Z, now, now-2h, or milliseconds since 1970"
 
 
 def parse_duration(text: str) -> float:
     """Return the seconds of a duration; a bare number is in seconds. Raises ValueError for any other string."""
     normalized, seconds = text.strip().lower(), math.nan
-    if _NUMBER.fullmatch(normalized):
+    if _NUMBER_PATTERN.fullmatch(normalized):
         seconds = float(normalized)
-    elif _PARTS.fullmatch(normalized):
-        seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(normalized))
-    elif iso := _ISO.fullmatch(normalized):
+    elif _DURATION_PATTERN.fullmatch(normalized):
+        seconds = sum(float(number) * SECONDS_PER_UNIT[unit] for number, unit in _DURATION_PART.findall(normalized))
+    elif iso := _ISO_DURATION.fullmatch(normalized):
         amounts_by_unit = zip(iso.groups(), "wdhms", strict=True)
-        seconds = sum(float(number) * UNITS[unit] for number, unit in amounts_by_unit if number is not None)
-    if not math.isfinite(seconds):  # also if it has too many digits for a float
-        raise ValueError(f"{text!r} is not {DURATION}")
+        seconds = sum(float(number) * SECONDS_PER_UNIT[unit] for number, unit in amounts_by_unit if number is not None)
+    if not math.isfinite(seconds):  # or infinite, if it has too many digits for a float
+        raise ValueError(f"{text!r} is not {DURATION_FORMATS}")
     return seconds
 
 
 def parse_seconds_option(value: object, option: str) -> float:
-    """Return the seconds of an option, which is a number or a duration string. Raises ValueError, naming the option."""
+    """Return the seconds of an option's value, a number or a duration string. Raises ValueError, naming the option."""
     try:
         seconds = parse_duration(value) if isinstance(value, str) else float(cast("float", value))
         if isinstance(value, bool | bytes | bytearray):  # which Python would convert to numbers
             seconds = math.nan
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{option}: {value!r} is not {DURATION}") from None
+        raise ValueError(f"{option}: {value!r} is not {DURATION_FORMATS}") from None
     if math.isnan(seconds):
-        raise ValueError(f"{option}: {value!r} is not {DURATION}")
+        raise ValueError(f"{option}: {value!r} is not {DURATION_FORMATS}")
     if not seconds >= 0:
         raise ValueError(f"{option}: {value!r} is less than 0 s")
     return seconds
@@ -89,16 +89,16 @@ SETTING_LIMITS = {
     "renew_seconds": DurationLimits(0.05, 200.0, "a lease that is not renewed in time goes to another worker"),
     "grace_seconds": DurationLimits(0.0, 3600.0, "a lease that was given up waits that long for a worker that joins"),
 }
-"""The limits of the planner's settings that are durations. 0 is allowed if no wait depends on it."""
+"""The limits of the planner's settings that are durations. The least value is 0 only if no wait depends on it."""
 
 
-def check_duration(limits: DurationLimits, seconds: float, named: str) -> str:
+def check_duration(limits: DurationLimits, seconds: float, option_label: str) -> str:
     """Check the seconds of an option against its limits.
 
     Args:
         limits: The limits of the option.
         seconds: Its value.
-        named: The option as its user writes it.
+        option_label: The option as the user writes it.
 
     Returns:
         A warning, or "" if the value is usual.
@@ -107,28 +107,29 @@ def check_duration(limits: DurationLimits, seconds: float, named: str) -> str:
         ValueError: The value is below the option's limit.
     """
     if not seconds >= limits.least:
-        raise ValueError(f"{named}: {seconds:g} s is less than {limits.least:g} s; a bare number is in seconds")
+        raise ValueError(f"{option_label}: {seconds:g} s is less than {limits.least:g} s; a bare number is in seconds")
     if limits.usual < seconds < math.inf:
         return (
-            f"{named} is {seconds:g} s: {limits.consequence}; a bare number is in seconds, where the KCL's settings "
+            f"{option_label} is {seconds:g} s: {limits.consequence}; a bare number is in seconds, where the KCL's "
+            "settings "
             "are in milliseconds"
         )
     return ""
 
 
 def parse_time_ms(text: str, now: float) -> int:
-    """Parse a time and return it in milliseconds since 1970; a time without a zone is UTC.
+    """Parse a time and return it in milliseconds since 1970. A time without a zone is in UTC.
 
     Args:
         text: The time.
         now: The present time in seconds since 1970.
 
     Raises:
-        ValueError: It is not a time, or not in the years 1 to 9999.
+        ValueError: The text is not a time, or the time is not in the years 1 to 9999.
     """
     try:
         stripped = text.strip()
-        if _MILLISECONDS.fullmatch(stripped):
+        if _MILLISECONDS_PATTERN.fullmatch(stripped):
             milliseconds = int(stripped)
         elif stripped.lower().startswith("now"):
             milliseconds = round((now + (_parse_signed_duration(stripped[3:]) if stripped[3:] else 0.0)) * 1000)
@@ -137,7 +138,7 @@ def parse_time_ms(text: str, now: float) -> int:
             milliseconds = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
         datetime.fromtimestamp(milliseconds / 1000, UTC)  # raises for years outside 1 to 9999
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is not {MOMENT}") from None
+        raise ValueError(f"{text!r} is not {TIME_FORMATS}") from None
     return milliseconds
 
 
@@ -165,9 +166,9 @@ def format_time(milliseconds: float) -> str:
 
 # Positions
 
-STARTS = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
+INITIAL_POSITIONS = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 
-_OTHER_NAMES = {"EARLIEST": "TRIM_HORIZON", "BEGINNING": "TRIM_HORIZON", "END": "LATEST"}
+_POSITION_ALIASES = {"EARLIEST": "TRIM_HORIZON", "BEGINNING": "TRIM_HORIZON", "END": "LATEST"}
 
 
 def find_named_position(text: str) -> str | None:
@@ -176,34 +177,32 @@ def find_named_position(text: str) -> str | None:
     Case is ignored, and `-` is read as `_`.
     """
     position_name = text.strip().upper().replace("-", "_")
-    position_name = _OTHER_NAMES.get(position_name, position_name)
+    position_name = _POSITION_ALIASES.get(position_name, position_name)
     return position_name if position_name in SENTINELS else None
 
 
-EARLIEST_MS, LATEST_MS, BEYOND_MS = 10**11, 10**13, 253_402_300_800_000
-"""The beginnings of the years 1973, 2286 and 10000, in milliseconds. If a number means a time before 1973 or after
-2286, its unit was probably mistaken (seconds for milliseconds, say)."""
+PLAUSIBLE_MS_MIN, PLAUSIBLE_MS_MAX, YEAR_10000_MS = 10**11, 10**13, 253_402_300_800_000
+"""The beginnings of the years 1973, 2286 and 10000, in milliseconds. If a number stands for a time before 1973 or after
+2286, its unit is probably wrong (for example, seconds instead of milliseconds)."""
 
 
 def check_time_ms(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:
-    """Return this time if it is plausible as milliseconds since 1970.
-
-    0 stands for the beginning.
+    """Return this time if it is plausible as milliseconds since 1970, or 0, which stands for the beginning.
 
     Args:
         milliseconds: The time.
-        option: The option as its user writes it.
-        in_seconds: Whether the option is given in seconds. This matters for the message only.
+        option: The option as the user writes it.
+        in_seconds: Whether the user gave the time in seconds. This only changes the message.
 
     Raises:
         ValueError: The time is before 1973 or after 2286; the message names the option.
     """
-    if milliseconds == 0 or EARLIEST_MS <= milliseconds < LATEST_MS:
+    if milliseconds == 0 or PLAUSIBLE_MS_MIN <= milliseconds < PLAUSIBLE_MS_MAX:
         return milliseconds
-    formatted_time = format_time(milliseconds) if abs(milliseconds) < BEYOND_MS else "after the year 9999"
+    formatted_time = format_time(milliseconds) if abs(milliseconds) < YEAR_10000_MS else "after the year 9999"
     if in_seconds:
         raise ValueError(f"{option}: {milliseconds // 1000} s since 1970 is {formatted_time}; give it in seconds")
-    probable_unit = "seconds" if milliseconds < EARLIEST_MS else "microseconds"
+    probable_unit = "seconds" if milliseconds < PLAUSIBLE_MS_MIN else "microseconds"
     raise ValueError(
         f"{option}: {milliseconds} ms since 1970 is {formatted_time}; is it in {probable_unit}? "
         "give milliseconds, or a time such as 2026-11-22T06:00Z"
@@ -223,36 +222,38 @@ def parse_initial_position(text: str, now: float, field: str) -> Position:
     """
     position_name = find_named_position(text)
     if position_name == "AT_TIMESTAMP":
-        raise ValueError(f"{field}: in place of AT_TIMESTAMP write the time itself, {MOMENT}")
+        raise ValueError(f"{field}: in place of AT_TIMESTAMP write the time itself, {TIME_FORMATS}")
     if position_name in {"TRIM_HORIZON", "LATEST"}:
         return Position(position_name)
     try:
         return at_timestamp(parse_time_ms(text, now))
     except ValueError:
-        hint = did_you_mean(text.upper(), STARTS)
-        raise ValueError(f"{field}: {text!r} is neither {', '.join(STARTS)} nor {MOMENT}{hint}") from None
+        hint = did_you_mean(text.upper(), INITIAL_POSITIONS)
+        raise ValueError(
+            f"{field}: {text!r} is neither {', '.join(INITIAL_POSITIONS)} nor {TIME_FORMATS}{hint}"
+        ) from None
 
 
 # Settings
 
 
 def combine_settings(
-    given: dict[str, Any], more: Sequence[str] | Mapping[str, object], option: str = "--set"
+    settings: dict[str, Any], more_settings: Sequence[str] | Mapping[str, object], option: str = "--set"
 ) -> dict[str, Any]:
-    """Combine settings into one mapping, leaving out those in `given` that are None.
+    """Combine settings into one mapping, omitting those in `settings` that are None.
 
     Args:
-        given: Settings by name.
-        more: Further settings, by name or each as `name=value`.
-        option: The name of the option `more`, for error messages.
+        settings: Settings by name.
+        more_settings: Further settings, either a mapping or strings of the form `name=value`.
+        option: The name of the option `more_settings`, for error messages.
 
     Raises:
-        ValueError: A setting has another form.
+        ValueError: A setting is not of the form `name=value`.
     """
-    fields = {name: value for name, value in given.items() if value is not None}
-    if isinstance(more, Mapping):
-        return fields | dict(more)
-    for setting in more:
+    fields = {name: value for name, value in settings.items() if value is not None}
+    if isinstance(more_settings, Mapping):
+        return fields | dict(more_settings)
+    for setting in more_settings:
         if not isinstance(setting, str):
             raise ValueError(f"{option}: {setting!r} is not of the form name=value")  # noqa: TRY004  bad usage
         name, separator, text = setting.partition("=")
@@ -271,23 +272,25 @@ def config_from_settings(fields: dict[str, Any]) -> Config:
 
 
 HUB_LEASE_SECONDS = 120.0
-"""How many seconds without an update most Azure SDKs wait before they take over a partition. The Python SDK waits 180
-s."""
+"""After how many seconds without an update most Azure SDKs take over a partition. The Python SDK waits 180 s."""
 
 HUB_CYCLE_SECONDS = 30.0
-"""How often most official workers read the ownerships, in seconds."""
+"""The interval at which most workers of Azure's SDKs read the ownerships, in seconds."""
 
 HUB_RENEW_SECONDS = 20.0
-"""How often to renew. JavaScript's and Go's workers take over ownerships after 60 s, whatever our settings are."""
+"""The interval at which to renew.
+
+Workers in JavaScript and Go take over ownerships after 60 s, whatever we set here.
+"""
 
 
-def with_event_hub_times(config: Config, given: Container[str]) -> Config:
-    """Return the configuration with the Event Hubs defaults for the times that are not in `given`.
+def with_event_hub_times(config: Config, given_names: Container[str]) -> Config:
+    """Return the configuration with the Event Hubs defaults for the times that are not in `given_names`.
 
-    Workers of the Azure SDKs, which are slow by design, may be in the same group. The defaults are chosen to suit them.
+    Workers of the Azure SDKs, which are slow by design, may be in the same group. These defaults suit them.
     """
     lease_seconds = (
-        config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
+        config.lease_seconds if "lease_seconds" in given_names else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
     )
     defaults = Config(rules=config.rules, lease_seconds=lease_seconds)
     hub_times: dict[str, Any] = {
@@ -295,7 +298,7 @@ def with_event_hub_times(config: Config, given: Container[str]) -> Config:
         "cycle_seconds": min(HUB_CYCLE_SECONDS, defaults.cycle_seconds),
         "renew_seconds": min(HUB_RENEW_SECONDS, defaults.renew_seconds),
     }
-    return evolve(config, **{name: value for name, value in hub_times.items() if name not in given})
+    return evolve(config, **{name: value for name, value in hub_times.items() if name not in given_names})
 
 
 def config_for_source(source: str, fields: dict[str, Any]) -> Config:

@@ -1,9 +1,9 @@
 """Parses JSON documents that describe a group, and formats the plan for it as JSON, without I/O.
 
 `JsonValue` parses a document field by field, and every error message names the field by its path. `format_lease_json`
-and `format_shard_json` format leases and shards in the form that `leasehold plan` reads, without a lease's default
-values. `parse_plan_request` parses leases, shards, worker and configuration. `FORMS` defines how the fields of each
-class are written. Required values and defaults are defined by the classes themselves.
+and `format_shard_json` format leases and shards in the form that `leasehold plan` reads. Fields of a lease that have
+their default values are omitted. `parse_plan_request` parses leases, shards, worker and configuration. `FORMS` defines
+how the fields of each class are written. The classes themselves define which fields are required, and the defaults.
 """
 
 import json
@@ -40,12 +40,12 @@ from leasehold.stores.printable import did_you_mean, printable
 
 T = TypeVar("T")
 
-LARGEST = 1e12
-"""The largest number in a plan. The seconds, counts and weights of real fleets are far smaller."""
+NUMBER_MAX = 1e12
+"""The largest number that a document may contain. The seconds, counts and weights of real groups are far smaller."""
 
 
 class BadJsonField(ValueError):
-    """A field is missing, unknown or wrong; the message begins with its path."""
+    """A field is missing, unknown or wrong. The message begins with its path."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
@@ -75,26 +75,29 @@ def parse_json_document(text: bytes) -> "JsonValue":
 
 @frozen
 class JsonValue:
-    """A value at a path. Each method returns it as one type, or raises BadJsonField if it is not of that type."""
+    """A value and its path in the document.
+
+    Each method returns it as one type, or raises BadJsonField if it has another.
+    """
 
     path: str
-    found: Any
+    raw_value: Any
 
-    def make_error(self, wanted: str) -> BadJsonField:
+    def make_error(self, expected: str) -> BadJsonField:
         """Return the error for a value that is not of the wanted kind."""
         try:
-            found_json = json.dumps(self.found, default=str)
-        except RecursionError:  # it was parsed a few stack frames further out
+            found_json = json.dumps(self.raw_value, default=str)
+        except RecursionError:  # the parser, a few stack frames further out, was just able to parse it
             found_json = "a value of a thousand levels"
         if len(found_json) > 60:  # noqa: PLR2004  one line
             found_json = found_json[:57] + "..."
-        return BadJsonField(f"{self.path}: {found_json} is not {wanted}")
+        return BadJsonField(f"{self.path}: {found_json} is not {expected}")
 
     def parse_text(self) -> str:
         """Return a string."""
-        if not isinstance(self.found, str):
+        if not isinstance(self.raw_value, str):
             raise self.make_error("a string")
-        return self.found
+        return self.raw_value
 
     def parse_name(self) -> str:
         """Return a string of at least one character."""
@@ -104,35 +107,38 @@ class JsonValue:
 
     def parse_one_of(self, *names: str) -> str:
         """Return the value, which must be one of these strings."""
-        if not isinstance(self.found, str) or self.found not in names:
-            hint = did_you_mean(self.found, names) if isinstance(self.found, str) else ""
+        if not isinstance(self.raw_value, str) or self.raw_value not in names:
+            hint = did_you_mean(self.raw_value, names) if isinstance(self.raw_value, str) else ""
             raise self.make_error(f"one of {', '.join(names)}{hint}")
-        return self.found
+        return self.raw_value
 
     def parse_flag(self) -> bool:
         """Return true or false."""
-        if not isinstance(self.found, bool):
+        if not isinstance(self.raw_value, bool):
             raise self.make_error("true or false")
-        return self.found
+        return self.raw_value
 
-    def parse_number(self, least: float = 0.0, most: float = LARGEST) -> float:
+    def parse_number(self, least: float = 0.0, most: float = NUMBER_MAX) -> float:
         """Return a finite number."""
-        if isinstance(self.found, bool) or not isinstance(self.found, int | float):
+        if isinstance(self.raw_value, bool) or not isinstance(self.raw_value, int | float):
             raise self.make_error("a number")
-        if not least <= self.found <= most:
+        if not least <= self.raw_value <= most:
             raise self.make_error(f"between {least:g} and {most:g}")
-        return float(self.found)
+        return float(self.raw_value)
 
-    def parse_integer(self, least: int = 0, most: float = LARGEST) -> int:
+    def parse_integer(self, least: int = 0, most: float = NUMBER_MAX) -> int:
         """Return an integer."""
-        if isinstance(self.found, bool) or not isinstance(self.found, int):
+        if isinstance(self.raw_value, bool) or not isinstance(self.raw_value, int):
             raise self.make_error("a whole number")
-        if not least <= self.found <= most:
+        if not least <= self.raw_value <= most:
             raise self.make_error(f"between {least} and {most:g}")
-        return self.found
+        return self.raw_value
 
     def parse_decimal(self, most: int) -> int:
-        """Return an integer from a decimal string, in which large integers keep all digits, unlike in JSON numbers."""
+        """Return an integer from a decimal string.
+
+        Unlike a JSON number, the string keeps all digits of a large integer.
+        """
         text = self.parse_text()
         if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
             raise self.make_error(f"a decimal string of at most {most}")
@@ -140,19 +146,19 @@ class JsonValue:
 
     def items(self) -> list["JsonValue"]:
         """Return the elements of a list."""
-        if not isinstance(self.found, list):
+        if not isinstance(self.raw_value, list):
             raise self.make_error("a list")
-        return [JsonValue(f"{self.path}[{index}]", element) for index, element in enumerate(self.found)]
+        return [JsonValue(f"{self.path}[{index}]", element) for index, element in enumerate(self.raw_value)]
 
     def fields(self) -> "UnreadFields":
         """Return the fields of an object."""
-        if not isinstance(self.found, dict):
+        if not isinstance(self.raw_value, dict):
             raise self.make_error("an object")
-        return UnreadFields("" if self.path == "input" else f"{self.path}.", dict(self.found))
+        return UnreadFields("" if self.path == "input" else f"{self.path}.", dict(self.raw_value))
 
-    def parse_unless_null(self, read: Callable[["JsonValue"], T], *, null: T) -> T:
-        """Return the value that `read` returns, or `null` if the value is null."""
-        return null if self.found is None else read(self)
+    def parse_unless_null(self, parse: Callable[["JsonValue"], T], *, null: T) -> T:
+        """Return the value that `parse` returns, or `null` if the value is null."""
+        return null if self.raw_value is None else parse(self)
 
 
 @define
@@ -162,12 +168,12 @@ class UnreadFields:
     Attributes:
         prefix: The path of the object, with a dot at its end.
         unread: The values of the fields.
-        asked: The names of the fields that are allowed.
+        asked: The names of the allowed fields, for suggestions in messages.
     """
 
     prefix: str
     unread: dict[str, Any] = field(factory=dict)
-    asked: set[str] = field(factory=set)
+    allowed_names: set[str] = field(factory=set)
 
     def take_required_field(self, name: str) -> JsonValue:
         """Return a required field."""
@@ -175,23 +181,23 @@ class UnreadFields:
             raise BadJsonField(f"{self.prefix}{name}: is missing")
         return JsonValue(f"{self.prefix}{name}", self.unread.pop(name))
 
-    def take_optional_field(self, name: str, read: Callable[[JsonValue], T], default: T) -> T:
+    def take_optional_field(self, name: str, parse: Callable[[JsonValue], T], default: T) -> T:
         """Return an optional field."""
-        self.asked.add(name)
-        return read(self.take_required_field(name)) if name in self.unread else default
+        self.allowed_names.add(name)
+        return parse(self.take_required_field(name)) if name in self.unread else default
 
     def check_all_read(self) -> None:
         """Raise BadJsonField if any field has not been read."""
         for name in self.unread:
-            raise BadJsonField(f"{self.prefix}{name}: unknown field{did_you_mean(name, self.asked)}")
+            raise BadJsonField(f"{self.prefix}{name}: unknown field{did_you_mean(name, self.allowed_names)}")
 
 
-_ALWAYS = ("key", "owner", "version", "idle", "checkpoint")
-_OPTIONAL = (
+_REQUIRED_LEASE_FIELDS = ("key", "owner", "version", "idle", "checkpoint")
+_OPTIONAL_LEASE_FIELDS = (
     *("sub", "token", "stream", "shard", "parents", "hash_range", "next_owner", "next_owner_idle", "yields"),
     *("leaving", "epoch", "annotations", "weight", "held"),
 )
-_DEFAULTS = lease_to_cells(Lease(""))
+_DEFAULT_LEASE_CELLS = lease_to_cells(Lease(""))
 
 JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle", "annotations": "notes"}
 """The fields of a lease that have another name in JSON."""
@@ -200,9 +206,11 @@ JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle", "annotations
 def format_lease_json(lease: Lease) -> dict[str, Any]:
     """Return the lease as a JSON object, which always contains key, owner, version, idle and checkpoint."""
     values = lease_to_cells(lease)
-    default = _DEFAULTS | {"shard": lease.key}
-    return {name: values[name] for name in _ALWAYS} | {
-        JSON_NAMES.get(name, name): values[name] for name in _OPTIONAL if values[name] != default[name]
+    default_values = _DEFAULT_LEASE_CELLS | {"shard": lease.key}
+    return {name: values[name] for name in _REQUIRED_LEASE_FIELDS} | {
+        JSON_NAMES.get(name, name): values[name]
+        for name in _OPTIONAL_LEASE_FIELDS
+        if values[name] != default_values[name]
     }
 
 
@@ -215,7 +223,7 @@ def format_shard_json(shard: Shard) -> dict[str, Any]:
 Form = Callable[[JsonValue], Any]
 """Parses the written form of one field."""
 
-_FIRST = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
+_INITIAL_POSITIONS = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 
 RULES: dict[str, type[RuleSet]] = {each.name: each for each in known_rule_sets()}
 
@@ -225,7 +233,7 @@ LISTING_FIELDS = ("at", "lags", "malformed", "says", "status", "statuses", "trou
 
 @frozen
 class PlanRequest:
-    """Everything from which a plan is made."""
+    """The input of a plan."""
 
     leases: tuple[Lease, ...]
     shards: tuple[Shard, ...] | None
@@ -295,7 +303,7 @@ def parse_shard(value: JsonValue) -> Shard:
 
 
 def parse_config(value: JsonValue) -> Config:
-    """Parse a configuration, in which the options of the rule set are not nested. Raises BadJsonField."""
+    """Parse a configuration. The rule set's options are fields of the configuration itself. Raises BadJsonField."""
     fields = value.fields()
     rules = _build_from_fields(
         RULES[fields.take_optional_field("rules", lambda name: name.parse_one_of(*RULES), "minimal")],
@@ -303,7 +311,7 @@ def parse_config(value: JsonValue) -> Config:
         is_complete=False,
     )
     initial_position = Position(
-        fields.take_optional_field("initial_position", lambda name: name.parse_one_of(*_FIRST), "LATEST")
+        fields.take_optional_field("initial_position", lambda name: name.parse_one_of(*_INITIAL_POSITIONS), "LATEST")
     )
     if initial_position.sequence == "AT_TIMESTAMP":
         initial_position = at_timestamp(fields.take_required_field("timestamp_ms").parse_integer(most=2**53))
@@ -327,10 +335,10 @@ def _build_from_fields(
         kind: The class.
         fields: The written fields.
         is_complete: Whether all fields must have been read afterwards.
-        attributes: Attributes that are made from several fields.
+        attributes: Attributes that the caller has made, because each depends on several fields.
     """
     forms = FORMS[kind]
-    fields.asked.update(forms)
+    fields.allowed_names.update(forms)
     for name, attribute in fields_dict(kind).items():  # type: ignore[arg-type]  # mypy treats the class as a function
         json_name = JSON_NAMES.get(name, name)
         if json_name in forms and (json_name in fields.unread or attribute.default is NOTHING):
@@ -348,7 +356,7 @@ def _nullable_form(null: object, form: Form) -> Form:
 
 
 def _form_of_tuple(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[T, ...]]:
-    return lambda value: tuple(form(each) for each in value.items())
+    return lambda value: tuple(form(element) for element in value.items())
 
 
 def _parse_hole(value: JsonValue) -> Hole:
@@ -360,8 +368,8 @@ def _form_of_pairs(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tupl
     """Return a function that parses an object into pairs of name and value, sorted by name."""
 
     def parse_pairs(value: JsonValue) -> tuple[tuple[str, T], ...]:
-        unread = value.fields()
-        return tuple((name, form(unread.take_required_field(name))) for name in sorted(unread.unread))
+        unread_fields = value.fields()
+        return tuple((name, form(unread_fields.take_required_field(name))) for name in sorted(unread_fields.unread))
 
     return parse_pairs
 
@@ -386,54 +394,56 @@ def _parse_hash_range(value: JsonValue) -> HashRange:
 
 
 def _form_for_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set declares
-    """Return the form of an option by its declared type. The rule set itself checks its other requirements."""
+    """Return the form for the declared type of a rule set's option. The rule set itself checks anything else."""
     if get_origin(kind) is Literal:
         return lambda value: value.parse_one_of(*get_args(kind))
     if kind in {bool, float}:
-        return JsonValue.parse_flag if kind is bool else _seconds
-    plain: Form = _whole_or_none if kind is int or int in get_args(kind) else lambda value: value.found
+        return JsonValue.parse_flag if kind is bool else _parse_seconds
+    scalar_form: Form = (
+        _parse_integer_or_none if kind is int or int in get_args(kind) else lambda value: value.raw_value
+    )
     if tuple[str, ...] not in get_args(kind):
-        return plain
-    return lambda value: _names(value) if isinstance(value.found, list) else plain(value)
+        return scalar_form
+    return lambda value: _parse_names(value) if isinstance(value.raw_value, list) else scalar_form(value)
 
 
-_names, _seconds = _form_of_tuple(JsonValue.parse_name), JsonValue.parse_number
-_notes: Callable[[JsonValue], Annotations] = _form_of_pairs(JsonValue.parse_text)
-_name_or_none, _whole_or_none = (
+_parse_names, _parse_seconds = _form_of_tuple(JsonValue.parse_name), JsonValue.parse_number
+_parse_annotations: Callable[[JsonValue], Annotations] = _form_of_pairs(JsonValue.parse_text)
+_parse_name_or_none, _parse_integer_or_none = (
     _nullable_form(None, JsonValue.parse_name),
     _nullable_form(None, JsonValue.parse_integer),
 )
-_seconds_or_infinite = _nullable_form(math.inf, _seconds)
+_parse_seconds_or_infinite = _nullable_form(math.inf, _parse_seconds)
 
-_FORMS_OF_KINDS: Mapping[CellKind, Form] = {
+_FORMS_BY_CELL_KIND: Mapping[CellKind, Form] = {
     "name": JsonValue.parse_name,
     "text": JsonValue.parse_text,
-    "names": _names,
-    "worker": _name_or_none,
+    "names": _parse_names,
+    "worker": _parse_name_or_none,
     "count": _parse_count,
     "KB/s": _nullable_form(None, lambda value: round(value.parse_number() * KB)),
-    "seconds": _seconds_or_infinite,
+    "seconds": _parse_seconds_or_infinite,
     "flag": JsonValue.parse_flag,
-    "notes": _notes,
+    "notes": _parse_annotations,
 }
-_OF_A_LEASE = fields_dict(Lease).keys() - {"checkpoint"}
+_LEASE_FIELD_NAMES = fields_dict(Lease).keys() - {"checkpoint"}
 _HASH_RANGE: Mapping[str, Form] = {"hash_range": _nullable_form(None, _parse_hash_range)}
 
 FORMS: Mapping[Any, Mapping[str, Form]] = {
     Lease: {
         **{
-            JSON_NAMES.get(each.name, each.name): _FORMS_OF_KINDS[each.kind]
+            JSON_NAMES.get(each.name, each.name): _FORMS_BY_CELL_KIND[each.kind]
             for each in FIELDS
-            if each.name in _OF_A_LEASE
+            if each.name in _LEASE_FIELD_NAMES
         },
         **_HASH_RANGE,
         "shard": JsonValue.parse_name,
-        "heir_idle": _seconds,  # never infinite
+        "heir_idle": _parse_seconds,  # never infinite
     },
     Shard: {
         "id": JsonValue.parse_name,
         "stream": JsonValue.parse_text,
-        "parents": _names,
+        "parents": _parse_names,
         "open": JsonValue.parse_flag,
         **_HASH_RANGE,
     },
@@ -442,27 +452,27 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
     BulletinState: {
         "latest": _form_of_class(Bulletin),
         "acts_read": JsonValue.parse_integer,
-        "acts_still": _seconds_or_infinite,
-        "looks_still": _seconds,
-        "warned": _seconds_or_infinite,
+        "acts_still": _parse_seconds_or_infinite,
+        "looks_still": _parse_seconds,
+        "warned": _parse_seconds_or_infinite,
         "turned": JsonValue.parse_flag,
         "call": JsonValue.parse_text,
     },
     History: {
-        **dict.fromkeys(("owners_still", "fleet_still", "full_still", "full_took"), _seconds),
-        **dict.fromkeys(("gaps", "paces"), _form_of_pairs(_seconds)),
-        "led": _form_of_pairs(_seconds_or_infinite),
+        **dict.fromkeys(("owners_still", "fleet_still", "full_still", "full_took"), _parse_seconds),
+        **dict.fromkeys(("gaps", "paces"), _form_of_pairs(_parse_seconds)),
+        "led": _form_of_pairs(_parse_seconds_or_infinite),
         "holes": _form_of_tuple(_parse_hole),
         "gone": _form_of_tuple(parse_lease),
-        "full_apart": _seconds_or_infinite,
+        "full_apart": _parse_seconds_or_infinite,
         "hearing": _nullable_form(None, _form_of_class(BulletinState)),
     },
     Me: {"worker": JsonValue.parse_name, "turn": JsonValue.parse_integer, "history": _form_of_class(History)},
-    Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _seconds),
+    Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _parse_seconds),
     **{each: {option.name: _form_for_type(option.type) for option in fields(each)} for each in RULES.values()},
 }
 """How the fields of each class are written. A lease's checkpoint and a configuration's rules and initial position are
-not included, because they are made from several fields. Nor is the stream of a hole, which is optional."""
+missing, because each is made from several fields. The stream of a hole is missing because it is optional."""
 
 
 def plan_from_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
@@ -488,7 +498,10 @@ def plan_from_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
 
 
 def format_action_json(action: Action) -> dict[str, Any]:
-    """Return the action as JSON. `from` is the owner that loses the lease, and `to` is its next owner."""
+    """Return the action as JSON values.
+
+    In the document, `from` is the owner that loses the lease, and `to` the next one.
+    """
     document: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
     match action:
         case Create(lease):
@@ -510,7 +523,7 @@ def format_action_json(action: Action) -> dict[str, Any]:
         case _:
             assert_never(action)
     alternates = action.alternates if isinstance(action, Claim | Steal | RequestHandoff) else ()
-    return document | _field_unless_empty("alternates", [format_action_json(other) for other in alternates])
+    return document | _field_unless_empty("alternates", [format_action_json(alternate) for alternate in alternates])
 
 
 _VERBS = {

@@ -1,15 +1,16 @@
-"""Runs the AWS Lambda function of an event source mapping as a handler, unchanged.
+"""Runs an unchanged AWS Lambda function, written for an event source mapping, as a handler.
 
 `LambdaFunction` builds the event and the context that the mapping would pass, calls the function, and treats the batch
 as done or failed, depending on what the function returns or raises.
 
-1. Without `report_batch_item_failures` a batch is done when the function returns, whatever it returns.
-2. With it, the response names the failed records. The checkpoint moves to just before the first of them, and the batch
-   fails, so it is repeated from that record. A response that cannot be parsed, or that names a record outside the
-   batch, fails the whole batch.
+1. Without the option `report_batch_item_failures`, a batch is done when the function returns, whatever it returns.
+2. With this option, the response names the failed records. The checkpoint moves to just before the first of them, and
+   the batch fails, so it is repeated from that record. A response that cannot be parsed, or that names a record outside
+   the batch, fails the whole batch.
 3. An exception fails the whole batch. So does `SystemExit`, which on Lambda ends only the invocation.
-4. A process makes one call at a time (`Handling.most_calls`), as an execution environment does, because functions may
-   keep state between calls. `leasehold.adapters.lambda_processes` makes concurrent calls, each in a process of its own.
+4. A process makes one call at a time (`Handling.most_calls`), as an execution environment on Lambda does, because
+   functions may keep state between calls. `leasehold.adapters.lambda_processes` makes concurrent calls, each in its own
+   process.
 """
 
 import asyncio
@@ -33,15 +34,17 @@ from leasehold.adapters.sources.protocol import Record, Source, SourceWithArns
 from leasehold.adapters.threads import read_boot_clock
 from leasehold.stores.printable import did_you_mean
 
-PREFIX = "lambda:"
+LAMBDA_PREFIX = "lambda:"
 """The prefix of the name of a handler that is a Lambda function."""
 
 BATCH_SIZE = 100
 """The default number of records in a batch, the same as that of an event source mapping."""
 
-LONGEST_SECONDS = 900.0
-"""Lambda's limit for one invocation. If `handler_seconds` is unlimited, the remaining time is computed from this
-limit."""
+INVOCATION_SECONDS_MAX = 900.0
+"""Lambda's limit for one invocation.
+
+If `handler_seconds` is infinite, the remaining time is computed from this limit.
+"""
 
 
 class ReportedFailure(Unhandled):
@@ -50,7 +53,7 @@ class ReportedFailure(Unhandled):
 
 @frozen
 class FunctionSettings:
-    """A function and how to call it, as a user writes it: `lambda:app.handler?name=orders`.
+    """A Lambda function and how to call it, as parsed from a string such as `lambda:app.handler?name=orders`.
 
     Attributes:
         target: The function as `module:function`.
@@ -85,24 +88,25 @@ class FunctionSettings:
 
 def parse_function_settings(text: str) -> FunctionSettings:
     """Parse the name of a Lambda function with its options. Raises ValueError."""
-    target, _, query = text.removeprefix(PREFIX).partition("?")
+    target, _, query = text.removeprefix(LAMBDA_PREFIX).partition("?")
     module, _, function = target.replace("/", ".").rpartition(".")
     if ":" in target or not all((*module.split("."), function)):
         raise ValueError(
             f"{text!r} is not of the form lambda:file.function; lambda: names a Lambda function, so rename a module "
             "that is called lambda"
         )
-    names = ("report_batch_item_failures", "environment", "name", "memory", "role")
+    option_names = ("report_batch_item_failures", "environment", "name", "memory", "role")
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in names:
+        if name not in option_names:
             raise ValueError(
-                f"{text!r}: unknown option {name!r}; choose among {', '.join(names)}{did_you_mean(name, names)}"
+                f"{text!r}: unknown option {name!r}; choose among "
+                f"{', '.join(option_names)}{did_you_mean(name, option_names)}"
             )
         if not value or name in options:
             raise ValueError(f"{text!r}: option {name!r} must have one value")
         options[name] = value
-    for name in names[:2]:
+    for name in option_names[:2]:
         if options.get(name, "false") not in {"true", "false"}:
             raise ValueError(f"{text!r}: option {name!r} must be true or false")
     if not options.get("memory", "128").isdecimal():
@@ -137,7 +141,7 @@ class LambdaContext:
     tenant_id: None = None
 
     def get_remaining_time_in_millis(self) -> int:
-        """Return the milliseconds left of `handler_seconds`, or of Lambda's 15 minutes if that is unlimited."""
+        """Return how many milliseconds are left of `handler_seconds`, or of Lambda's 15 minutes if that is shorter."""
         return max(0, int((self._deadline - self._clock()) * 1000))
 
     def log(self, message: object) -> None:
@@ -217,12 +221,12 @@ class LambdaFunction:
             memory_limit_in_mb=settings.memory,
             log_group_name=variables["AWS_LAMBDA_LOG_GROUP_NAME"],
             log_stream_name=variables["AWS_LAMBDA_LOG_STREAM_NAME"],
-            deadline=self.clock() + min(self.handler_seconds, LONGEST_SECONDS),
+            deadline=self.clock() + min(self.handler_seconds, INVOCATION_SECONDS_MAX),
             clock=self.clock,
         )
 
     def _set_event_loop(self) -> None:
-        """Set the calling thread's event loop, because functions expect the loop that Lambda's main thread has.
+        """Give the calling thread an event loop, because functions expect one, as in the main thread on Lambda.
 
         All calls share one loop.
         """
@@ -233,19 +237,21 @@ class LambdaFunction:
 
 
 def make_lambda_function(
-    text: str, load: Callable[[str], Callable[..., object]], handler_seconds: float
+    text: str, import_function: Callable[[str], Callable[..., object]], handler_seconds: float
 ) -> LambdaFunction:
     """Return the handler for the Lambda function named in `text`. Raises ValueError.
 
     Args:
         text: The function, as `lambda:file.function` with options.
-        load: Imports `module:function`.
+        import_function: Imports `module:function`.
         handler_seconds: The time limit of one call.
     """
     settings = parse_function_settings(text)
     if settings.environment:
-        os.environ.update(settings.runtime_variables)  # must come before the import, during which libraries read them
-    return LambdaFunction(load(settings.target), settings, handler_seconds)
+        os.environ.update(
+            settings.runtime_variables
+        )  # must come before the import, because libraries read them during the import
+    return LambdaFunction(import_function(settings.target), settings, handler_seconds)
 
 
 # Events
@@ -285,7 +291,10 @@ def make_lambda_events(records: Iterable[Record], *, shard: str, arn: str, role:
 
 
 def _make_change_event(record: Record, arn: str) -> dict[str, Any]:
-    """Return the event of a change: what the API returned, with the stream's ARN and `userIdentity` in lower case."""
+    """Return the event of a change.
+
+    It has the API's fields, `userIdentity` with lower-case names, and the stream's ARN.
+    """
     event: dict[str, Any] = json.loads(record.data)
     if (identity := event.pop("userIdentity", None)) is not None:
         event["userIdentity"] = {name[:1].lower() + name[1:]: value for name, value in identity.items()}
@@ -295,18 +304,18 @@ def _make_change_event(record: Record, arn: str) -> dict[str, Any]:
 # Responses
 
 
-def find_first_failed(response: object, numbers: Sequence[str]) -> int | None:
+def find_first_failed(response: object, sequence_numbers: Sequence[str]) -> int | None:
     """Return the index of the first record that the response reports as failed, or None if no record failed.
 
     Args:
-        response: What the function returned.
-        numbers: The sequence numbers of the batch, in order.
+        response: The value that the function returned.
+        sequence_numbers: The sequence numbers of the batch, in order.
 
     Raises:
         ReportedFailure: The whole batch failed, because the response cannot be parsed or names another record.
     """
     if response is None or (isinstance(response, str | list | tuple) and not response):
-        return None  # the service takes "" and [] for success, too
+        return None  # for the service, "" and [] also mean success
     if not isinstance(response, Mapping):
         raise ReportedFailure(f"its response is {type(response).__name__}, and no object with batchItemFailures")
     failures = response.get("batchItemFailures")
@@ -314,13 +323,13 @@ def find_first_failed(response: object, numbers: Sequence[str]) -> int | None:
         return None
     if not isinstance(failures, list | tuple):
         raise ReportedFailure("its response has batchItemFailures that is not a list")
-    indexes: dict[object, int] = {}
-    for index, number in enumerate(numbers):
-        indexes.setdefault(number, index)  # the user records of an aggregate share a sequence number
-    failed: list[int] = []
+    index_by_number: dict[object, int] = {}
+    for index, sequence_number in enumerate(sequence_numbers):
+        index_by_number.setdefault(sequence_number, index)  # the user records of an aggregate share a sequence number
+    failed_indexes: list[int] = []
     for failure in failures:
         identifier = failure.get("itemIdentifier") if isinstance(failure, Mapping) else None
-        if not isinstance(identifier, str) or identifier not in indexes:
+        if not isinstance(identifier, str) or identifier not in index_by_number:
             raise ReportedFailure("its response names no record of the batch in an itemIdentifier")
-        failed.append(indexes[identifier])
-    return min(failed, default=None)
+        failed_indexes.append(index_by_number[identifier])
+    return min(failed_indexes, default=None)

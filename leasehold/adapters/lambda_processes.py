@@ -1,18 +1,18 @@
 """Calls a Lambda function for several partition keys of a batch at the same time, each call in a separate process.
 
 `ParallelFunction` splits each batch by partition key, as the parallelization factor of an event source mapping does.
-The calls run in processes because few Lambda functions are thread-safe: on Lambda, too, each concurrent call has its
+The calls run in processes because few Lambda functions are thread-safe. On Lambda, each concurrent call also has its
 own process.
 
 1. A key always goes to the same process. Its records are handled one call after another, in order.
-2. Everything before the lowest sequence number that failed in any part is checkpointed, and the batch fails from there.
-   The records after it that have succeeded in another part are not repeated while this worker holds the lease.
-3. A process that ends during a call fails its part of the batch; the next call starts another process.
-4. A process whose call takes longer than `handler_seconds` is killed, which fails its part, too. The time counts from
-   when the function is loaded, as on Lambda, so a slow import does not use it up.
-5. However a worker ends, its processes end, too: their connections are then closed, and each process ends at once, even
-   if its function never returns to the interpreter. Until then it ignores SIGTERM, SIGINT and SIGHUP, because the
-   worker waits for its call.
+2. The checkpoint moves to just before the lowest sequence number that failed in any part, and the batch fails from
+   there. Later records that have succeeded in another part are not repeated while this worker holds the lease.
+3. If a process ends during a call, its part of the batch fails. The next call starts another process.
+4. If a call takes longer than `handler_seconds`, its process is killed and its part of the batch fails. As on Lambda,
+   the time starts once the function is loaded, so a slow import does not use it up.
+5. However a worker ends, its processes end as well. Their connections are then closed, and each process ends at once,
+   even if its function never returns to the interpreter. Until then a process ignores SIGTERM, SIGINT and SIGHUP,
+   because the worker waits for its call.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import said
 
-START = """
+PROCESS_CODE = """
 import signal, sys
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     # Before the imports, which take a while. Not SIG_IGN, which programs that the function starts would inherit.
@@ -48,8 +48,8 @@ serve_function_calls(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 WATCH_SECONDS = 1.0
-"""How often to check whether a process has ended. The connection does not show this if a child of the process keeps it
-open."""
+"""The interval at which to check whether a process has ended. The connection does not show this if a child of the
+process keeps the connection open."""
 
 LOAD_SECONDS = 60.0
 """How long a process may take to load its function, in addition to the time limit of the call."""
@@ -57,7 +57,7 @@ LOAD_SECONDS = 60.0
 
 @frozen
 class FunctionSetup:
-    """What a process needs to load the function."""
+    """The data that a process needs to load the function."""
 
     settings: FunctionSettings
     handler_seconds: float
@@ -75,11 +75,11 @@ class FunctionCall:
 
 @frozen
 class FunctionReply:
-    """How a call ended.
+    """The result of a call.
 
     Attributes:
         failed: The index of the first record that failed; None if all succeeded.
-        why: Why the call failed, without the message of an exception, which may contain a record.
+        why: The reason why the call failed. It omits the message of an exception, which may contain a record.
         trace: The traceback of the exception.
     """
 
@@ -90,7 +90,7 @@ class FunctionReply:
 
 @frozen
 class FunctionLoaded:
-    """The process has loaded the function, and begins the call."""
+    """A message that the process has loaded the function and now begins the call."""
 
 
 @frozen
@@ -99,8 +99,8 @@ class StartedProcess:
 
     Attributes:
         process: The process.
-        connection: For calls and replies.
-        lifeline: Nothing is ever sent on it. The process ends when it is closed.
+        connection: The connection for calls and replies.
+        lifeline: A connection on which nothing is sent. The process ends when this connection is closed.
     """
 
     process: "subprocess.Popen[bytes]"
@@ -117,22 +117,22 @@ class FunctionProcess:
     """A process that calls the function. It is started when it is first needed, and restarted after it has ended.
 
     Attributes:
-        setup: What it needs to load the function.
-        loaded: Whether it has loaded the function.
+        setup: The data that the process needs to load the function.
+        loaded: Whether the process has loaded the function.
     """
 
     setup: FunctionSetup
     loaded: bool = False
-    _running: StartedProcess | None = None
+    _started_process: StartedProcess | None = None
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is no process, or it has ended."""
-        return self._running is None or self._running.process.poll() is not None
+        """Whether the process has not been started or has ended."""
+        return self._started_process is None or self._started_process.process.poll() is not None
 
     @property
     def limit_seconds(self) -> float:
-        """The most seconds from now until its call has ended."""
+        """The time limit, in seconds, for a call that begins now."""
         return self.setup.handler_seconds + (0.0 if self.loaded else LOAD_SECONDS)
 
     def send_call(self, call: FunctionCall) -> Connection:
@@ -140,30 +140,30 @@ class FunctionProcess:
 
         Raises OSError, and RuntimeError if no thread can be started.
         """
-        if self._running is None or self.has_ended:
+        if self._started_process is None or self.has_ended:
             self.kill_process()
-            self._running = self._start_process()
-        running, sent = self._running, threading.Event()
+            self._started_process = self._start_process()
+        started_process, call_sent = self._started_process, threading.Event()
         limit_seconds = min(self.limit_seconds, threading.TIMEOUT_MAX)
 
         def kill_after_limit() -> None:
-            if not sent.wait(limit_seconds):
-                running.process.kill()
+            if not call_sent.wait(limit_seconds):
+                started_process.process.kill()
 
-        # Limit the time of the send in a second thread, because a suspended process reads nothing, and sending a large
-        # call to it would block forever.
+        # Limit the time of the send with a second thread. A suspended process reads nothing, so sending a large call to
+        # it would block forever.
         spawn("leasehold-send", kill_after_limit, lambda _fault: None)
         try:
-            running.connection.send(call)
+            started_process.connection.send(call)
         finally:
-            sent.set()
-        return running.connection
+            call_sent.set()
+        return started_process.connection
 
     def receive_reply(self) -> FunctionReply | FunctionLoaded:
-        """Return what was received from the process, or a failure if it has ended."""
+        """Return the message that was received from the process, or a failure if the process has ended."""
         try:
-            if self._running is not None and self._running.connection.poll():
-                reply: FunctionReply | FunctionLoaded = self._running.connection.recv()
+            if self._started_process is not None and self._started_process.connection.poll():
+                reply: FunctionReply | FunctionLoaded = self._started_process.connection.recv()
                 self.loaded = self.loaded or isinstance(reply, FunctionLoaded)
                 return reply
         except (EOFError, OSError):
@@ -171,25 +171,25 @@ class FunctionProcess:
         return FunctionReply(0, f"the process of its function has ended with status {self.kill_process()}")
 
     def kill_process(self) -> int | None:
-        """Kill the process, if there is one, and return its status."""
-        if self._running is None:
+        """Kill the process if there is one. Return its exit status, or None if there was none."""
+        if self._started_process is None:
             return None
-        running, self._running, self.loaded = self._running, None, False
-        running.connection.close()
-        running.lifeline.close()
-        running.process.kill()
-        return running.process.wait()
+        started_process, self._started_process, self.loaded = self._started_process, None, False
+        started_process.connection.close()
+        started_process.lifeline.close()
+        started_process.process.kill()
+        return started_process.process.wait()
 
     def _start_process(self) -> StartedProcess:
-        our_end, their_end = Pipe()
-        watched, lifeline = Pipe(duplex=False)
-        with their_end, watched:
-            descriptors = (their_end.fileno(), watched.fileno())
-            arguments = [sys.executable, "-P", "-c", START, *map(str, descriptors)]
-            # Do not pass on the standard input, through which a supervisor may request this worker to drain.
+        worker_end, child_end = Pipe()
+        lifeline_child_end, lifeline = Pipe(duplex=False)
+        with child_end, lifeline_child_end:
+            descriptors = (child_end.fileno(), lifeline_child_end.fileno())
+            arguments = [sys.executable, "-P", "-c", PROCESS_CODE, *map(str, descriptors)]
+            # Do not pass on the standard input, because a supervisor may use it to request that this worker drains.
             process = subprocess.Popen(arguments, pass_fds=descriptors, stdin=subprocess.DEVNULL)  # noqa: S603  our own program
-        our_end.send(self.setup)
-        return StartedProcess(process, our_end, lifeline)
+        worker_end.send(self.setup)
+        return StartedProcess(process, worker_end, lifeline)
 
 
 @define(eq=False)
@@ -197,13 +197,13 @@ class ParallelFunction(LambdaFunction):
     """A handler that calls a Lambda function in several processes at once.
 
     Attributes:
-        concurrency: The most parts of a batch, and the number of processes.
+        concurrency: The number of processes, which is also the maximum number of parts of a batch.
     """
 
     concurrency: int = field(kw_only=True)
     _processes: list[FunctionProcess] = field(init=False, factory=list)
-    # For each lease whose batch failed: its fencing number, and the records that succeeded and must not be repeated.
-    _succeeded: dict[str, tuple[int | None, frozenset[PositionKey]]] = field(init=False, factory=dict)
+    # For each lease whose batch failed: its fencing number, and the positions of records that must not be repeated.
+    _succeeded_by_lease: dict[str, tuple[int | None, frozenset[PositionKey]]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -212,26 +212,28 @@ class ParallelFunction(LambdaFunction):
 
     def __call__(self, delivery: Delivery) -> None:
         """Call the function for each part. Raises ReportedFailure."""
-        epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PositionKey]()))
+        epoch, succeeded_orders = self._succeeded_by_lease.pop(delivery.lease, (None, frozenset[PositionKey]()))
         if epoch != delivery.epoch:
-            succeeded = frozenset()  # another worker had the lease, and it may have been reset
+            succeeded_orders = frozenset()  # another worker had the lease in between, and the lease may have been reset
         records_by_process = dict[FunctionProcess, list[Record]]()
         for record in delivery.records:
-            if record.position.order not in succeeded:
+            if record.position.order not in succeeded_orders:
                 process = self._processes[_slot_for_key(record.partition_key or "", self.concurrency)]
                 records_by_process.setdefault(process, []).append(record)
         replies = self._collect_replies(delivery, records_by_process)
         failures = list[tuple[Record, FunctionReply]]()
         for process, records in records_by_process.items():
             reply = replies[process]
-            succeeded |= {record.position.order for record in records[: reply.failed]}
+            succeeded_orders |= {record.position.order for record in records[: reply.failed]}
             if reply.failed is not None:
                 failures.append((records[reply.failed], reply))
-        first, reply = min(failures, key=lambda failure: failure[0].position.order, default=(None, FunctionReply()))
-        failed_order = delivery.read_to.order if first is None else first.position.order
-        if succeeded_later := frozenset(order for order in succeeded if order > failed_order):
-            self._succeeded[delivery.lease] = delivery.epoch, succeeded_later
-        if first is None:
+        first_failed_record, reply = min(
+            failures, key=lambda failure: failure[0].position.order, default=(None, FunctionReply())
+        )
+        failed_order = delivery.read_to.order if first_failed_record is None else first_failed_record.position.order
+        if succeeded_later := frozenset(order for order in succeeded_orders if order > failed_order):
+            self._succeeded_by_lease[delivery.lease] = delivery.epoch, succeeded_later
+        if first_failed_record is None:
             return
         completed_records = [record for record in delivery.records if record.position.order < failed_order]
         if completed_records:
@@ -278,9 +280,9 @@ class ParallelFunction(LambdaFunction):
         return replies
 
 
-def _slot_for_key(key: str, slots: int) -> int:
+def _slot_for_key(key: str, slot_count: int) -> int:
     # Do not use MD5, by which Kinesis chooses shards. The MD5 hashes of all keys of one shard are in the same range.
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % slots
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % slot_count
 
 
 def serve_function_calls(descriptor: int, lifeline: int) -> None:
@@ -294,27 +296,27 @@ def serve_function_calls(descriptor: int, lifeline: int) -> None:
 
     os.set_inheritable(descriptor, False)
     os.set_inheritable(lifeline, False)
-    # The kernel then sends SIGIO, which ends this process. The thread below cannot while the function holds the
-    # interpreter's lock, as a regular expression does.
+    # When the lifeline is closed, the kernel sends SIGIO, which ends this process. The thread below could not end it
+    # while the function holds the interpreter's lock, for example in a regular expression.
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     # Configure logging as the command does, because functions may rely on the handler that Lambda's runtime installs.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    connection, calls = Connection(descriptor), SimpleQueue[FunctionCall]()
+    connection, call_queue = Connection(descriptor), SimpleQueue[FunctionCall]()
     setup: FunctionSetup = connection.recv()
 
     def receive_calls() -> None:
         try:
             while True:
-                calls.put(connection.recv())
+                call_queue.put(connection.recv())
         finally:  # exit without waiting for a running call, because the worker has ended
             os._exit(0)
 
     spawn("leasehold-receive", receive_calls, lambda _fault: None)
     function: LambdaFunction | None = None
     while True:
-        call = calls.get()
+        call = call_queue.get()
         try:
             if function is None:
                 function = _load_function(setup)
@@ -337,9 +339,9 @@ def _call_function(function: LambdaFunction, call: FunctionCall) -> FunctionRepl
         return FunctionReply(0, str(failure))
     finally:
         sys.stdout.flush()  # the process may be killed before its buffer is full
-    why = (
+    reason = (
         ""
         if failed_index is None
         else f"its response reports record {call.records[failed_index].sequence_number} as failed"
     )
-    return FunctionReply(failed_index, why)
+    return FunctionReply(failed_index, reason)

@@ -1,8 +1,9 @@
-"""Declares the options of a worker and of a producer, each in one place: name, type, default, check, help and flag.
+"""Declares the options of a worker and of a producer: for each, its name, type, default, check, help text and flag.
 
-`Options` and `ProduceOptions` are the tables. A field's annotation contains its type in Python and an `Option` with the
-rest. A table defines the keyword arguments of the functions of `leasehold` and the flags of the commands
-(`cli.common.table_options`). `check_options` checks values against it, and the reference page lists it.
+The two tables are `Options` and `ProduceOptions`. The annotation of each field contains the type in Python, and an
+`Option` with everything else. A table defines the keyword arguments of the functions of `leasehold` and the flags of
+the commands (`cli.common.table_options`). `check_options` checks values against it, and the reference page lists its
+options.
 """
 
 import logging
@@ -34,17 +35,17 @@ class Option:
     """The properties of an option besides its type.
 
     Attributes:
-        help: What it does, as a sentence that begins with a verb.
-        default: The value if it is left out; None if that is no value.
-        unset: What happens if it is left out, in words, unless `default` shows it.
-        limits: The limits of a duration, which every duration has.
-        least: The least whole number.
-        most: The largest whole number.
-        check: Returns why a value of another type is wrong, or "".
-        flags: The spellings on the command line, if not only the name with `-` for `_`.
-        in_command: Whether the command has it. An option that only Python can set has no flag.
-        name: Its name, from the table.
-        types: The types in Python, from the table; None is not among them.
+        help: What the option does, as a sentence that begins with a verb.
+        default: The value if the option is omitted; None if it then has no value.
+        unset: A description of what happens if the option is omitted, unless `default` shows it.
+        limits: The limits of a duration. Required for every duration.
+        least: The smallest allowed whole number.
+        most: The largest allowed whole number.
+        check: Returns why a value is wrong, or "". Called only for types that are not checked here.
+        flags: The flags on the command line. By default, the only flag is the name with `-` instead of `_`.
+        in_command: Whether the command has a flag for it. If not, only Python code can set the option.
+        name: The name of the option in the table.
+        types: The types in Python, according to the table, except None.
     """
 
     help: str
@@ -61,29 +62,32 @@ class Option:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The only values, or () if there are others."""
+        """The allowed values, or () if they are not a fixed list."""
         return get_args(self.types[0]) if get_origin(self.types[0]) is Literal else ()
 
-    def parse_and_check(self, value: object, named: str) -> Any:  # noqa: ANN401  each option has its own type
-        """Return the value, with a duration as seconds. Raises ValueError, which begins with `named`."""
+    def parse_and_check(self, value: object, option_label: str) -> Any:  # noqa: ANN401  each option has its own type
+        """Check and return the value, with a duration in seconds.
+
+        Raises ValueError with a message that begins with `option_label`.
+        """
         if self.limits is not None:
-            seconds = parse_seconds_option(value, named)
-            if warning := check_duration(self.limits, seconds, named):
+            seconds = parse_seconds_option(value, option_label)
+            if warning := check_duration(self.limits, seconds, option_label):
                 log.warning("%s", warning)
             return seconds
-        if why := self._explain_invalid(value):
-            raise ValueError(f"{named}: {why}")
+        if reason := self._explain_invalid(value):
+            raise ValueError(f"{option_label}: {reason}")
         return value
 
     def _explain_invalid(self, value: Any) -> str:  # noqa: ANN401  anything
         if self.choices:
             return "" if value in self.choices else f"{value!r} is neither {' nor '.join(self.choices)}"
         match self.types:
-            case (kind,) if kind is bool and not isinstance(value, bool):
+            case (expected_type,) if expected_type is bool and not isinstance(value, bool):
                 return f"{value!r} is neither True nor False"
-            case (kind,) if kind is str and not isinstance(value, str):
+            case (expected_type,) if expected_type is str and not isinstance(value, str):
                 return f"{value!r} is not a string"
-            case (kind,) if kind is int:
+            case (expected_type,) if expected_type is int:
                 is_integer = isinstance(value, int) and not isinstance(value, bool)
                 if not is_integer or value < self.least:
                     return f"{value!r} is not a whole number {'above 0' if self.least == 1 else f'from {self.least}'}"
@@ -93,39 +97,42 @@ class Option:
 
 
 def options_by_name(table: type) -> Mapping[str, Option]:
-    """Return the options of a table by name, in its order."""
+    """Return the options of a table by name, in the order of the table."""
     options = dict[str, Option]()
     for name, annotation in get_type_hints(table, include_extras=True).items():
-        hint, option = get_args(annotation)
-        declared_types = tuple(kind for kind in get_args(hint) if kind is not type(None))
+        type_hint, option = get_args(annotation)
+        declared_types = tuple(
+            declared_type for declared_type in get_args(type_hint) if declared_type is not type(None)
+        )
         options[name] = evolve(option, name=name, types=declared_types)
     return options
 
 
 def check_options(
-    table: type, given: Mapping[str, Any], named: Callable[[str], str] = str
+    table: type, given_options: Mapping[str, Any], option_label: Callable[[str], str] = str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Check the options by their table.
 
     Args:
         table: `Options` or `ProduceOptions`.
-        given: The options by name; None stands for the default.
-        named: Returns an option's name as the caller's user writes it, for error messages.
+        given_options: The options by name; None stands for the default.
+        option_label: Returns an option's name as the user writes it, such as `--to`, for error messages.
 
     Returns:
-        The options that are given, with durations as seconds, and all options, with defaults for those that are not.
+        Two dictionaries, both with durations in seconds: the options that are given, and all options, with defaults for
+        those that are not given.
 
     Raises:
         ValueError: An option is wrong; the message names it.
         TypeError: There is no such option.
     """
-    options, values = options_by_name(table), dict[str, Any]()
-    for name, value in given.items():
+    options, checked_values = options_by_name(table), dict[str, Any]()
+    for name, value in given_options.items():
         if name not in options:
             raise TypeError(f"{name}: there is no such option{did_you_mean(name, options)}")
         if value is not None:
-            values[name] = options[name].parse_and_check(value, named(name))
-    return values, {name: option.default for name, option in options.items()} | values
+            checked_values[name] = options[name].parse_and_check(value, option_label(name))
+    return checked_values, {name: option.default for name, option in options.items()} | checked_values
 
 
 def _check_meter(value: object) -> str:

@@ -1,8 +1,8 @@
-"""Detects forks, ends forked copies, and calls functions at the exit of a process.
+"""Detects forks, ends forked copies of a program, and calls functions at the exit of a process.
 
-A fork copies all objects, but only the thread that called it. In the child, a copy of a worker or producer must not
-wait for threads that were not copied. It must not write to the lease table either, because the original worker in the
-parent still does.
+A fork copies all objects, but of the threads only the one that forked. In the child, a copy of a worker or producer
+must not wait for threads that were not copied. It must not write to the lease table either, because the original worker
+in the parent still does.
 """
 
 import atexit
@@ -57,11 +57,11 @@ class Origin:
 
     @property
     def is_other_process(self) -> bool:
-        """Whether this is another process."""
+        """Whether the current process is not the one that created the object."""
         return self._process is not _process
 
     def check_same_process(self) -> None:
-        """Raise WorkerError in another process."""
+        """Raise WorkerError if the current process is not the one that created the object."""
         if self.is_other_process:
             raise WorkerError(
                 f"this worker belongs to process {self._id}, and a fork copies none of its threads; "
@@ -71,14 +71,14 @@ class Origin:
     def end_forked_copy(self, fault: BaseException | None) -> None:
         """If this is a forked copy of the process, end it as Python ends a program that raised this exception.
 
-        If a handler forks, the child reaches this call when it leaves the handler. If the child continued, it would
-        wait forever for threads that the fork did not copy.
+        If a handler forks, the child reaches this call when it returns from the handler. If the child continued, it
+        would wait forever for threads that the fork did not copy.
         """
         if self.is_other_process:
-            _exit_as_python(fault)
+            _exit_like_python(fault)
 
 
-def _exit_as_python(fault: BaseException | None) -> NoReturn:
+def _exit_like_python(fault: BaseException | None) -> NoReturn:
     exit_status = 1
     try:
         if fault is None:

@@ -13,7 +13,7 @@ from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.stores.aws import create_boto3_session
 from leasehold.stores.urls import AWS, Scheme, check_endpoint, split_url
 
-REQUESTS = 4
+PARALLEL_REQUESTS = 4
 
 _SCHEMES = {"kinesis": Scheme("", AWS | {"wire"})}
 
@@ -21,7 +21,7 @@ _SCHEMES = {"kinesis": Scheme("", AWS | {"wire"})}
 def open_producer(
     source: str,
     options: ProduceOptions,
-    named: Callable[[str], str] = str,
+    option_label: Callable[[str], str] = str,
     *,
     session: boto3.Session | None = None,
 ) -> Producer:
@@ -30,7 +30,7 @@ def open_producer(
     Args:
         source: The stream to write to, as a URL.
         options: The options.
-        named: Returns an option's name as the caller's user writes it, for error messages.
+        option_label: Returns an option's name as the caller's user writes it, for error messages.
         session: A boto3 session with the credentials; by default those of the URL or of the environment.
 
     Raises:
@@ -44,19 +44,24 @@ def open_producer(
     address = parse_stream_address(stream, url_options.get("region"), "SOURCE URL")
     if not address.name or "/" in address.name:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
-    if (wire := url_options.get("wire", "cbor")) not in get_args(WireFormat):
+    if (wire_format := url_options.get("wire", "cbor")) not in get_args(WireFormat):
         raise ValueError("SOURCE URL: option 'wire' must be cbor, json or boto3; without it, records are sent in CBOR")
     endpoint = check_endpoint(url_options.get("endpoint"), "SOURCE URL")
     credentials = create_boto3_session(url_options, "SOURCE URL", session)
-    _, values = check_options(ProduceOptions, options, named)
+    _, option_values = check_options(ProduceOptions, options, option_label)
     settings = Settings(
-        linger_seconds=values["linger_ms"] / 1000,
-        share=values["share"],
-        time_to_live_seconds=values["time_to_live"],
-        on_late=values["on_late"],
-        epoch=values["epoch"],
+        linger_seconds=option_values["linger_ms"] / 1000,
+        share=option_values["share"],
+        time_to_live_seconds=option_values["time_to_live"],
+        on_late=option_values["on_late"],
+        epoch=option_values["epoch"],
     )
     clients = create_producer_clients(
-        address.region, endpoint, REQUESTS, cast("WireFormat", wire), session=credentials, arn=address.arn
+        address.region,
+        endpoint,
+        PARALLEL_REQUESTS,
+        cast("WireFormat", wire_format),
+        session=credentials,
+        arn=address.arn,
     )
     return Producer(clients, address.name, settings)

@@ -2,8 +2,8 @@
 
 Our handlers drain the worker of this process or end a wait. A child created by `multiprocessing` or `os.fork` lacks the
 threads that do this. If the child kept our handlers, it would ignore `Process.terminate()`, and `with Pool()` would
-wait forever. If it kept the wakeup descriptor of an event loop, it would also send its signals to its parent. A child
-therefore gets the handlers that the program had before.
+wait forever. If it kept the wakeup descriptor of an event loop, it would also report its signals to its parent's loop.
+A child therefore gets the handlers that the program had before.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Any
 SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 _previous_handlers: dict[int, SignalHandler] = {}
-_masks = threading.local()
+_saved_masks = threading.local()
 
 
 def replace_handler(number: int, handler: SignalHandler) -> SignalHandler:
@@ -39,7 +39,7 @@ def note_loop_handler(number: int) -> None:
 
 
 def forget_loop_handler(number: int) -> None:
-    """Note that the loop no longer handles this signal."""
+    """Record that the event loop no longer handles this signal."""
     if _previous_handlers.get(number) == signal.SIG_DFL:
         del _previous_handlers[number]
 
@@ -47,11 +47,11 @@ def forget_loop_handler(number: int) -> None:
 def _block_handled_signals() -> None:
     # Block these signals during the fork. Otherwise, a signal that arrives in the child before its handlers are
     # restored would be lost.
-    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _previous_handlers) if _previous_handlers else None
+    _saved_masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _previous_handlers) if _previous_handlers else None
 
 
 def _unblock_signals() -> None:
-    if (mask := getattr(_masks, "before", None)) is not None:
+    if (mask := getattr(_saved_masks, "before", None)) is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 

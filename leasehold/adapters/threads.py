@@ -1,7 +1,6 @@
 """Starts threads, reports their failures, and provides `ThreadScheduler`, which workers use outside simulations.
 
-No thread fails unnoticed. An exception in a thread is passed to the thread's owner, which then ends the run or starts
-another thread.
+Every exception in a thread is passed to the thread's owner, which then ends the run or starts another thread.
 """
 
 import logging
@@ -22,21 +21,21 @@ log = escaped(logging.getLogger("leasehold.runner"))
 SIGNAL_SECONDS = 1.0
 """How long the main thread may wait before it checks for signals.
 
-Python calls signal handlers in the main thread. The system may deliver the signal to another thread, for example one
-that is just starting. The main thread's wait then continues, so without a limit the handler would not be called.
+Python calls signal handlers in the main thread. If the system delivers the signal to another thread, for example one
+that is just starting, the wait of the main thread continues. Without a limit, the handler would then not be called.
 """
 
 
-def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException], object]) -> Thread:
-    """Start a daemon thread, which cannot keep the process from ending.
+def spawn(name: str, work: Callable[[], object], on_failure: Callable[[BaseException], object]) -> Thread:
+    """Start a daemon thread, which does not keep the process from ending.
 
     Args:
         name: The thread's name.
-        work: What to run.
-        failed: Called in the thread with any exception that the work raises.
+        work: The function to run.
+        on_failure: Called in the thread with any exception that the work raises.
 
     Raises:
-        RuntimeError: The system has no thread or no memory left.
+        RuntimeError: The system cannot start another thread, or has no memory left.
     """
 
     def run_reporting_failure() -> None:
@@ -44,7 +43,7 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
             work()
         except BaseException as fault:  # noqa: BLE001  the owner waits for this thread
             try:
-                failed(fault)
+                on_failure(fault)
             except BaseException:
                 log.exception("thread %s ended, and its owner could not be notified", name)
 
@@ -70,8 +69,8 @@ class ThreadScheduler:
 
     Args:
         clock: A clock in seconds that never goes back.
-        uniform: Draws a number between two others.
-        process_id: The id of this process; None makes one.
+        uniform: Returns a random number between two bounds.
+        process_id: The id of this process. If it is None, a new one is generated.
     """
 
     fatal: tuple[type[BaseException], ...] = ()
@@ -95,10 +94,10 @@ class ThreadScheduler:
         return ThreadQueue(self.clock)
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a thread. Raises RuntimeError if the system has none left."""
+        """Start a thread. Raises RuntimeError if the system cannot start another one."""
         spawn(name, work, failed)
 
-    def unforeseen(self, where: str, fault: BaseException) -> None:
+    def log_unexpected(self, where: str, fault: BaseException) -> None:
         """Log the exception with the task that raised it."""
         log.error("%s: unexpected fault", where, exc_info=fault)
 
@@ -107,12 +106,12 @@ class ThreadQueue:
     """A queue between threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        # `SimpleQueue.put` may be called in a signal handler, where the `put` of other queues could deadlock.
+        # Unlike the `put` of other queues, `SimpleQueue.put` cannot deadlock in a signal handler.
         self._items: SimpleQueue[Any] = SimpleQueue()
         self._clock, self.put = clock, self._items.put
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  as in the protocol
-        """Remove and return the next item, or return None if none comes in time."""
+        """Remove and return the next item, or return None if there is none by the time `until`."""
         while True:
             longest_wait_seconds = (
                 SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX

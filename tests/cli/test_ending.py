@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from leasehold.adapters.cli.common.ending import ENDING, EndSignal, raise_on_signal
+from leasehold.adapters.cli.common.ending import END_SIGNALS, EndSignal, raise_on_signal
 
 SET = signal.signal
 
@@ -13,7 +13,7 @@ SET = signal.signal
 @pytest.fixture
 def before() -> Iterator[dict[signal.Signals, object]]:
     """Return the previous handlers, and restore them whatever a test leaves."""
-    handlers = {number: signal.getsignal(number) for number in ENDING}
+    handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
     yield dict(handlers)
     for number, handler in handlers.items():
         SET(number, handler)
@@ -37,15 +37,15 @@ def test_a_signal_while_handlers_are_restored_leaves_them_restored(
 ) -> None:
     """Ctrl-C still works in a program that continues after a command."""
     with raise_on_signal():
-        interrupted(monkeypatch, len(ENDING), ENDING[-1])  # until then, each is set to be ignored
-    assert {number: signal.getsignal(number) for number in ENDING} == before
+        interrupted(monkeypatch, len(END_SIGNALS), END_SIGNALS[-1])  # until then, each is set to be ignored
+    assert {number: signal.getsignal(number) for number in END_SIGNALS} == before
 
 
 def test_a_signal_while_handlers_are_set_restores_the_previous_ones(
     before: dict[signal.Signals, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handlers are restored even if the signal arrives before the block that restores them has begun."""
-    interrupted(monkeypatch, 0, ENDING[0])
+    interrupted(monkeypatch, 0, END_SIGNALS[0])
     with pytest.raises(EndSignal), raise_on_signal():
         raise AssertionError
-    assert {number: signal.getsignal(number) for number in ENDING} == before
+    assert {number: signal.getsignal(number) for number in END_SIGNALS} == before

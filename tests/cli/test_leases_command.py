@@ -30,7 +30,7 @@ from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import format_lease_json, parse_plan_request
 from leasehold.adapters.ops.watching import TableWatch, WatchedTable, describe_table
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown
@@ -161,7 +161,9 @@ def test_an_empty_table_has_a_status_and_a_message() -> None:
 
 def test_a_worker_that_put_its_only_lease_aside_is_a_worker() -> None:
     """The worker is alive but leaves the lease to others for a while. After that time its state is unknown."""
-    note = ((NOTE, Progress(at=100.0, owner="w-1", aside=160.0, fault="its handler raised ValueError").note),)
+    note = (
+        (PROGRESS_ANNOTATION, Progress(at=100.0, owner="w-1", aside=160.0, fault="its handler raised ValueError").note),
+    )
     table = WatchedTable((Lease("s-0", annotations=note),), statuses={"s-0": Status("STALLED", "")}, at=110.0)
     later = evolve(table, at=161.0)
     assert [describe_totals_and_problems(each)[0].split("; ")[1] for each in (table, later)] == [
@@ -205,7 +207,9 @@ def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
     """Rows that remain in the old table are not leases, and it does not show the state of the group."""
     store = MemoryStore()
     stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
-    create_lease_with_owner(store, Lease("s-0", owner=f"{MARK}east-1", annotations=((NOTE, stale.note),)))
+    create_lease_with_owner(
+        store, Lease("s-0", owner=f"{MARK}east-1", annotations=((PROGRESS_ANNOTATION, stale.note),))
+    )
     create_lease_with_owner(store, Lease("s-1", owner=f"{MARK}east-1"))
     alone = TableWatch(store, 10.0, 10.0).look()
     assert ({status.word for status in alone.statuses.values()}, alone.lags) == ({"UNKNOWN"}, {})
@@ -361,7 +365,7 @@ def progress_annotations(seconds_ago: float, **more: object) -> tuple[tuple[str,
         "tried": written_at,
         "lease": 10.0,
     } | more
-    return ((NOTE, Progress(written_at, "ann", **values).note),)
+    return ((PROGRESS_ANNOTATION, Progress(written_at, "ann", **values).note),)
 
 
 @pytest.mark.parametrize(

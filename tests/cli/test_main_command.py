@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leasehold.adapters.cli import EXTRAS, explain_missing_import
-from leasehold.adapters.cli.main import COMMANDS, GROUPS, LABORATORY, app
+from leasehold.adapters.cli.main import COMMANDS, COMMANDS_BY_HEADING, LAB_COMMANDS, app
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +77,7 @@ def test_the_version_is_the_installed_one() -> None:
 def test_h_prints_the_help_of_every_command() -> None:
     help_of_all, help_of_one = called("-h"), called("leases", "-h")
     assert (help_of_all.exit_code, help_of_one.exit_code) == (0, 0)
-    assert all(name in help_of_all.stdout for name in (*COMMANDS, *LABORATORY))
+    assert all(name in help_of_all.stdout for name in (*COMMANDS, *LAB_COMMANDS))
     assert "Usage: leasehold leases" in help_of_one.stdout
 
 
@@ -116,7 +116,7 @@ def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
     for name, (_, shown, _) in results.items():
         assert f"Usage: leasehold {name}" in shown
         assert re.findall(r"│ +-[\w-]*…", shown) == []
-    for status, shown, wrong in without_extras(*(f"{name} --help" for name in LABORATORY)):
+    for status, shown, wrong in without_extras(*(f"{name} --help" for name in LAB_COMMANDS)):
         # Their options are not known without the laboratory.
         assert (status, wrong, "pip install 'leasehold[dev]'" in " ".join(shown.split())) == (0, "", True)
 
@@ -152,15 +152,17 @@ def test_every_library_of_an_extra_is_reported_with_that_extra() -> None:
 
 def test_each_command_is_listed_under_one_heading() -> None:
     help_text = called("--help").stdout
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted({*COMMANDS, *LABORATORY})
-    places = [help_text.index(heading) for heading in GROUPS]
+    assert sorted(name for names in COMMANDS_BY_HEADING.values() for name in names) == sorted(
+        {*COMMANDS, *LAB_COMMANDS}
+    )
+    places = [help_text.index(heading) for heading in COMMANDS_BY_HEADING]
     assert places == sorted(places)
     shown = [
         line.split()[1]
         for line in help_text.splitlines()
-        if line[:2] in {"│ ", "| "} and line.split()[1] in {*COMMANDS, *LABORATORY}
+        if line[:2] in {"│ ", "| "} and line.split()[1] in {*COMMANDS, *LAB_COMMANDS}
     ]
-    assert shown == [name for names in GROUPS.values() for name in names]
+    assert shown == [name for names in COMMANDS_BY_HEADING.values() for name in names]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.adapters.cli.common.standard_streams import ESCAPED, REPLACED
+from leasehold.adapters.cli.common.standard_streams import ESCAPE_HANDLER, REPLACE_HANDLER
 
 COMMAND = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()")
 
@@ -105,5 +105,5 @@ def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
 
 def test_symbols_are_spelled_out_in_an_ascii_locale() -> None:
     """A lower bound reads `>=75.0`, not `?75.0`, where output is ASCII."""
-    assert "lag ≥75.0 …é".encode("ascii", REPLACED) == b"lag >=75.0 ...?"
-    assert "lag ≥ 75.0 s é".encode("ascii", ESCAPED) == b"lag >= 75.0 s \\xe9"
+    assert "lag ≥75.0 …é".encode("ascii", REPLACE_HANDLER) == b"lag >=75.0 ...?"
+    assert "lag ≥ 75.0 s é".encode("ascii", ESCAPE_HANDLER) == b"lag >= 75.0 s \\xe9"

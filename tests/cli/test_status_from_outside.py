@@ -40,7 +40,7 @@ from standins.wire_with_faults import FaultyWire, faulty_wire
 from leasehold.adapters.consumer.status import NUMBERS
 from leasehold.adapters.ops.watching import TableWatch, WatchedTable
 from leasehold.adapters.toolchain import ServiceError
-from leasehold.adapters.worker.progress import LATE, SILENT_SECONDS
+from leasehold.adapters.worker.progress import RETRIED_RENEWAL_FRACTION, SILENT_SECONDS
 from leasehold.errors import StoreError
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.protocol import Store
@@ -594,7 +594,9 @@ class Trial:
             self.fault()
             wrong += self.refused() if self.case.where == "other" else []
             if self.case.where == "worker":
-                time.sleep(LATE * LEASE_SECONDS)  # a renewal is overdue by now, so no command says OK any more
+                time.sleep(
+                    RETRIED_RENEWAL_FRACTION * LEASE_SECONDS
+                )  # a renewal is overdue by now, so no command says OK any more
                 early = self.command("leases", self.store, "--check")
                 wrong += [] if early.returncode else [f"OK after a kill: {early.stdout}{early.stderr}"]
             slow = self.case.words == OK

@@ -237,7 +237,7 @@ class FullFor:
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_briefly_full_disk_ends_no_worker(why: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers do not end with 141, as for a closed pipe, and no line is torn or lost."""
-    monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.REFUSED_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.WRITE_RETRY_SECONDS", (0.0, 0.01))
     full = FullFor(5, why)
     monkeypatch.setattr("sys.stdout", full)
     code = "for number in range(20): print('line', number)"

@@ -16,7 +16,7 @@ from leasehold import adapters, balancer, errors, stores
 from leasehold.adapters.cli.main import COMMANDS
 from leasehold.adapters.consumer.status import NUMBERS
 from leasehold.adapters.json_form import RULES
-from leasehold.adapters.ops.serving.app import HELP
+from leasehold.adapters.ops.serving.app import METRIC_HELP
 from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.adapters.sources import urls as source_urls
 from leasehold.adapters.sources.protocol import Record
@@ -112,7 +112,7 @@ REFERENCE = {
     "schemes": ("urls", [f"<code>{scheme}://…</code>" for scheme in SCHEMES]),
     "URL options": ("urls", [f"<code>{option}</code>" for each in SCHEMES.values() for option in each.options]),
     "metrics": ("metrics", [f"<code>{counter or gauge}</code>" for counter, gauge in INSTRUMENTS]),
-    "metrics of serve": ("metrics", [f"<code>{name}</code>" for name in HELP]),
+    "metrics of serve": ("metrics", [f"<code>{name}</code>" for name in METRIC_HELP]),
     "statuses": ("status", [f"<td>{word}</td>" for word in NUMBERS]),
     "dead-letter format": (
         "dead-letters",

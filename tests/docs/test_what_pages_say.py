@@ -62,7 +62,7 @@ def test_table_of_metrics_has_the_names_of_the_code() -> None:
 
 
 def test_every_column_of_leases_is_explained() -> None:
-    sometimes = (lease_tables.PLACE, lease_tables.EVENTS)
+    sometimes = (lease_tables.TABLE_COLUMN, lease_tables.EVENTS_COLUMN)
     shown = {column.name for column in (*lease_tables.LEASE_COLUMNS, *lease_tables.SHARE_COLUMNS, *sometimes)}
     rows = table_after("steering.md", "## Consumer lag: how far behind is the group")
     explained = {name.partition(" (")[0] for row in rows for name in row[0].split(", ")}

@@ -75,7 +75,7 @@ def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
             config=CONFIG,
             consumer=Unread(),
         )
-        worker.hurried = stop_requested.set
+        worker.wake_runner = stop_requested.set
         while not ending.is_set():
             due = min(worker.turn(read_boot_clock()), worker.renew(read_boot_clock()))
             stop_requested.wait(min(SOON_SECONDS, max(0.0, due - read_boot_clock())))

@@ -22,7 +22,7 @@ from leasehold.adapters.ops.doctor.attempts import (
     ServiceClock,
     clock_finding,
     compare_with_stream,
-    none_wrong,
+    has_no_wrong_finding,
     try_rights,
 )
 from leasehold.adapters.ops.doctor.embedded import memory_trial, sqlite_trial
@@ -79,7 +79,7 @@ def test_a_denied_right_is_reported_and_the_others_are_tried() -> None:
         Finding("x:Do", "wrong", "t: no", "allow x:Do"),
         Finding("x:Read", "ok", "table t: allowed"),
     ]
-    assert not none_wrong(findings)
+    assert not has_no_wrong_finding(findings)
 
 
 class Refused(Exception):
@@ -122,7 +122,7 @@ def test_a_read_only_check_uses_no_right_to_write() -> None:
     findings = tried(raising(StoreError("asked")), FINE, read_only=True)
     assert [finding.state for finding in findings] == ["unknown", "ok"]
     assert "--read-only" in findings[0].says
-    assert none_wrong(findings)
+    assert has_no_wrong_finding(findings)
 
 
 @pytest.mark.parametrize(("write", "state", "proved"), [(FINE, "ok", 1), (StoreError("t: no"), "unknown", 0)])
@@ -284,10 +284,10 @@ def test_the_clock_is_compared_with_the_date_of_a_response(ours: float, ahead: f
     """Services reject requests signed at another time."""
     clock = ServiceClock(lambda: ours)
     clock.read_date_header(SimpleNamespace(headers={}))
-    assert clock_finding("x", clock.ahead).state == "unknown"
+    assert clock_finding("x", clock.seconds_ahead).state == "unknown"
     clock.read_date_header(SimpleNamespace(headers={"date": "Thu, 01 Jan 1970 00:16:40 GMT"}), parsed={})
-    assert clock.ahead == ahead
-    assert clock_finding("x", clock.ahead).state == ("ok" if abs(ahead) < 60 else "wrong")
+    assert clock.seconds_ahead == ahead
+    assert clock_finding("x", clock.seconds_ahead).state == ("ok" if abs(ahead) < 60 else "wrong")
 
 
 def test_the_gap_is_a_lease_and_a_table_read() -> None:
@@ -307,7 +307,7 @@ def test_costs_agree_with_the_documented_measurements(
     rest, busy = loads(Fleet("dynamodb", shards, workers, 1.0), Config())
     assert busy.writes == pytest.approx(writes, rel=0.1)
     assert busy.reads == pytest.approx(reads, rel=0.3)
-    assert busy.month(LIST_PRICES["dynamodb"]) == pytest.approx(dollars, rel=0.1)
+    assert busy.monthly_cost(LIST_PRICES["dynamodb"]) == pytest.approx(dollars, rel=0.1)
     assert rest.writes == pytest.approx(shards / 5.3)
 
 
@@ -319,12 +319,12 @@ def test_costs_of_layout_sessions_agree_with_the_documented_ones(
     scheme: str, shards: int, workers: int, dollars: float
 ) -> None:
     """The estimate agrees with docs/sessions.md."""
-    _, busy = loads(Fleet(scheme, shards, workers, 1.0, parts=3, sessions=True), Config())
-    assert busy.month(LIST_PRICES[scheme]) == pytest.approx(dollars, rel=0.2)
+    _, busy = loads(Fleet(scheme, shards, workers, 1.0, listings_per_read=3, sessions=True), Config())
+    assert busy.monthly_cost(LIST_PRICES[scheme]) == pytest.approx(dollars, rel=0.2)
 
 
 def test_objects_cost_two_writes_per_checkpoint_and_their_listings() -> None:
-    fleet = Fleet("s3", 10, 2, 1.0, parts=3)
+    fleet = Fleet("s3", 10, 2, 1.0, listings_per_read=3)
     rest, busy = loads(fleet, Config())
     assert [busy.writes, rest.writes] == pytest.approx([20 + 1, 10 / 5.3 + 1])
     assert "US$" in cost_finding(fleet, Config(), LIST_PRICES["s3"]).says

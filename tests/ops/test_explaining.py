@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.steer.explain import app
 from leasehold.adapters.consumer.status import Status
 from leasehold.adapters.ops import explaining
-from leasehold.adapters.ops.explaining import SENTENCES, plans, rules_of, story
+from leasehold.adapters.ops.explaining import RULE_SENTENCES, plans, rules_of, story
 from leasehold.adapters.ops.watching import WatchedTable, shares, watch_for
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.balancer.actions import Claim, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, History, Lease
@@ -47,7 +47,7 @@ def test_exactly_the_rules_of_plans_have_a_sentence() -> None:
         rule for path in sources.rglob("*.py") for rule in re.findall(r'"([A-Z]\d+)"', path.read_text(encoding="utf-8"))
     }
     assert len(named) > 25
-    assert SENTENCES.keys() == named | {"M3"}, "M3 says why a worker does nothing"
+    assert RULE_SENTENCES.keys() == named | {"M3"}, "M3 says why a worker does nothing"
 
 
 def test_a_worker_is_explained_with_its_share_and_next_actions() -> None:
@@ -147,7 +147,7 @@ def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
     assert [
         (worker["worker"], worker["actions"][0]["rule"]) for worker in document["workers"] if worker["actions"]
     ] == [("b", "K8")]
-    assert document["says"]["K8"] == SENTENCES["K8"]
+    assert document["says"]["K8"] == RULE_SENTENCES["K8"]
     lease = CliRunner().invoke(app, [url, "--for", "0", "--lease", "s-5"])
     assert lease.stdout.splitlines() == [
         "s-5",
@@ -227,7 +227,9 @@ TOLD = Progress(
     ],
 )
 def test_a_lease_that_is_not_read_is_explained_with_the_reason(reach: Progress | None, lines: tuple[str, ...]) -> None:
-    row = evolve(FLEET[0], annotations=FLEET[0].annotations + (() if reach is None else ((NOTE, reach.note),)))
+    row = evolve(
+        FLEET[0], annotations=FLEET[0].annotations + (() if reach is None else ((PROGRESS_ANNOTATION, reach.note),))
+    )
     status = Status("STALLED", "it has not moved for 61 s: asked to slow down")
     now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
     tale = story(now, CONFIG, row, plans(now, CONFIG))
@@ -250,7 +252,7 @@ def test_uneven_counts_are_explained_by_loads() -> None:
     assert b.lines == (
         f"nothing: it holds more than its share, {by_load} 12193.1 KB/s, and the mean over all workers is 12240.6",
     )
-    assert rules_of((a, b)) == {"M13": SENTENCES["M13"]}
+    assert rules_of((a, b)) == {"M13": RULE_SENTENCES["M13"]}
     should = story(now, CONFIG, light[0], (a, b)).should
     assert should == f"b: {b.idle_reason.removeprefix('nothing: it ')}, where its share is 4"
     # M13 does not apply without measurements, or under rules that use counts.
@@ -297,7 +299,7 @@ def test_the_explanation_of_a_moving_lease_is_complete() -> None:
 def test_a_released_failing_lease_is_explained_during_its_cooldown() -> None:
     """The worker that could not handle a lease is still a worker, but is not expected to take that lease now."""
     note = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
-    free = Lease("s-0", idle=5.0, annotations=((NOTE, note.note), ("process", "p/a")))
+    free = Lease("s-0", idle=5.0, annotations=((PROGRESS_ANNOTATION, note.note), ("process", "p/a")))
     seen = evolve(table(free), at=1005.0)
     worker_plans = plans(seen, CONFIG)
     assert [(plan.worker, plan.actions) for plan in worker_plans] == [("a", ())]

@@ -15,15 +15,15 @@ from leasehold.adapters.cli.lease_tables import describe_totals_and_problems, ta
 from leasehold.adapters.cli.leases import app as leases_command
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.cli.steer.swap import app as swap
-from leasehold.adapters.ops.serving.app import exposition
+from leasehold.adapters.ops.serving.app import prometheus_text
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher, ViewRequest
 from leasehold.adapters.ops.swapping import (
     SwapProgress,
     end_swap,
     move_until_arrived,
     open_for_reading,
-    progress,
     read_control,
+    read_swap_progress,
     set_direction,
     wait_until_known,
 )
@@ -101,7 +101,7 @@ def test_a_swap_moves_all_leases_and_ends(tables: tuple[Store, Store]) -> None:
     assert rows == [("s-0", "ann", "5"), ("s-1", None, "SHARD_END"), ("s-2", None, "7")]
     assert read_stored_lease(store, "s-0").owner == "ann"
     with pytest.raises(StoreError, match="no swap is under way"):
-        progress(tables, store, NAMES[TO])
+        read_swap_progress(tables, store, NAMES[TO])
     assert swap_is_over(tables, NAMES)
 
 
@@ -281,7 +281,7 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
             ("s-1", "FROM>TO"),
             ("s-2", "FROM"),
         ]
-        metrics = exposition([(watcher.state(), True)])
+        metrics = prometheus_text([(watcher.state(), True)])
         assert [line for line in metrics.splitlines() if line.startswith("leasehold_swap_leases")] == [
             f'leasehold_swap_leases{{store="sqlite://from.db",place="{place}"}} 1'
             for place in ("FROM", "on their way", "TO")

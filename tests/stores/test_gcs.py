@@ -19,7 +19,7 @@ from object_stores import AgelessGcs, try_conditions
 from process_race import assert_one_winner_each
 
 from leasehold.adapters.ops.doctor.attempts import try_rights
-from leasehold.adapters.ops.doctor.objects import GCS, gcs_trial
+from leasehold.adapters.ops.doctor.objects import GCS_RIGHTS, gcs_trial
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects import gcs
@@ -223,12 +223,12 @@ def test_missing_credentials_are_a_fault_unlike_an_outage(
 
 def test_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
     results = list(try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
-    assert [(result.what, result.state) for result in results] == [(right, "ok") for right in GCS]
+    assert [(result.what, result.state) for result in results] == [(right, "ok") for right in GCS_RIGHTS]
     assert bucket.objects == {}
     bucket.faults = {"POST": [403]}
     results = list(try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
     assert [(result.what, result.todo) for result in results if result.state == "wrong"] == [
-        (GCS[2], f"allow {GCS[2]}")
+        (GCS_RIGHTS[2], f"allow {GCS_RIGHTS[2]}")
     ]
     bucket.name = None
     (absent,) = try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)

@@ -28,11 +28,11 @@ class HeldLease:
             self.row,
             identity=Identity("ann", process),
             clock=self.clock,
-            begun=1000.0,
+            write_began=1000.0,
             lease_seconds=10.0,
-            replaced=replaced,
-            noticed=self._notice,
-            remade=self.remade.append,
+            replaced_process=replaced,
+            on_lost=self._notice,
+            on_row_recreated=self.remade.append,
         )
 
     def _notice(self, holding: Holding) -> None:

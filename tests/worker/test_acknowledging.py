@@ -129,7 +129,7 @@ def test_acknowledgement_counts_as_progress_once() -> None:
     scene = Scene()
     scene.steps()
     clock, progress = scene.harness.clock, scene.harness.holding.progress
-    progress.tell("host", lambda: clock.now, clock.now)
+    progress.enable_annotations("host", lambda: clock.now, clock.now)
     scene.consumer.acknowledge(numbers(scene)[0])
     made_progress = []
     for _ in range(2):

@@ -217,7 +217,7 @@ def test_window_closes_when_other_shards_need_the_memory() -> None:
 def test_status_shows_waiting_records() -> None:
     """The age of waiting records counts as lag, but the shard is neither unread nor falling behind."""
     shard = shard_of(0)
-    shard.holding.progress.tell("host", lambda: 1e6 + shard.clock.now, shard.clock.now)
+    shard.holding.progress.enable_annotations("host", lambda: 1e6 + shard.clock.now, shard.clock.now)
     reader = shard.reading(linger_seconds=300.0)
     run_for(shard, reader, 1.5)
     arrival_time = 1e6 + shard.clock.now

@@ -23,7 +23,7 @@ from waiters import Clock
 
 from leasehold.adapters.consumer.metrics import WorkerMetrics
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.balancer.config import Config
 from leasehold.errors import OutcomeUnknown
 from leasehold_lab.simulator.world.world import ListSource, create_even_shards
@@ -68,7 +68,7 @@ class Fleet:
                 read=wall_time - silent_seconds,
                 done=wall_time - silent_seconds,
             )
-            annotations = ((NOTE, progress.note),)
+            annotations = ((PROGRESS_ANNOTATION, progress.note),)
             self.store.rewrite(key, lambda lease, new=annotations: evolve(lease, annotations=new))  # type: ignore[misc]
             if owner_changes > self.passed.setdefault(lease_index, owner_changes):
                 self._pass_on(key)

@@ -173,7 +173,7 @@ def test_event_names_its_stream_among_several() -> None:
     output = io.StringIO()
     lease = Lease("1:orders:2:s-0", stream="1:orders:2", shard="s-0")
     holding = Holding(
-        FaultyStore(), lease, identity=Identity("a-1", "p-1"), clock=lambda: 0.0, begun=0.0, lease_seconds=10.0
+        FaultyStore(), lease, identity=Identity("a-1", "p-1"), clock=lambda: 0.0, write_began=0.0, lease_seconds=10.0
     )
     EventLines("a-1", output, wall=lambda: 1.5).happened("initialize", holding)
     assert json.loads(output.getvalue()) == {

@@ -63,7 +63,7 @@ def test_failing_listing_is_logged_again_when_its_reason_changes(caplog: pytest.
     reasons = ["throttled", "throttled", "forbidden", "", "throttled"]
     discovery = Discovery(FaultySource(faults=[SourceUnavailable(reason) if reason else None for reason in reasons]))
     for turn in range(len(reasons)):
-        discovery.want()
+        discovery.request_listing()
         discovery.shards(float(turn), Listing(()), Me("w-1"))
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
         "throttled",

@@ -133,7 +133,7 @@ def test_stream_that_never_responded_is_an_error() -> None:
     with pytest.raises(SourceError, match="no such stream"):
         discovery.shards(1.0, HEALTHY, ME)
     assert discovery.shards(2.0, HEALTHY, ME) is not None
-    discovery.want()
+    discovery.request_listing()
     source.faults = [SourceError("no such stream")]
     assert discovery.shards(3.0, HEALTHY, ME) is None
     assert discovery.shards(4.0, HEALTHY, ME) is not None, "asked again at the next turn"
@@ -283,7 +283,7 @@ def test_leases_of_a_recreated_stream_are_released_and_not_retaken() -> None:
     driven.worker.hurry()
     driven.turn_due = clock.now
     driven.run(1)
-    assert (driven.held, driven.worker.discovery.refusing) == ([], True)
+    assert (driven.held, driven.worker.discovery.leases_unusable) == ([], True)
     store.rewrite("s-0", lambda row: evolve(row, owner="a-1"))
     store.write(DeleteLease(store.row("s-1")))
     driven.run(60)
@@ -296,7 +296,7 @@ def test_contradiction_is_logged_by_the_listing_that_shows_it(caplog: pytest.Log
     discovery = Discovery(ListSource(four_shards()))
     listing = Listing((Lease("s-0", checkpoint=SHARD_END),))
     for now in range(2):
-        discovery.want()
+        discovery.request_listing()
         discovery.shards(float(now), listing, ME, listing.leases)
     (contradiction,) = discovery.contradictions
     assert caplog.messages == [contradiction.what]
@@ -312,7 +312,7 @@ def test_stream_without_a_known_incarnation_counts_as_unlisted() -> None:
     shards = discovery.shards(1.0, HEALTHY, ME)
     assert (len(shards or ()), discovery.incarnation) == (4, "1")
     source.silent = True
-    discovery.want()
+    discovery.request_listing()
     assert (len(discovery.shards(2.0, HEALTHY, ME) or ()), discovery.incarnation) == (4, "1"), "as it said before"
 
 

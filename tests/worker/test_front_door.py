@@ -260,10 +260,10 @@ def test_waiting_batch_of_a_lost_lease_is_not_dispatched() -> None:
         first_batch = next(batches)
         other_shard = ({"s-0", "s-1"} - {first_batch.shard}).pop()
         iteration = batches._iteration  # noqa: SLF001  the public API does not show the waiting batch
-        with iteration.waiting.changed:
-            assert iteration.waiting.changed.wait_for(lambda: iteration.waiting._queue, WAIT)  # noqa: SLF001  likewise
-        assert iteration.background is not None
-        runner = iteration.background._runner  # noqa: SLF001  likewise
+        with iteration.batch_queue.changed:
+            assert iteration.batch_queue.changed.wait_for(lambda: iteration.batch_queue._queue, WAIT)  # noqa: SLF001  likewise
+        assert iteration.worker_thread is not None
+        runner = iteration.worker_thread._runner  # noqa: SLF001  likewise
         assert runner is not None
         (holding,) = [candidate for candidate in runner.worker.holdings if candidate.key == other_shard]
         holding.drop("taken")

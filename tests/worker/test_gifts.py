@@ -29,8 +29,8 @@ class Taker:
             me,
             clock=self.clock,
             lease_seconds=lease_seconds,
-            hold=lambda lease, begun: self.held.append((lease, begun)),
-            doubt=self.unconfirmed_leases.append,
+            hold_lease=lambda lease, begun: self.held.append((lease, begun)),
+            mark_unconfirmed=self.unconfirmed_leases.append,
         )
 
     def owned(self, key: str = "s-0", owner: str = "ann") -> Lease:

@@ -45,7 +45,7 @@ def test_newcomer_gets_its_share_by_handoffs_alone() -> None:
     assert [len(worker.held) for worker in (owner, newcomer)] == [2, 2]
     moved_holdings = [holding for holding in consumer(owner).releasing if holding.lost.is_set()]
     assert {holding.why for holding in moved_holdings} == {"given to b-1"}
-    assert all(holding.given is not None for holding in moved_holdings)
+    assert all(holding.given_lease is not None for holding in moved_holdings)
 
 
 def test_lone_worker_watches_its_next_owner_at_once() -> None:

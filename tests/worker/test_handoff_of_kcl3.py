@@ -33,7 +33,7 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     def observe(happening: Happening, holding: Holding) -> None:
         happenings.append((happening, holding.key))
         if happenings[-1] == ("stopped", "s-0"):
-            given_leases.append(holding.given)
+            given_leases.append(holding.given_lease)
 
     source = ListSource(
         create_even_shards(("s-0", "s-1")),

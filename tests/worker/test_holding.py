@@ -63,7 +63,7 @@ def test_late_checkpoint_is_not_new_progress() -> None:
     """A read without a response may delay the write, so the time of the write does not show progress of the shard."""
     held_lease = HeldLease()
     clock, progress = held_lease.clock, held_lease.holding.progress
-    progress.tell("host", lambda: clock.now, clock.now)
+    progress.enable_annotations("host", lambda: clock.now, clock.now)
     progress.read(Batch((), None, 0.0, 0.0), clock.now)
     progress.done(clock.now)
     done_time = clock.now
@@ -78,7 +78,7 @@ def test_release_keeps_the_fault_of_the_dead_letter() -> None:
     """The release stores the position before the record that failed, and the annotation still says why it failed."""
     held_lease = HeldLease()
     clock, progress = held_lease.clock, held_lease.holding.progress
-    progress.tell("host", lambda: clock.now, clock.now)
+    progress.enable_annotations("host", lambda: clock.now, clock.now)
     progress.failed("its handler raised ValueError", clock.now)
     progress.dead_letter_failed("the disk is full", clock.now)
     progress.put_aside(60.0, clock.now)
@@ -97,9 +97,9 @@ def test_annotation_does_not_extend_the_lease() -> None:
     clock, holding = held_lease.clock, held_lease.holding
     clock.now += 5
     assert holding.annotate("latest_ms", "1")
-    assert holding.confirmed == 1000.0
+    assert holding.confirmed_at == 1000.0
     assert holding.renew()
-    assert holding.confirmed == 1005.0
+    assert holding.confirmed_at == 1005.0
 
 
 def test_fencing_number_is_none_if_the_store_counts_no_owners() -> None:
@@ -146,7 +146,7 @@ def test_lease_freed_by_another_worker_is_no_handoff() -> None:
     store, holding = held_lease.store, held_lease.holding
     store.write(ReleaseLease(store.row("s-0"), "ann"))
     assert not holding.renew()
-    assert (holding.lost.is_set(), holding.given) == (True, None)
+    assert (holding.lost.is_set(), holding.given_lease) == (True, None)
 
 
 def test_renewal_counts_from_its_start() -> None:
@@ -159,7 +159,7 @@ def test_renewal_counts_from_its_start() -> None:
 
     store.passes = pass_four_seconds
     assert holding.renew()
-    assert (holding.confirmed, clock.now) == (1000.0, 1008.0)
+    assert (holding.confirmed_at, clock.now) == (1000.0, 1008.0)
     clock.now = 1010.1
     assert holding.expired
 

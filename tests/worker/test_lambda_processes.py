@@ -103,7 +103,7 @@ def test_only_failed_records_are_repeated() -> None:
 class Held:
     """A held lease with this fencing number."""
 
-    fence: int
+    fencing_number: int
     key: str = "s-0"
     stream: str = "orders"
     lease: Lease = field(factory=lambda: Lease("s-0"))

@@ -207,7 +207,7 @@ class Leaving:
     def clock(self) -> float:
         return 1000.0
 
-    def unforeseen(self, where: str, _fault: BaseException) -> None:
+    def log_unexpected(self, where: str, _fault: BaseException) -> None:
         self.faults.append(where)
 
     def exclude(self, key: str, seconds: float) -> None:

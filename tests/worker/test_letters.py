@@ -121,7 +121,7 @@ def test_failed_dead_letter_write_stops_the_shard(tmp_path: Path, caplog: pytest
     harness, _ = poison(0)
     dead_letter = dead_letters(url(tmp_path / "letters"))
     (tmp_path / "letters").rmdir()
-    harness.holding.progress.tell("vm", lambda: harness.clock.now, harness.clock.now)
+    harness.holding.progress.enable_annotations("vm", lambda: harness.clock.now, harness.clock.now)
     harness.run_until_done(harness.reading(attempts=1, dead_letter=dead_letter))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happenings) == (None, TRIM_HORIZON, ["initialize", "stopped"])
@@ -137,7 +137,7 @@ def test_failed_dead_letter_write_stops_the_shard(tmp_path: Path, caplog: pytest
     next_meter = ProgressMeter(row, "a-2")
     next_meter.failed("its handler raised ValueError (attempt 1 of 2)", 1.0)
     assert sink in next_meter.progress(1.0, 1.0).cause
-    next_meter.progressed(2.0)
+    next_meter.part_done(2.0)
     assert next_meter.progress(2.0, 2.0).dead_letter == "", "the record was dead-lettered"
 
 

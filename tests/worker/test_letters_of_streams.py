@@ -20,7 +20,7 @@ from leasehold.adapters.consumer.dead_letters.replaying import (
 )
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import DeadLetterError
 
@@ -172,7 +172,7 @@ def test_replay_ended_by_a_handler_or_signal_is_not_complete(monkeypatch: pytest
 def progress_row(**fields: Any) -> Lease:  # noqa: ANN401  the fields of Progress
     """Return a row with this annotation, written by its owner at 9 s."""
     progress = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **fields})
-    return Lease("p", owner="r-2", annotations=((NOTE, progress.note),))
+    return Lease("p", owner="r-2", annotations=((PROGRESS_ANNOTATION, progress.note),))
 
 
 @pytest.mark.parametrize(

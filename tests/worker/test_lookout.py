@@ -218,7 +218,7 @@ def test_news_is_written_to_the_row_that_readers_know() -> None:
         identity = Identity("ann", "p-1")
         rows = [store.row(key) for key in keys]
         holdings = [
-            Holding(store, row, identity=identity, clock=Clock(), begun=0.0, lease_seconds=10.0) for row in rows
+            Holding(store, row, identity=identity, clock=Clock(), write_began=0.0, lease_seconds=10.0) for row in rows
         ]
         return [holding.key for holding, _ in bulletin_renewals(holdings, "ann")]
 

@@ -21,7 +21,7 @@ from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.metrics import WorkerMetrics
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
@@ -92,7 +92,7 @@ def test_application_lag_is_computed_from_all_rows() -> None:
         holding.progress.read(Batch((), None, behind_seconds, 0.2), driven.clock.now)
     note = Progress(time.time(), "b-1", behind=25.0, read=time.time()).note
     for key in ("s-1", "s-2"):
-        store.rewrite(key, lambda lease: evolve(lease, owner="b-1", annotations=((NOTE, note),)))
+        store.rewrite(key, lambda lease: evolve(lease, owner="b-1", annotations=((PROGRESS_ANNOTATION, note),)))
     for holding in driven.worker.holdings[1:3]:
         holding.drop("it is another's now")
     driven.run(driven.turn_due - driven.clock.now)
@@ -108,7 +108,7 @@ def test_hung_handler_of_the_exporting_worker_is_exported() -> None:
     for holding in driven.worker.holdings:
         holding.progress.read(Batch((), None, 40.0, 0.2), driven.clock.now)
         holding.progress.done(driven.clock.now)
-    driven.worker.holdings[0].progress.working(driven.clock.now)
+    driven.worker.holdings[0].progress.handler_began(driven.clock.now)
     assert exported_values(reader)["group_status", "a-1"] == 0
     driven.run(60)
     for holding in driven.worker.holdings[1:]:
@@ -127,7 +127,7 @@ def test_lease_that_changes_owner_is_counted_once() -> None:
     driven.run(1)
     note = Progress(time.time(), "b-1").note
     driven.worker.holdings[0].drop("it is another's now")
-    store.rewrite("s-0", lambda lease: evolve(lease, owner=None, annotations=((NOTE, note),)))
+    store.rewrite("s-0", lambda lease: evolve(lease, owner=None, annotations=((PROGRESS_ANNOTATION, note),)))
     driven.run(60)
     reader = InMemoryMetricReader()
     metrics = WorkerMetrics(driven.worker, MeterProvider([reader]).get_meter("test"))

@@ -29,8 +29,8 @@ SIGNED = (("process", "p-1/ann"),)
 def test_new_holding_is_ours_from_the_start_of_its_claim() -> None:
     held_lease = HeldLease()
     holding = held_lease.holding
-    assert (holding.key, holding.worker, holding.epoch, holding.fence) == ("s-0", "ann", 1, 1)
-    assert (holding.confirmed, holding.renewed, holding.given, holding.duplicate_process) == (
+    assert (holding.key, holding.worker, holding.epoch, holding.fencing_number) == ("s-0", "ann", 1, 1)
+    assert (holding.confirmed_at, holding.renewal_tried_at, holding.given_lease, holding.duplicate_process) == (
         1000.0,
         1000.0,
         None,
@@ -59,7 +59,7 @@ def test_renewal_writes_the_measure_and_annotations_that_the_row_lacks() -> None
     held_lease.clock.now, row_before = 1003.0, held_lease.row
     assert held_lease.holding.renew((("b", "2"),))
     assert held_lease.store.write_requests == [RenewLease(row_before, (("b", "2"),))]
-    assert (held_lease.holding.renewed, held_lease.holding.confirmed) == (1003.0, 1003.0)
+    assert (held_lease.holding.renewal_tried_at, held_lease.holding.confirmed_at) == (1003.0, 1003.0)
     held_lease.store.rewrite("s-0", lambda row: evolve(row, annotations=()))
     held_lease.holding.note_next_owner(held_lease.row)
     assert held_lease.holding.annotate("c", "3")
@@ -70,8 +70,12 @@ def test_renewal_writes_the_measure_and_annotations_that_the_row_lacks() -> None
 def test_epoch_stays_that_of_the_claim_during_renewals() -> None:
     held_lease = HeldLease()
     assert held_lease.holding.renew()
-    assert (held_lease.holding.lease.epoch, held_lease.holding.claimed.epoch, held_lease.holding.epoch) == (2, 1, 1)
-    assert held_lease.holding.claimed == evolve(held_lease.row, epoch=1)
+    assert (held_lease.holding.lease.epoch, held_lease.holding.lease_as_taken.epoch, held_lease.holding.epoch) == (
+        2,
+        1,
+        1,
+    )
+    assert held_lease.holding.lease_as_taken == evolve(held_lease.row, epoch=1)
 
 
 def test_checkpoint_stores_position_measure_and_children() -> None:
@@ -159,7 +163,7 @@ def test_handoff_stores_the_position_in_the_same_write() -> None:
     assert held_lease.holding.release(Position("7")) is True
     assert [type(write) for write in held_lease.store.write_requests] == [GiveLease]
     assert (held_lease.row.owner, held_lease.row.checkpoint) == ("bob", Position("7"))
-    assert (held_lease.end, held_lease.holding.given) == ((True, "given to bob"), held_lease.row)
+    assert (held_lease.end, held_lease.holding.given_lease) == ((True, "given to bob"), held_lease.row)
 
 
 def test_handoff_never_moves_the_checkpoint_back() -> None:
@@ -177,7 +181,11 @@ def test_lease_moved_by_a_kcl3_leader_is_not_taken_back() -> None:
     held_lease.store.rewrite("s-0", lambda row: evolve(row, next_owner="bob", yields=False, leaving=True))
     assert held_lease.holding.annotate("a", "1")
     assert held_lease.holding.release(Position("7"))
-    assert (held_lease.holding.given, held_lease.end, held_lease.row.owner) == (None, (True, "given to bob"), "bob")
+    assert (held_lease.holding.given_lease, held_lease.end, held_lease.row.owner) == (
+        None,
+        (True, "given to bob"),
+        "bob",
+    )
 
 
 def test_unrequested_lease_is_checkpointed_and_released() -> None:
@@ -187,7 +195,7 @@ def test_unrequested_lease_is_checkpointed_and_released() -> None:
     assert held_lease.holding.release(Position("7")) is True
     assert [type(write) for write in held_lease.store.write_requests] == [CheckpointLease, ReleaseLease]
     assert (held_lease.row.owner, held_lease.row.checkpoint, held_lease.row.next_owner) == (None, Position("7"), None)
-    assert (held_lease.end, held_lease.holding.given) == ((True, "released"), None)
+    assert (held_lease.end, held_lease.holding.given_lease) == ((True, "released"), None)
 
 
 def test_lease_may_be_released_to_any_named_worker() -> None:
@@ -195,7 +203,7 @@ def test_lease_may_be_released_to_any_named_worker() -> None:
     held_lease = HeldLease()
     held_lease.holding.ask_release("java-1")
     assert held_lease.holding.release()
-    assert (held_lease.row.owner, held_lease.end, held_lease.holding.given) == (
+    assert (held_lease.row.owner, held_lease.end, held_lease.holding.given_lease) == (
         "java-1",
         (True, "given to java-1"),
         None,
@@ -228,7 +236,7 @@ def test_new_owner_is_named_after_a_steal() -> None:
     held_lease = HeldLease()
     held_lease.store.write(StealLease(held_lease.row, "bob"))
     assert held_lease.holding.renew() is False
-    assert (held_lease.end, held_lease.holding.given, held_lease.holding.duplicate_process) == (
+    assert (held_lease.end, held_lease.holding.given_lease, held_lease.holding.duplicate_process) == (
         (True, "now owned by bob"),
         None,
         False,
@@ -342,10 +350,10 @@ def test_own_write_with_a_lost_reply_is_followed_by_another() -> None:
     held_lease.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
         held_lease.holding.renew()
-    assert held_lease.holding.confirmed == 1000.0
+    assert held_lease.holding.confirmed_at == 1000.0
     held_lease.clock.now = 1004.0
     assert held_lease.holding.renew() is True
-    assert (held_lease.end, held_lease.holding.confirmed, held_lease.holding.lease) == (
+    assert (held_lease.end, held_lease.holding.confirmed_at, held_lease.holding.lease) == (
         (False, ""),
         1004.0,
         held_lease.row,
@@ -367,7 +375,7 @@ def test_elder_of_two_processes_keeps_and_signs_its_lease() -> None:
     assert elder_process.holding.renew() is True
     assert (elder_process.end, elder_process.holding.duplicate_process) == ((False, ""), False)
     assert elder_process.row.annotation("process") == "p-1/ann"
-    assert (elder_process.holding.lease, elder_process.holding.confirmed) == (elder_process.row, 1004.0)
+    assert (elder_process.holding.lease, elder_process.holding.confirmed_at) == (elder_process.row, 1004.0)
 
 
 def test_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
@@ -415,7 +423,7 @@ def test_handoff_with_a_lost_reply_can_be_taken_back_until_accepted() -> None:
         held_lease.holding.release(Position("7"))
     given_row = held_lease.row
     assert held_lease.holding.release(Position("7")) is True
-    assert (held_lease.holding.given, held_lease.end) == (given_row, (True, "now owned by bob"))
+    assert (held_lease.holding.given_lease, held_lease.end) == (given_row, (True, "now owned by bob"))
 
 
 def test_release_depends_on_the_owner_and_not_the_version() -> None:

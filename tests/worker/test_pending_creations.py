@@ -31,9 +31,9 @@ def test_creation_of_a_deleted_row_waits_unless_dropped_here() -> None:
     """A lease that this worker has dropped has no owner that could recreate its row."""
     creations = PendingCreations(CONFIG, Tip().of)
     creation = Create(evolve(LATER, checkpoint=Position("5")), rule="L13")
-    assert creations.held_back([creation], (), (), 0.0, map) == {creation: CONFIG.renew_seconds}
-    assert creations.held_back([creation], (), ("s-0",), 0.0, map) == {}
-    assert creations.held_back([creation], (), (), CONFIG.renew_seconds, map) == {}
+    assert creations.creations_to_delay([creation], (), (), 0.0, map) == {creation: CONFIG.renew_seconds}
+    assert creations.creations_to_delay([creation], (), ("s-0",), 0.0, map) == {}
+    assert creations.creations_to_delay([creation], (), (), CONFIG.renew_seconds, map) == {}
 
 
 def test_wait_starts_when_the_lease_is_missing_and_restarts_after_an_outage() -> None:
@@ -41,31 +41,31 @@ def test_wait_starts_when_the_lease_is_missing_and_restarts_after_an_outage() ->
     creations = PendingCreations(CONFIG, Tip().of)
     creation = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L6")
     whole_wait = CONFIG.renew_seconds + CONFIG.cycle_seconds
-    assert creations.held_back([creation], (), (), 0.0, map) == {creation: whole_wait}
-    assert creations.held_back([creation], (), (), 1.0, map) == {creation: whole_wait - 1.0}
+    assert creations.creations_to_delay([creation], (), (), 0.0, map) == {creation: whole_wait}
+    assert creations.creations_to_delay([creation], (), (), 1.0, map) == {creation: whole_wait - 1.0}
     assert list(creations.keys) == ["s-0"]
-    creations.table_silent()
-    assert creations.held_back([creation], (), (), 2.0, map) == {creation: whole_wait}
+    creations.restart_waits()
+    assert creations.creations_to_delay([creation], (), (), 2.0, map) == {creation: whole_wait}
 
 
 def test_new_group_waits_at_latest_and_not_at_trim_horizon() -> None:
     """At TRIM_HORIZON nothing can be skipped."""
     creations = PendingCreations(CONFIG, Tip().of)
     creation_at_trim_horizon = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L5")
-    assert creations.held_back([creation_at_trim_horizon, NEW_GROUP], (), (), 0.0, map) == {
+    assert creations.creations_to_delay([creation_at_trim_horizon, NEW_GROUP], (), (), 0.0, map) == {
         NEW_GROUP: CONFIG.renew_seconds + RETRY_SECONDS
     }
-    assert creations.pinned(creation_at_trim_horizon) == creation_at_trim_horizon
+    assert creations.with_latest_position(creation_at_trim_horizon) == creation_at_trim_horizon
 
 
 def test_latest_is_resolved_once_before_the_wait() -> None:
     """Records that arrive during the wait are read."""
     tip = Tip()
     creations = PendingCreations(CONFIG, tip.of)
-    creations.held_back([NEW_GROUP], (), (), 0.0, map)
+    creations.creations_to_delay([NEW_GROUP], (), (), 0.0, map)
     tip.position = Position("9")
-    creations.held_back([NEW_GROUP], (), (), 60.0, map)
-    pinned = creations.pinned(NEW_GROUP)
+    creations.creations_to_delay([NEW_GROUP], (), (), 60.0, map)
+    pinned = creations.with_latest_position(NEW_GROUP)
     assert pinned != NEW_GROUP
     assert "7" in repr(pinned.lease.annotations)
 
@@ -75,8 +75,8 @@ def test_shard_whose_tip_is_unknown_delays_only_its_own_lease() -> None:
     tip = Tip()
     tip.position = None
     creations = PendingCreations(CONFIG, tip.of)
-    creations.held_back([NEW_GROUP], (), (), 0.0, map)
-    assert creations.held_back([NEW_GROUP], (), (), 60.0, map) == {NEW_GROUP: RETRY_SECONDS}
-    assert creations.pinned(NEW_GROUP) == NEW_GROUP
+    creations.creations_to_delay([NEW_GROUP], (), (), 0.0, map)
+    assert creations.creations_to_delay([NEW_GROUP], (), (), 60.0, map) == {NEW_GROUP: RETRY_SECONDS}
+    assert creations.with_latest_position(NEW_GROUP) == NEW_GROUP
     tip.position = Position("9")
-    assert creations.held_back([NEW_GROUP], (), (), 61.0, map) == {}
+    assert creations.creations_to_delay([NEW_GROUP], (), (), 61.0, map) == {}

@@ -10,13 +10,13 @@ from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.status import LeaseLag, fleet_lag, lag_of, lags_from_stream, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.progress import (
-    DRIPS,
-    FIRST_SECONDS,
-    NOTE,
+    ANNOTATE_SECONDS,
+    FIRST_ANNOTATION_SECONDS,
+    LAG_STEP_SECONDS,
+    LAG_STEPS,
+    PROGRESS_ANNOTATION,
     SILENT_SECONDS,
-    STEP_SECONDS,
-    STEPS,
-    TELL_SECONDS,
+    STUCK_READ_FAULT,
     Progress,
     ProgressMeter,
     progress_of,
@@ -33,7 +33,7 @@ def meter(lease: Lease | None = None) -> ProgressMeter:
     """Return a meter of worker a that writes annotations. Its wall clock shows NOW when the other clock shows 0."""
     moment[0] = 0.0
     progress_meter = ProgressMeter(lease or Lease("s-0"), "a")
-    progress_meter.tell("vm-7", lambda: NOW + moment[0], 0.0)
+    progress_meter.enable_annotations("vm-7", lambda: NOW + moment[0], 0.0)
     return progress_meter
 
 
@@ -94,13 +94,13 @@ def test_lag_is_the_wait_of_the_first_unfinished_record(wait: float, grows: bool
     """The service reports that such a read is at the tip."""
     wall = [NOW]
     progress_meter = ProgressMeter(Lease("s-0"), "a", 0.0)
-    progress_meter.tell("vm", lambda: wall[0], 0.0)
+    progress_meter.enable_annotations("vm", lambda: wall[0], 0.0)
     progress_meter.read(Batch((Record(b"x", "7", arrived=NOW - wait),), Position("7"), 0.0, 0.2), 0.0)
-    for step in range(1, STEPS + 1):
-        now = step * STEP_SECONDS
+    for step in range(1, LAG_STEPS + 1):
+        now = step * LAG_STEP_SECONDS
         wall[0] = NOW + now
         # If `grows`, only the records of 2 s are handled in each step of 20 s. Otherwise all of them are.
-        progress_meter.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
+        progress_meter.part_done(now, wall[0] - wait - (0.9 * now if grows else 0.0))
     assert progress_meter.progress(now, wall[0]).grows == grows
 
 
@@ -118,15 +118,15 @@ def test_age_of_the_first_record_lasts_until_it_is_handled() -> None:
         NOW - 5,
         "throttled",
     )
-    second_meter = ProgressMeter(Lease("s-0", annotations=((NOTE, progress_at_release.note),)), "b", 0.0)
-    second_meter.tell("vm", lambda: NOW + 100.0, 0.0)
+    second_meter = ProgressMeter(Lease("s-0", annotations=((PROGRESS_ANNOTATION, progress_at_release.note),)), "b", 0.0)
+    second_meter.enable_annotations("vm", lambda: NOW + 100.0, 0.0)
     assert second_meter.progress(0.0, NOW + 100.0).behind == 105.0
     second_meter.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
     second_meter.done(1.0)
     progress = second_meter.progress(2.0, NOW + 102.0)
     assert (progress.behind, progress.fault, progress.done) == (107.0, "throttled", progress_at_release.done)
     second_meter.read(BATCH, 3.0)
-    second_meter.progressed(4.0, NOW + 104.0)
+    second_meter.part_done(4.0, NOW + 104.0)
     assert second_meter.progress(5.0, NOW + 105.0).oldest is not None
     second_meter.done(5.0)
     progress = second_meter.progress(5.0, NOW + 105.0)
@@ -135,7 +135,7 @@ def test_age_of_the_first_record_lasts_until_it_is_handled() -> None:
 
 def test_response_at_the_tip_ends_an_age_inherited_from_an_earlier_owner() -> None:
     progress_at_release = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
-    progress_meter = meter(Lease("s-0", annotations=((NOTE, progress_at_release.note),)))
+    progress_meter = meter(Lease("s-0", annotations=((PROGRESS_ANNOTATION, progress_at_release.note),)))
     assert progress_meter.progress(0.0, NOW).behind == 60.0
     progress_meter.read(EMPTY, 1.0)
     progress_meter.done(1.0)
@@ -145,12 +145,12 @@ def test_response_at_the_tip_ends_an_age_inherited_from_an_earlier_owner() -> No
 
 def test_response_that_does_not_end_is_a_fault() -> None:
     progress_meter = meter()
-    progress_meter.asking(0.0)
+    progress_meter.call_began(0.0)
     assert noted(progress_meter, SILENT_SECONDS).fault == ""
-    assert noted(progress_meter, SILENT_SECONDS + 1).fault == DRIPS
+    assert noted(progress_meter, SILENT_SECONDS + 1).fault == STUCK_READ_FAULT
     progress_meter.read(EMPTY, SILENT_SECONDS + 2)
     assert noted(progress_meter, 100.0).fault == ""
-    progress_meter.asking(100.0)
+    progress_meter.call_began(100.0)
     progress_meter.failed("throttled", 101.0)
     assert noted(progress_meter, 200.0).fault == "throttled"
 
@@ -177,19 +177,22 @@ def test_no_time_is_written_unless_requested() -> None:
     assert ProgressMeter(Lease("s-0"), "a").annotations(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").annotation_due(1_000.0)
     progress_meter = meter()
-    assert (progress_meter.annotation_due(FIRST_SECONDS - 1), progress_meter.annotation_due(FIRST_SECONDS)) == (
+    assert (
+        progress_meter.annotation_due(FIRST_ANNOTATION_SECONDS - 1),
+        progress_meter.annotation_due(FIRST_ANNOTATION_SECONDS),
+    ) == (
         False,
         True,
     )
-    noted(progress_meter, FIRST_SECONDS)
-    next_due = FIRST_SECONDS + TELL_SECONDS
+    noted(progress_meter, FIRST_ANNOTATION_SECONDS)
+    next_due = FIRST_ANNOTATION_SECONDS + ANNOTATE_SECONDS
     assert (progress_meter.annotation_due(next_due - 1), progress_meter.annotation_due(next_due)) == (False, True)
 
 
 def test_finished_handler_is_no_longer_at_work() -> None:
-    for end_work in (ProgressMeter.rested, lambda finished_meter: finished_meter.done(2.0)):
+    for end_work in (ProgressMeter.handler_ended, lambda finished_meter: finished_meter.done(2.0)):
         progress_meter = meter()
-        progress_meter.working(1.0)
+        progress_meter.handler_began(1.0)
         assert noted(progress_meter, 2.0).work == NOW + 1.0
         end_work(progress_meter)
         assert noted(progress_meter, 3.0).work is None
@@ -197,10 +200,10 @@ def test_finished_handler_is_no_longer_at_work() -> None:
 
 def test_moves_are_counted_across_owners() -> None:
     first_progress = Progress(NOW, "b", moves=2)
-    row = Lease("s-0", owner="b", idle=1.0, annotations=((NOTE, first_progress.note),))
+    row = Lease("s-0", owner="b", idle=1.0, annotations=((PROGRESS_ANNOTATION, first_progress.note),))
     for worker, moves in (("b", 2), ("a", 3)):
         progress_meter = ProgressMeter(row, worker)
-        progress_meter.tell("vm", lambda: NOW, 0.0)
+        progress_meter.enable_annotations("vm", lambda: NOW, 0.0)
         progress_meter.read(EMPTY, 0.0)
         assert noted(progress_meter, 0.0).moves == moves
     assert lag_of(evolve(row, owner="a"), NOW, 10.0).moves == 3
@@ -226,12 +229,12 @@ def test_moves_are_counted_across_owners() -> None:
 )
 def test_unreadable_annotation_has_no_meaning(note: str) -> None:
     """Any program with access to the table may have written the annotation."""
-    assert progress_of(Lease("s-0", annotations=((NOTE, note),))) is None
+    assert progress_of(Lease("s-0", annotations=((PROGRESS_ANNOTATION, note),))) is None
 
 
 def row(owner: str | None, progress: Progress, idle: float = 1.0) -> Lease:
     """Return a lease with this annotation."""
-    return Lease("s-0", owner=owner, idle=idle, annotations=((NOTE, progress.note),))
+    return Lease("s-0", owner=owner, idle=idle, annotations=((PROGRESS_ANNOTATION, progress.note),))
 
 
 RECENT = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
@@ -298,16 +301,16 @@ def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> Non
     driven = member(store, source, clock)
     driven.run(60)
     holding = driven.worker.holdings[0]
-    holding.progress.tell("vm-7", lambda: NOW, clock.now)
+    holding.progress.enable_annotations("vm-7", lambda: NOW, clock.now)
     reader = handler_reader(driven.worker, holding, Handling(lambda _batch: None))
     for _ in range(3):
         reader.step(clock.now)
     assert progress_of(store.get(["s-0"])[0]) is None
-    clock.now += TELL_SECONDS
+    clock.now += ANNOTATE_SECONDS
     driven.worker.renew(clock.now)
     progress = progress_of(store.get(["s-0"])[0])
     assert progress is not None
-    assert (progress.owner, progress.host, progress.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
+    assert (progress.owner, progress.host, progress.read) == (holding.lease.owner, "vm-7", NOW - ANNOTATE_SECONDS)
 
 
 def test_stream_is_asked_for_lag_that_no_row_shows() -> None:
@@ -366,7 +369,7 @@ def test_lag_of_an_owner_that_never_read_counts_from_its_claim() -> None:
     assert [lag_of(released_lease, NOW + seconds, 10.0).seconds for seconds in (SILENT_SECONDS, 50.0)] == [None, 50.0]
     assert lag_of(released_lease, NOW + 50.0, 10.0).at_least
     second_meter = ProgressMeter(released_lease, "b", 0.0)
-    second_meter.tell("vm", lambda: NOW + 100.0, 0.0)
+    second_meter.enable_annotations("vm", lambda: NOW + 100.0, 0.0)
     assert second_meter.behind(0.0) == 100.0
 
 

@@ -68,7 +68,7 @@ def test_waiting_renewal_is_checked_again_a_second_later() -> None:
     _, driven, _ = worker_with_stalled_renewal()
     driven.run(6)
     driven.each_renewal = lambda function, items: ()  # noqa: ARG005  no renewal gets a response any more
-    waits, drop_time = [], driven.worker.holdings[0].confirmed + 10.0 * 4 / 3
+    waits, drop_time = [], driven.worker.holdings[0].confirmed_at + 10.0 * 4 / 3
     for _ in range(4):
         driven.clock.now = max(driven.clock.now, driven.renew_due)
         due_time = driven.worker.renew(driven.clock.now, driven.each_renewal)
@@ -82,7 +82,7 @@ def test_waiting_renewal_is_checked_again_a_second_later() -> None:
 def test_unconfirmed_lease_is_dropped_although_its_renewal_stalls() -> None:
     _, driven, _ = worker_with_stalled_renewal()
     (holding, *_) = driven.worker.holdings
-    drop_time = holding.confirmed + 10.0 * 4 / 3
+    drop_time = holding.confirmed_at + 10.0 * 4 / 3
     driven.run(drop_time - driven.clock.now)
     assert not holding.lost.is_set()
     driven.run(0.2)
@@ -125,7 +125,7 @@ def test_lease_is_checked_when_due_and_at_every_beat() -> None:
     leases = [Lease(f"s-{number}", owner="a", version=Version("1")) for number in range(3)]
     identity = Identity("a", "p", lambda: "")
     first_holding, second_holding, third_holding = held = tuple(
-        Holding(store, lease, identity=identity, clock=lambda: clock.now, begun=0.0, lease_seconds=10.0)
+        Holding(store, lease, identity=identity, clock=lambda: clock.now, write_began=0.0, lease_seconds=10.0)
         for lease in leases
     )
     released: list[Holding] = []
@@ -143,7 +143,12 @@ def test_lease_is_checked_when_due_and_at_every_beat() -> None:
     assert released == [second_holding]
     assert looked_at(1.7, (first_holding, third_holding)) == []
     fourth_holding = Holding(
-        store, evolve(leases[0], key="s-4"), identity=identity, clock=lambda: clock.now, begun=1.7, lease_seconds=10.0
+        store,
+        evolve(leases[0], key="s-4"),
+        identity=identity,
+        clock=lambda: clock.now,
+        write_began=1.7,
+        lease_seconds=10.0,
     )
     remaining_holdings = (first_holding, third_holding, fourth_holding)
     assert looked_at(1.8, remaining_holdings) == [fourth_holding]
@@ -168,7 +173,7 @@ def held_since(clock: Clock, *claim_times: float) -> tuple[Holding, ...]:
             claimed(store, f"s-{number}"),
             identity=identity,
             clock=lambda: clock.now,
-            begun=held_since_time,
+            write_began=held_since_time,
             lease_seconds=10.0,
         )
         for number, held_since_time in enumerate(claim_times)
@@ -180,7 +185,7 @@ def test_leases_renewed_by_one_write_come_due_together() -> None:
     clock = Clock()
     holdings = held_since(clock, 0.0, 2.0, 4.0)
     for holding in holdings:
-        holding.grouped = True
+        holding.groups_writes = True
     renewing, renewed_keys = Renewing(Config(lease_seconds=10.0), lambda _holding: None), list[list[str]]()
 
     def each(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:

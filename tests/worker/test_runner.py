@@ -369,7 +369,7 @@ def test_drain_releases_held_leases_while_a_turn_is_still_running(monkeypatch: p
     monkeypatch.setattr(worker, "turn", slow)
     with running(runner):
         assert handled.wait(WAIT)
-        worker.hurried()
+        worker.wake_runner()
         assert turn_is_slow.wait(WAIT)
         runner.stop()
         until(lambda: all(lease.owner is None for lease in worker.store.list().leases), "all is released", seconds=10.0)

@@ -27,7 +27,7 @@ class Process:
     def task_starts(self, name: str) -> None:
         """Accept any name."""
 
-    def unforeseen(self, where: str, fault: BaseException) -> None:
+    def log_unexpected(self, where: str, fault: BaseException) -> None:
         self.faults.append((where, repr(fault)))
 
 

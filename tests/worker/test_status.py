@@ -17,14 +17,14 @@ from leasehold.adapters.consumer.status import (
 )
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.progress import (
-    NOTE,
-    STEP_SECONDS,
-    STEPS,
+    LAG_STEP_SECONDS,
+    LAG_STEPS,
+    PROGRESS_ANNOTATION,
     Progress,
     ProgressMeter,
-    growing,
-    patience,
+    lag_grows,
     progress_of,
+    tolerated_unread_seconds,
 )
 from leasehold.balancer.contradictions import CONTRADICTION
 from leasehold.balancer.model import SHARD_END, Lease, Position
@@ -38,7 +38,9 @@ LATE = evolve(TIP, behind=70.0, end=False, read=NOW - 70, done=NOW - 70)
 
 def row(progress: Progress | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
     """Return a lease with this annotation."""
-    return Lease("s-0", owner=owner, idle=idle, annotations=() if progress is None else ((NOTE, progress.note),))
+    return Lease(
+        "s-0", owner=owner, idle=idle, annotations=() if progress is None else ((PROGRESS_ANNOTATION, progress.note),)
+    )
 
 
 LONE = "a owns it and has not been heard of"
@@ -238,11 +240,11 @@ def test_frequent_looks_take_no_more_memory() -> None:
 )
 def test_lag_grows_only_if_it_rises_all_the_time(lags: list[float], *, grows: bool) -> None:
     """A group that is catching up, or waiting for a slow batch, is not reported as too small."""
-    assert growing([(number * STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
+    assert lag_grows([(number * LAG_STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
     # One slow response within a step is not growth.
-    assert not growing(
+    assert not lag_grows(
         [
-            (number * STEP_SECONDS + part_of_step, lag * (1 - part_of_step))
+            (number * LAG_STEP_SECONDS + part_of_step, lag * (1 - part_of_step))
             for number, lag in enumerate(lags)
             for part_of_step in (0, 1)
         ]
@@ -255,15 +257,15 @@ def test_lag_grows_only_if_it_rises_all_the_time(lags: list[float], *, grows: bo
 
 def test_stale_limit_follows_the_lease_time_and_covers_annotations() -> None:
     """Leases with a duration of two minutes, which are renewed every minute, are not UNREAD between two annotations."""
-    assert [patience(seconds) for seconds in (1.0, 10.0, 30.0, 120.0)] == [50.0, 50.0, 50.0, 102.0]
+    assert [tolerated_unread_seconds(seconds) for seconds in (1.0, 10.0, 30.0, 120.0)] == [50.0, 50.0, 50.0, 102.0]
 
 
 def test_standstill_is_counted_across_owners() -> None:
     first_meter = ProgressMeter(Lease("s-0"), "a", 0.0, 10.0)
     first_meter.read(Batch((Record(b"x", "7"),), Position("7"), 4.0, 0.2), 1.0)
-    first_meter.working(1.0)
+    first_meter.handler_began(1.0)
     first_meter.failed("its handler raised KeyError", 2.0)
-    first_meter.rested()
+    first_meter.handler_ended()
     progress = first_meter.progress(31.0, NOW + 31)
     assert (progress.done, progress.read, progress.tried, progress.work, progress.fault) == (
         NOW,
@@ -272,18 +274,18 @@ def test_standstill_is_counted_across_owners() -> None:
         None,
         "its handler raised KeyError",
     )
-    second_meter = ProgressMeter(Lease("s-0", annotations=((NOTE, progress.note),)), "b", 40.0, 10.0)
+    second_meter = ProgressMeter(Lease("s-0", annotations=((PROGRESS_ANNOTATION, progress.note),)), "b", 40.0, 10.0)
     assert second_meter.progress(45.0, NOW + 45).done == NOW
     second_meter.read(Batch((Record(b"x", "7"),), Position("7"), 50.0, 0.2), 46.0)
-    second_meter.working(46.0)
-    second_meter.progressed(47.0)
+    second_meter.handler_began(46.0)
+    second_meter.part_done(47.0)
     later_progress = second_meter.progress(48.0, NOW + 48)
     assert (later_progress.done, later_progress.work, later_progress.fault) == (
         NOW + 47,
         NOW + 47,
         "its handler raised KeyError",
     )
-    second_meter.rested()
+    second_meter.handler_ended()
     second_meter.done(50.0)
     assert (second_meter.progress(50.0, NOW + 50).done, second_meter.progress(50.0, NOW + 50).fault) == (NOW + 50, "")
 
@@ -300,9 +302,9 @@ def test_failed_read_does_not_count_as_a_read() -> None:
     assert (progress.behind, progress.end, progress.fault) == (99.0, False, "asked to slow down")
     meter.excused("its parents are not done", 101.0)
     assert (meter.progress(101.0, NOW).fault, meter.progress(101.0, NOW).done) == ("", NOW)
-    assert progress_of(Lease("s-0", annotations=((NOTE, meter.progress(101.0, NOW).note),))) == meter.progress(
-        101.0, NOW
-    )
+    assert progress_of(
+        Lease("s-0", annotations=((PROGRESS_ANNOTATION, meter.progress(101.0, NOW).note),))
+    ) == meter.progress(101.0, NOW)
 
 
 def test_long_fault_is_truncated() -> None:
@@ -335,7 +337,7 @@ def test_status_numbers_are_those_documented() -> None:
     """Alarms and scripts depend on them, as metric values and exit statuses."""
     expected_numbers = {"OK": 0, "UNKNOWN": 3, "BEHIND": 4, "STALLED": 5, "HUNG": 6, "UNREAD": 7, "ORPHAN": 8}
     assert (expected_numbers, list(MEANINGS)) == (NUMBERS, list(expected_numbers))
-    assert (STEPS * STEP_SECONDS, Status("HUNG", "x").as_json()) == (120.0, {"status": "HUNG", "says": "x"})
+    assert (LAG_STEPS * LAG_STEP_SECONDS, Status("HUNG", "x").as_json()) == (120.0, {"status": "HUNG", "says": "x"})
 
 
 def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:

@@ -125,16 +125,16 @@ class Member:
             consumer=self,
             scheduler=ThreadScheduler(world.clock, uniform=world.chance.uniform, process_id=f"p-{world.member_count}"),
         )
-        self.worker.hurried = self.hurried
+        self.worker.wake_runner = self.wake_runner
         self.due_times = {self.worker.turn: world.clock.now, self.worker.renew: world.clock.now}
 
-    def hurried(self) -> None:
+    def wake_runner(self) -> None:
         """Run a turn at the next step."""
         self.due_times[self.worker.turn] = self.world.clock.now
 
     def begin(self, holding: Holding) -> None:
         """Start to read the shard, and record the progress that the worker writes as annotations."""
-        holding.progress.tell("vm", self.world.wall, self.world.clock.now)
+        holding.progress.enable_annotations("vm", self.world.wall, self.world.clock.now)
         handling = Handling(self.world.handle, most_wait_seconds=2.0)
         reading = handler_reader(self.worker, holding, handling, dispatcher=Dispatcher(self.executor))
         self.due_times[reading.step] = self.world.clock.now

@@ -28,5 +28,7 @@ def test_batch_names_its_stream_even_if_leases_do_not(url: str, name: str) -> No
     source.close()
     identity = worker._identity  # noqa: SLF001  so that no lease has to be read
     for lease, stream in ((Lease("s-0"), name), (Lease("1:returns:2:s-0", stream="1:returns:2"), "1:returns:2")):
-        holding = Holding(worker.store, lease, identity=identity, clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
+        holding = Holding(
+            worker.store, lease, identity=identity, clock=lambda: 0.0, write_began=0.0, lease_seconds=10.0
+        )
         assert Delivery((), TRIM_HORIZON, None, holding).stream == stream

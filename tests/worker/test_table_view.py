@@ -37,7 +37,7 @@ def test_dropped_lease_needs_a_listing_until_one_succeeds() -> None:
     """Single reads, or a listing without a response, do not show all rows that still name this worker."""
     table = Table()
     view = view_of(table, [0.0])
-    view.lease_dropped()
+    view.note_lease_dropped()
     view.read(("s-0",), stale_ok=False)
     table.fails = True
     with pytest.raises(StoreError):
@@ -54,7 +54,7 @@ def test_lease_dropped_during_a_listing_needs_another_listing(
     """The row may have been read before the drop."""
     table = Table()
     view = view_of(table, [0.0])
-    monkeypatch.setattr(table, "meanwhile", view.lease_dropped)
+    monkeypatch.setattr(table, "meanwhile", view.note_lease_dropped)
     view.read(None, stale_ok=False)
     assert view.needs_listing
 
@@ -65,11 +65,11 @@ def test_listing_ages_while_it_runs_and_is_outdated_after_a_lease_time(
     """Creations are planned only from a recent reading."""
     table, times, ages = Table(), [100.0], list[float]()
     view = view_of(table, times)
-    assert view.outdated(100.0)
+    assert view.is_outdated(100.0)
     monkeypatch.setattr(table, "meanwhile", lambda: ages.append(view.listing_seconds(103.0)))
     view.read(None, stale_ok=False)
     assert (ages, view.listing_seconds(104.0)) == ([3.0], 0.0)
-    assert [view.outdated(100.0 + CONFIG.lease_seconds + extra_seconds) for extra_seconds in (0.0, 0.1)] == [
+    assert [view.is_outdated(100.0 + CONFIG.lease_seconds + extra_seconds) for extra_seconds in (0.0, 0.1)] == [
         False,
         True,
     ]

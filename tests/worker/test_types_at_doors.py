@@ -120,7 +120,7 @@ def test_write_rejects_strings_that_cannot_be_encoded() -> None:
 class Held:
     """A held lease that records its checkpoints."""
 
-    key, worker, stream, fence = "s-0", "w", "orders", 1
+    key, worker, stream, fencing_number = "s-0", "w", "orders", 1
     lease, lost = Lease("s-0"), Event()
 
     def __init__(self) -> None:

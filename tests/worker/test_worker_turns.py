@@ -10,9 +10,9 @@ from waiters import Clock
 
 from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION
 from leasehold.adapters.worker.holdings import Cooldown
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
-from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
+from leasehold.adapters.worker.worker import MIN_PAUSE_SECONDS, Worker
 from leasehold.balancer.actions import Claim, Release, RequestHandoff
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
@@ -428,7 +428,10 @@ def test_ended_lease_of_ours_is_unheld_only_under_kcl_rules() -> None:
     ended_lease = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
     store.write(CreateLease(ended_lease))
     holdings = Worker(store=store, source=ListSource(), me="a-1")._book.holdings  # noqa: SLF001  the object under test
-    assert (holdings.unheld([ended_lease], ended=False), holdings.unheld([ended_lease], ended=True)) == (
+    assert (
+        holdings.adoptable([ended_lease], include_ended=False),
+        holdings.adoptable([ended_lease], include_ended=True),
+    ) == (
         (),
         (ended_lease,),
     )
@@ -456,7 +459,11 @@ def test_outage_longer_than_a_shard_skips_nothing_and_is_logged_once(
     clock, store, hash_range = Clock(), FaultyStore(), (0, 9) if ranged else None
     progress_note = Progress(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
     missing_lease = Lease(
-        "s-1", checkpoint=Position("77"), hash_range=hash_range, owner="dead", annotations=((NOTE, progress_note),)
+        "s-1",
+        checkpoint=Position("77"),
+        hash_range=hash_range,
+        owner="dead",
+        annotations=((PROGRESS_ANNOTATION, progress_note),),
     )
     store.write(CreateLease(missing_lease))
     source = ListSource([Shard("s-4", parents=("s-2", "s-3"), hash_range=hash_range)], missing={"s-1"})
@@ -592,7 +599,7 @@ def test_hurried_worker_finds_the_hurry_when_woken() -> None:
     original_turn = driven.worker.turn
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(driven.worker.discovery, "_source", CountingSource(original_shards, listing_sizes))
-        monkeypatch.setattr(driven.worker, "hurried", lambda: original_turn(driven.clock.now))
+        monkeypatch.setattr(driven.worker, "wake_runner", lambda: original_turn(driven.clock.now))
         driven.worker.hurry()
     assert listing_sizes == [4]
 
@@ -617,13 +624,13 @@ def test_former_holding_is_remembered_with_its_possible_owner() -> None:
     stolen_holding, expired_holding, *_ = holdings.all
     assert stolen_holding.checkpoint(Position("17"))
     stolen_holding.drop("taken")
-    assert (holdings.released, holdings.dropped) == ({"s-0": stolen_holding.lease}, set())
+    assert (holdings.released, holdings.dropped_keys) == ({"s-0": stolen_holding.lease}, set())
     clock.now += KCL.lease_seconds + 1.0
     expired_holding.drop("not renewed")
-    assert (set(holdings.released), holdings.dropped) == ({"s-0", "s-1"}, {"s-1"})
+    assert (set(holdings.released), holdings.dropped_keys) == ({"s-0", "s-1"}, {"s-1"})
     for _ in range(2):
         holdings.hold(store.row("s-1"), clock.now)
-    assert holdings.dropped == set(), "ours again, and another may take it"
+    assert holdings.dropped_keys == set(), "ours again, and another may take it"
     expired_holding.drop("once more")
     assert holdings.get("s-1") is not None, "the older one is not what is held"
 
@@ -638,11 +645,11 @@ def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
     start_time = clock.now
     worker.hurry()
     worker.turn(clock.now)
-    clock.now = start_time + KCL.renew_seconds - SOON_SECONDS / 2
+    clock.now = start_time + KCL.renew_seconds - MIN_PAUSE_SECONDS / 2
     worker.hurry()
-    assert worker.turn(clock.now) == clock.now + SOON_SECONDS == clock.now + 0.05
+    assert worker.turn(clock.now) == clock.now + MIN_PAUSE_SECONDS == clock.now + 0.05
     assert store.list().leases == ()
-    clock.now += SOON_SECONDS
+    clock.now += MIN_PAUSE_SECONDS
     worker.turn(clock.now)
     assert [row.checkpoint for row in store.list().leases] == [Position("17")]
 

@@ -9,8 +9,8 @@ import typer
 
 from leasehold.adapters.cli.common.asking import (
     AsJson,
-    For,
     StoreUrl,
+    WatchSeconds,
     make_fleet_config,
     watch_table,
 )
@@ -50,7 +50,7 @@ def command(  # noqa: PLR0917  one for each option
     add: Annotated[list[str] | None, typer.Option(help="Add this many workers, or one of this name.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Remove this worker; may be repeated.")] = None,
     crash: Annotated[bool, typer.Option("--crash", help="Let the removed workers crash instead of draining.")] = False,
-    span: For = None,
+    span: WatchSeconds = None,
     cycles: Annotated[float, typer.Option(help="Simulate this many cycles after the change.", min=1)] = 20.0,
     seed: Annotated[int, typer.Option(help="Use this seed for all random numbers.", min=0)] = 0,
     wide: Annotated[bool, typer.Option("--wide", help="Print plain text, on a screen, too.")] = False,
@@ -63,7 +63,9 @@ def command(  # noqa: PLR0917  one for each option
         with closing(open_for_reading(store, options["to"])) as table_store:
             has_dated_rows = not table_store.capabilities.free_annotations
             table = watch_table(table_store, config, span)
-        present_workers = [row.owner for row in without_dead_owners(table.unended, config) if row.owner is not None]
+        present_workers = [
+            row.owner for row in without_dead_owners(table.unfinished_leases, config) if row.owner is not None
+        ]
         added_workers = choose_joining_names(add or (), present_workers)
         change = FleetChange(added_workers, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
         result = forecast_change(table, config, change, dated=has_dated_rows)

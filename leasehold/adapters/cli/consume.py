@@ -22,7 +22,7 @@ from leasehold.stores.urls import split_store_url
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 SOURCE is a URL: `kinesis://stream?region=…`. All workers that name the same source and store share its shards.
 
 SIGTERM, SIGHUP (not under nohup) or Ctrl-C drains the worker: it finishes the running batches, writes checkpoints and
@@ -77,7 +77,7 @@ ends with its status.
 LogForm = Literal["text", "json"]
 
 
-@app.command(help="Join a group of workers and process this worker's shards.", epilog=MORE)
+@app.command(help="Join a group of workers and process this worker's shards.", epilog=EPILOG)
 @add_table_options()
 def command(
     source: Annotated[str, typer.Argument(help="Read this stream, a URL.", show_default=False)],
@@ -104,20 +104,20 @@ def command(
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
             raise typer.Exit(CLOSED_STATUS)
-        setup = check_consumption_options(source, store, chosen_handler, options, flag_name)
+        consumption = check_consumption_options(source, store, chosen_handler, options, flag_name)
         if processes < 1:
             raise ValueError(f"--processes: {processes} is not a whole number above 0")
         if processes > 1:
-            raise typer.Exit(_run_supervised(me, store, processes, setup))
-        with setup.open_worker() as worker, print_start_lines(worker, source, store):
-            verdict = setup.run(worker, begun=lambda runner: call_at_end_of_supervisor(runner.stop))
+            raise typer.Exit(_run_supervised(me, store, processes, consumption))
+        with consumption.open_worker() as worker, print_start_lines(worker, source, store):
+            verdict = consumption.run(worker, on_runner_started=lambda runner: call_at_end_of_supervisor(runner.stop))
     if verdict is not None:
         summary_text = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
-        letters_note = f", {verdict.letters} were dead-lettered" if verdict.letters else ""
+        dead_letters_note = f", {verdict.letters} were dead-lettered" if verdict.letters else ""
         slice_state = (
             "the slice is read" if verdict.finished else "the slice is not read completely: start again to continue"
         )
-        print(f"{slice_state}; {summary_text}{letters_note}", file=sys.stderr if events else sys.stdout)
+        print(f"{slice_state}; {summary_text}{dead_letters_note}", file=sys.stderr if events else sys.stdout)
         raise typer.Exit(0 if verdict.finished else 1)
 
 
@@ -133,7 +133,7 @@ def _choose_handler(handler: str | None, me: str, options: Options, *, events: b
     return EventLines(me, sys.stdout).handling
 
 
-def _run_supervised(me: str, store: str, processes: int, setup: Consumption) -> int:
+def _run_supervised(me: str, store: str, processes: int, consumption: Consumption) -> int:
     """Run this command as several processes, and return the exit status.
 
     Raises ValueError if they cannot share the leases.
@@ -142,7 +142,7 @@ def _run_supervised(me: str, store: str, processes: int, setup: Consumption) -> 
         raise ValueError(
             "--processes: they cannot share memory://, which exists in one process; use sqlite:// or another store"
         )
-    if setup.cut is not None:
+    if consumption.time_slice is not None:
         raise ValueError(
             "--processes: workers of a slice end by themselves, and would be started again; start several commands"
         )
@@ -159,5 +159,5 @@ def _run_supervised(me: str, store: str, processes: int, setup: Consumption) -> 
             *arguments[separator_index:],
         )
         commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *child_arguments)
-    final_statuses = {2, CLOSED_STATUS} | (set() if setup.options["wait"] else {1})
-    return Supervisor(commands, setup.options["drain_seconds"], final_statuses).run(termination_signals())
+    final_statuses = {2, CLOSED_STATUS} | (set() if consumption.options["wait"] else {1})
+    return Supervisor(commands, consumption.options["drain_seconds"], final_statuses).run(termination_signals())

@@ -11,7 +11,7 @@ from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.ops.checkpoints import (
     STILL_SECONDS,
     copy_lease,
-    live_keys_of_each,
+    live_keys_by_table,
     needs_write,
     planned_copies,
     read_leases,
@@ -23,7 +23,7 @@ from leasehold.stores.urls import open_store, split_store_url
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 FROM and TO are store URLs: `dynamodb://…`, `azblob://…`, `s3://…`, `gcs://…`, `postgres://…`, `sqlite:///…`. Stop the
 workers of FROM first, and start those of TO afterwards; otherwise records in between are processed twice. While an
 owner of a lease in FROM is alive, nothing is copied, unless `--even-if-read` is given.
@@ -49,7 +49,7 @@ are not repeated); 2 on bad usage.
 """
 
 
-@app.command(help="Copy checkpoints from one store to another.", epilog=MORE)
+@app.command(help="Copy checkpoints from one store to another.", epilog=EPILOG)
 def command(  # noqa: PLR0917  one for each option
     from_: Annotated[str, typer.Argument(metavar="FROM", help="Read this store, a URL.", show_default=False)],
     to: Annotated[str, typer.Argument(metavar="TO", help="Write this store, a URL.", show_default=False)],
@@ -78,13 +78,15 @@ def command(  # noqa: PLR0917  one for each option
         )
         # In FROM, check for living owners only if at least one lease must be written. In TO, check only the leases that
         # will be overwritten.
-        stored, counts = read_leases(target, "TO"), target.capabilities.counts_owners
-        moves_to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]
+        stored_leases, counts_owners = read_leases(target, "TO"), target.capabilities.counts_owners
+        moves_to_write = [
+            move for move in planned_copies(leases, stored_leases, (), counts_owners=counts_owners) if needs_write(move)
+        ]
         leases_to_overwrite = [] if even_if_owned else [move.stored for move in moves_to_write if move.stored]
-        live_in_from, live_in_to = live_keys_of_each(
+        live_in_from, live_in_to = live_keys_by_table(
             [(source, watched_leases if moves_to_write else ()), (target, leases_to_overwrite)], still_seconds
         )
-        moves = planned_copies(leases, stored, live_in_to, counts=counts)
+        moves = planned_copies(leases, stored_leases, live_in_to, counts_owners=counts_owners)
         live_owners = sorted({lease.owner for lease in watched_leases if lease.key in live_in_from and lease.owner})
         if live_owners:
             refusal_reason = f"FROM is still read by {', '.join(live_owners)}; stop its workers first"

@@ -1,4 +1,4 @@
-"""`leasehold deaggregate`: extracts the user records of Kinesis records, and reports which were dropped and why."""
+"""`leasehold deaggregate`: extracts the user records of Kinesis records, and reports how many were dropped and why."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from leasehold.stores.fields import escape_surrogates, parse_decimal
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 Input and output have one JSON object per line. Input: `data` (base64) and, if you have them, `partition_key` and
 `sequence_number`. Output: `data`, `partition_key`, `explicit_hash_key`, `sequence_number`, `sub_sequence_number`,
 `aggregated`. At the end, standard error shows which records were dropped, and why:
@@ -35,7 +35,7 @@ Exit status: 0, or 2 on bad usage, on a line that cannot be read, and with `--st
 """
 
 
-@app.command(help="Extract the user records of Kinesis records, as a worker does.", epilog=MORE)
+@app.command(help="Extract the user records of Kinesis records, as a worker does.", epilog=EPILOG)
 def command(
     file: Annotated[Path | None, typer.Argument(help="Read JSON lines from this file, or from standard input.")] = None,
     hash_range: Annotated[
@@ -49,28 +49,28 @@ def command(
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, too.")] = False,
 ) -> None:
     """Print the user records of every line, then report what was dropped."""
-    records, dropped = Counter[str](), Counter[str]()
+    record_counts, dropped_by_reason = Counter[str](), Counter[str]()
     with exit_on_failure("deaggregate", misuse=(ValueError, OSError)):
         filter_range: HashRange | None = None
         if hash_range is not None:
-            first, last = (parse_decimal(key, HASH_KEYS[1]) for key in hash_range)
-            if first is None or last is None:
+            first_hash_key, last_hash_key = (parse_decimal(key, HASH_KEYS[1]) for key in hash_range)
+            if first_hash_key is None or last_hash_key is None:
                 raise ValueError("--hash-range: needs two decimal numbers from 0 to 2**128 - 1")
-            if first > last:
+            if first_hash_key > last_hash_key:
                 raise ValueError("--hash-range: the first hash key is above the last")
-            filter_range = first, last
+            filter_range = first_hash_key, last_hash_key
         with file.open() if file else sys.stdin as lines:
             for number, line in enumerate(lines, 1):
                 user_records = _print_user_records(number, line, filter_range, misplaced, strict=strict)
-                records[user_records.reason] += 1
-                dropped[user_records.reason] += user_records.dropped
-    dropped_counts = +dropped
+                record_counts[user_records.reason] += 1
+                dropped_by_reason[user_records.reason] += user_records.dropped
+    dropped_counts = +dropped_by_reason
     if json_:
-        print(json.dumps({"records": records, "dropped": dropped_counts, "compiled": COMPILED}), file=sys.stderr)
+        print(json.dumps({"records": record_counts, "dropped": dropped_counts, "compiled": COMPILED}), file=sys.stderr)
         return
     count_texts = (
         ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        for reasons in (records, dropped_counts)
+        for reasons in (record_counts, dropped_counts)
     )
     speed_note = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
     records_text, dropped_text = (count or "none" for count in count_texts)
@@ -78,7 +78,7 @@ def command(
 
 
 def _print_user_records(
-    number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool
+    number: int, line: str, filter_range: HashRange | None, misplaced: Misplaced, *, strict: bool
 ) -> UserRecords:
     """Print the user records of one line, and return them. Raises ValueError, naming the line."""
     try:
@@ -100,7 +100,7 @@ def _print_user_records(
         raise ValueError(f"line {number}: data: not base64") from None
     record_keys = row.get("partition_key"), row.get("explicit_hash_key")
     try:
-        user_records = deaggregate(record_data, *record_keys, within, misplaced=misplaced, strict=strict)
+        user_records = deaggregate(record_data, *record_keys, filter_range, misplaced=misplaced, strict=strict)
     except MalformedAggregate as error:
         raise ValueError(f"line {number}: {error}") from None
     for user_record in user_records:

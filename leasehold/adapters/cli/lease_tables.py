@@ -29,11 +29,11 @@ AT_LEAST = "≥"
 """The prefix of a lag that is a lower bound."""
 
 SHOWN_DIGITS = 15
-"""How many digits of a sequence number are shown. Kinesis's numbers have 56 digits, of which the last ones differ."""
+"""How many digits of a sequence number are shown. Kinesis's numbers have 56 digits, and only the last ones differ."""
 
 
 def tabulate_leases(table: WatchedTable, by: str | None, *, full: bool = False) -> TextTable:
-    """Return sorted rows, one per lease, worker or group. Unless `full` is set, checkpoints are shortened."""
+    """Return a table with one row per lease, worker or group, sorted. Unless `full`, checkpoints are shortened."""
     match by:
         case "worker":
             return _make_group_rows("worker", lambda lease: lease.owner or "nobody", table)
@@ -48,7 +48,7 @@ def tabulate_leases(table: WatchedTable, by: str | None, *, full: bool = False) 
 
 
 def find_status_word(table: WatchedTable, lease: Lease) -> str:
-    """Return the status of a lease as a word. Return "" if the status is unknown or the lease is finished and OK."""
+    """Return the status of a lease as a word, or "" if it is unknown, or if the lease is finished and OK."""
     status = table.statuses.get(lease.key)
     return "" if status is None or (lease.ended and status.ok) else status.word
 
@@ -61,8 +61,8 @@ def format_move(move: SeenMove) -> str:
 
 def describe_totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     """Return a sentence with the totals over all leases, and sentences about problems."""
-    unfinished, lag = table.unended, fleet_lag(table.lags)
-    total_text = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished)} finished"
+    unfinished_leases, lag = table.unfinished_leases, fleet_lag(table.lags)
+    total_text = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished_leases)} finished"
     total_text += f", {table.unowned} without an owner; {len(table.workers)} workers" + _format_lag(lag)
     total_text += f"; {table.status.word}" if table.statuses or not table.leases else ""
     # Group the leases that are not OK by status, with the worst status first.
@@ -71,7 +71,7 @@ def describe_totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, .
         if not status.ok:
             keys_by_status.setdefault(status, []).append(key)
     problems = []
-    for status, keys in sorted(keys_by_status.items(), key=lambda each: (-each[0].number, each[1])):
+    for status, keys in sorted(keys_by_status.items(), key=lambda item: (-item[0].number, item[1])):
         problems.append(f"{status.word} {few(keys, NAMED_MAX)}: {status.says}")
     if len(problems) > SENTENCES_MAX:
         problems[SENTENCES_MAX:] = [f"and {len(problems) - SENTENCES_MAX} more; --json shows all"]
@@ -88,7 +88,7 @@ def describe_totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, .
 
 
 def _format_lag(lag: FleetLag) -> str:
-    """Return a phrase about the largest lag, to append to a sentence, or "" if no lag is known."""
+    """Return a phrase about the largest lag that can be appended to a sentence, or "" if no lag is known."""
     if lag.most is None:
         return ""
     return f"; lag {AT_LEAST} {lag.most:.1f} s" if lag.at_least else f"; lag {lag.most:.1f} s at most"
@@ -96,35 +96,37 @@ def _format_lag(lag: FleetLag) -> str:
 
 def draw_page(table: WatchedTable, by: str | None, width: int) -> Group:
     """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
-    drawn_table, left_out = draw_table(tabulate_leases(table, by), width)
-    total, problems = describe_totals_and_problems(table)
-    hints = [format_hidden_columns_hint(left_out)] if left_out else []
+    drawn_table, hidden_columns = draw_table(tabulate_leases(table, by), width)
+    total_text, problems = describe_totals_and_problems(table)
+    hints = [format_hidden_columns_hint(hidden_columns)] if hidden_columns else []
     moves = (
         Text(printable(format_move(move)), style="" if index else "bold") for index, move in enumerate(table.moves)
     )
-    return Group(drawn_table, *hints, Text(total), *(Text(printable(line), style="red") for line in problems), *moves)
+    return Group(
+        drawn_table, *hints, Text(total_text), *(Text(printable(line), style="red") for line in problems), *moves
+    )
 
 
 LEASE_COLUMNS = (
     Column("lease"),
     Column("owner"),
-    Column("status", spare=1),
-    Column("lag s", right=True, spare=1),
-    Column("end", spare=2),
-    Column("checkpoint", spare=7),
-    Column("age s", right=True, spare=6),
-    Column("idle s", right=True, spare=3),
-    Column("KB/s", right=True, spare=4),
-    Column("switches", right=True, spare=8),
-    Column("host", spare=9),
-    Column("moving to", spare=5),
+    Column("status", hide_order=1),
+    Column("lag s", right=True, hide_order=1),
+    Column("end", hide_order=2),
+    Column("checkpoint", hide_order=7),
+    Column("age s", right=True, hide_order=6),
+    Column("idle s", right=True, hide_order=3),
+    Column("KB/s", right=True, hide_order=4),
+    Column("switches", right=True, hide_order=8),
+    Column("host", hide_order=9),
+    Column("moving to", hide_order=5),
 )
 
 
 def _make_lease_rows(table: WatchedTable, *, full: bool) -> TextTable:
-    rows, highlighted = [], []
+    rows, highlighted_cells = [], []
     has_event_lag = any(lag.events is not None for lag in table.lags.values())
-    for number, lease in enumerate(sorted(table.leases, key=lambda lease: lease.key)):
+    for row_index, lease in enumerate(sorted(table.leases, key=lambda lease: lease.key)):
         lag, status = table.lag(lease), find_status_word(table, lease)
         row: tuple[str, ...] = (
             lease.key,
@@ -142,22 +144,22 @@ def _make_lease_rows(table: WatchedTable, *, full: bool) -> TextTable:
         )
         row += (lease_place(lease),) if table.swap else ()
         rows.append((*row, "" if lag.events is None else str(lag.events)) if has_event_lag else row)
-        highlighted += [(number, 1)] if lease.owner is None else []
-        highlighted += [(number, 2)] if status not in {"", "OK"} else []
-    styles = tuple((position, "bold red") for position in highlighted)
-    columns = LEASE_COLUMNS + ((PLACE,) if table.swap else ()) + ((EVENTS,) if has_event_lag else ())
+        highlighted_cells += [(row_index, 1)] if lease.owner is None else []
+        highlighted_cells += [(row_index, 2)] if status not in {"", "OK"} else []
+    styles = tuple((position, "bold red") for position in highlighted_cells)
+    columns = LEASE_COLUMNS + ((TABLE_COLUMN,) if table.swap else ()) + ((EVENTS_COLUMN,) if has_event_lag else ())
     return TextTable(columns, tuple(rows), styles=styles)
 
 
-PLACE = Column("table", spare=1)
+TABLE_COLUMN = Column("table", hide_order=1)
 """The column that shows which of the two tables of a swap has the lease."""
 
-EVENTS = Column("events", right=True, spare=1)
+EVENTS_COLUMN = Column("events", right=True, hide_order=1)
 """The column that shows the lag in events, if the stream counts them."""
 
 
-def _format_number(number_or_none: float | None) -> str:
-    return "" if number_or_none is None else f"{number_or_none:.1f}"
+def _format_number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
 
 
 def _format_bound(value: float | None, *, at_least: bool) -> str:
@@ -165,7 +167,7 @@ def _format_bound(value: float | None, *, at_least: bool) -> str:
 
 
 def _format_idle(seconds: float) -> str:
-    """Format how long ago a lease last changed. Return "" if it has just changed or never had an owner."""
+    """Format how long ago a lease last changed, or return "" if it has just changed or never had an owner."""
     return f"{seconds:.1f}" if 0 < seconds < math.inf else ""
 
 
@@ -181,19 +183,19 @@ def format_checkpoint(checkpoint: Position, *, full: bool) -> str:
 
 SHARE_COLUMNS = (
     Column("leases", right=True),
-    Column("target", right=True, spare=2),
-    Column("share", right=True, spare=4),
-    Column("workers", right=True, spare=5),
+    Column("target", right=True, hide_order=2),
+    Column("share", right=True, hide_order=4),
+    Column("workers", right=True, hide_order=5),
     Column("lag s", right=True),
-    Column("status", spare=3),
-    Column("KB/s", right=True, spare=1),
-    Column("longest idle s", right=True, spare=6),
+    Column("status", hide_order=3),
+    Column("KB/s", right=True, hide_order=1),
+    Column("longest idle s", right=True, hide_order=6),
 )
 
 
 def _make_group_rows(name: str, find_group: Callable[[Lease], str], table: WatchedTable) -> TextTable:
     """Return one row for each group of unfinished leases, grouped by `find_group`."""
-    unfinished_leases = sorted(table.unended, key=lambda lease: (find_group(lease), lease.key))
+    unfinished_leases = sorted(table.unfinished_leases, key=lambda lease: (find_group(lease), lease.key))
     targets: Counter[str] = Counter()
     for worker, target in shares(unfinished_leases).items():
         targets[find_group(Lease("", owner=worker))] += target
@@ -210,7 +212,7 @@ def _make_group_rows(name: str, find_group: Callable[[Lease], str], table: Watch
                 f"{len(group_leases) / len(unfinished_leases):.1%}",
                 str(len(leases_by_owner(group_leases).keys() - {None})),
                 _format_bound(lag.most, at_least=lag.at_least),
-                max((find_status_word(table, lease) for lease in group_leases), key=lambda each: NUMBERS.get(each, -1)),
+                max((find_status_word(table, lease) for lease in group_leases), key=lambda word: NUMBERS.get(word, -1)),
                 _format_number(convert_to_kilobytes(sum(weights)) if weights else None),
                 _format_idle(max(lease.idle for lease in group_leases)),
             )

@@ -28,7 +28,7 @@ from leasehold.adapters.ops.watching import LOOK_SECONDS, SeenMove, TableWatch, 
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
-from leasehold.adapters.worker.progress import STEP_SECONDS, STEPS, patience
+from leasehold.adapters.worker.progress import LAG_STEP_SECONDS, LAG_STEPS, tolerated_unread_seconds
 from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import Store
@@ -38,11 +38,11 @@ LEASE_SECONDS = 10.0
 workers."""
 
 MOVES_SHOWN = 8
-"""The maximum number of owner changes that `--watch` shows below the table."""
+"""The maximum number of changes of owner that `--watch` shows below the table."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 STORE is a URL: `dynamodb://table?region=…`, `sqlite:///path`, `azblob://account/container`, `s3://bucket/prefix`,
 `gcs://bucket/prefix`, `postgres://host/database`.
 A path after `sqlite:///` is absolute (`sqlite:///srv/orders.db` is `/srv/orders.db`), after `sqlite://` relative.
@@ -89,7 +89,7 @@ time, in seconds since 1970.
 """
 
 
-MORE = MORE.replace(
+EPILOG = EPILOG.replace(
     "STATUSES", "\n".join(f"- `{word}` ({NUMBERS[word]}): {meaning}" for word, meaning in MEANINGS.items())
 )
 
@@ -100,7 +100,7 @@ By = Literal["group", "worker"]
 
 def read_states_repeatedly(
     store: Store,
-    every: float,
+    interval_seconds: float,
     wait: Callable[[float], object] = time.sleep,
     source: Source | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -109,12 +109,15 @@ def read_states_repeatedly(
 
     Args:
         store: The table.
-        every: The time between two reads, in seconds.
+        interval_seconds: The time between two reads, in seconds.
         wait: Waits for a number of seconds.
-        source: If given, queried for the lag of leases whose rows do not contain a lag.
+        source: The stream. If given, it is asked for the lag of leases whose rows do not contain a lag.
         clock: Returns monotonic seconds.
     """
-    watch, last_state = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
+    watch, last_state = (
+        TableWatch(store, LEASE_SECONDS, tolerated_unread_seconds(LEASE_SECONDS), source, clock=clock),
+        WatchedTable(()),
+    )
     while True:
         try:
             table = watch.look()
@@ -122,14 +125,15 @@ def read_states_repeatedly(
             yield evolve(last_state, trouble=str(error))
         else:
             moves = tuple(
-                SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(last_state, table)
+                SeenMove(table.at, lease_after.key, lease_before.owner, lease_after.owner)
+                for lease_before, lease_after in owner_changes(last_state, table)
             )
             last_state = evolve(table, moves=(*moves, *last_state.moves)[:MOVES_SHOWN])
             yield last_state
-        wait(every)
+        wait(interval_seconds)
 
 
-@app.command(help="Show the leases with their owners, status and lag.", epilog=MORE)
+@app.command(help="Show the leases with their owners, status and lag.", epilog=EPILOG)
 @add_table_options("to")
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
@@ -148,7 +152,7 @@ def command(  # noqa: PLR0917  one for each option
     with exit_on_failure("leases", StoreError, SourceError), ExitStack() as stack:
         lag_source = None if source is None else stack.enter_context(closing(open_lag_source(source)))
         table = stack.enter_context(closing(open_for_reading(store, options["to"])))
-        with suppress(KeyboardInterrupt):  # the way to end a watch
+        with suppress(KeyboardInterrupt):  # Ctrl-C is the way to end a watch
             states = read_states_repeatedly(table, every if watch else LOOK_SECONDS, source=lag_source)
             if check or not watch:
                 states = keep_confirmed_states(states)
@@ -164,9 +168,9 @@ def command(  # noqa: PLR0917  one for each option
                         run_live_view(
                             read_states_repeatedly(table, every, lambda _seconds: None, lag_source), by, every
                         )
-                except EndSignal as ended:
-                    if ended.status != 128 + signal.SIGINT:
-                        raise typer.Exit(ended.status) from None
+                except EndSignal as end_signal:
+                    if end_signal.status != 128 + signal.SIGINT:
+                        raise typer.Exit(end_signal.status) from None
             else:
                 _show_states(states, by, watch=watch, as_json=as_json, wide=wide)
 
@@ -179,11 +183,11 @@ def keep_confirmed_states(states: Iterator[WatchedTable]) -> Iterator[WatchedTab
 def keep_known_states(
     states: Iterator[WatchedTable], *, watch: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[WatchedTable]:
-    """Yield only the states in which the status of every lease is known. After two minutes, yield every state.
+    """Yield only the states in which the status of every lease is known, but after two minutes yield every state.
 
     Without `watch`, yield every state from the beginning.
     """
-    deadline = clock() + STEPS * STEP_SECONDS
+    deadline = clock() + LAG_STEPS * LAG_STEP_SECONDS
     for state in states:
         are_all_known = all(status.word != "UNKNOWN" for status in state.statuses.values())
         if not watch or (are_all_known and not state.trouble) or clock() >= deadline:
@@ -223,8 +227,8 @@ def _show_states(states: Iterator[WatchedTable], by: By | None, *, watch: bool, 
                 continue
             # Print only the table to standard output, so that each line is a row. Other lines go to standard error.
             print(format_as_plain_text(tabulate_leases(table, by, full=True)), flush=True)
-            total, problems = describe_totals_and_problems(table)
-            print(total, *map(printable, problems), sep="\n", file=sys.stderr, flush=True)
+            total_text, problems = describe_totals_and_problems(table)
+            print(total_text, *map(printable, problems), sep="\n", file=sys.stderr, flush=True)
         return first_state.status.number
     console = Console()
     if watch:
@@ -237,7 +241,7 @@ def _show_states(states: Iterator[WatchedTable], by: By | None, *, watch: bool, 
 
 
 def _convert_to_json(table: WatchedTable) -> dict[str, Any]:
-    """Return the state of a table as JSON values, whose leases `leasehold plan` can read. Empty fields are left out."""
+    """Return the state of a table as JSON values. `leasehold plan` can read its leases. Empty fields are omitted."""
     lags_by_key = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
     statuses_by_key = {key: status.as_json() for key, status in sorted(table.statuses.items())}
     swap_document = None if table.swap is None else asdict(table.swap)
@@ -253,7 +257,8 @@ def _convert_to_json(table: WatchedTable) -> dict[str, Any]:
         "at": round(time.time(), 3),
         **table.status.as_json(),
         "leases": [
-            format_lease_json(lease) for lease in sorted((*table.leases, *table.left), key=lambda lease: lease.key)
+            format_lease_json(lease)
+            for lease in sorted((*table.leases, *table.leftover_rows), key=lambda lease: lease.key)
         ],
         "malformed": [asdict(row) for row in table.malformed],
         **{name: value for name, value in optional_fields.items() if value},

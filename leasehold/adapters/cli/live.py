@@ -1,4 +1,4 @@
-"""Shows a live view of a lease table on a terminal, and redraws it at each key.
+"""Shows a live view of a lease table on a terminal, and redraws it after each key press.
 
 `LiveView` is the state of the view, and `apply_key` returns the next state after a key press. Neither needs a
 terminal. `open_terminal_keys` reads single keys without echo, and always restores the terminal.
@@ -35,15 +35,15 @@ from leasehold.adapters.json_form import format_lease_json
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
 
-UNITS = (None, "worker", "group")
+ROW_SUBJECTS = (None, "worker", "group")
 """The possible subjects of a row, in the order in which `b` cycles through them. None means a lease."""
 
 PAGE_ROWS = 10
 
-_STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "page-up": -PAGE_ROWS, "page-down": PAGE_ROWS}
-_ENDS = {"home": 0, "end": -1, "G": -1}
+_ROW_STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "page-up": -PAGE_ROWS, "page-down": PAGE_ROWS}
+_END_ROWS = {"home": 0, "end": -1, "G": -1}
 
-HELP = (
+KEY_HELP = (
     ("up, down, k, j", "the row before, the next one"),
     ("page-up, page-down, home, end", f"{PAGE_ROWS} rows further, the first, the last"),
     ("enter", "this lease in full; of a worker or a group: its leases"),
@@ -54,7 +54,7 @@ HELP = (
     ("?", "this help"),
     ("q, Ctrl-C", "leave"),
 )
-"""The keys, each with its effect."""
+"""The keys with their effects."""
 
 
 @frozen
@@ -66,9 +66,9 @@ class LiveView:
         sort: The column by which rows are sorted; "" for the first one.
         is_reversed: Whether the order is reversed. By default strings ascend and numbers descend.
         filter_text: The text that a row must contain in one of its cells to be shown.
-        typing: Whether keys are added to `filter_text`.
+        typing: Whether the user is entering `filter_text`.
         selected: The first cell of the selected row; "" for the first row.
-        page: The page that fills the screen.
+        page: The page that is shown.
         is_closed: Whether the user has left the view.
     """
 
@@ -82,43 +82,43 @@ class LiveView:
     is_closed: bool = False
 
 
-def arrange_rows(cells: TextTable, view: LiveView) -> TextTable:
-    """Return the rows that the view shows, sorted. Rows with an empty cell in the sort column come last."""
+def arrange_rows(table: TextTable, view: LiveView) -> TextTable:
+    """Return the rows that the view shows, in their order. Rows with an empty cell in the sort column come last."""
 
-    def sort_key(number: int) -> tuple[float, str]:
+    def sort_key(row_number: int) -> tuple[float, str]:
         """Return the sort key of a row. Numbers are sorted by value, before all strings."""
-        cell_text = cells.rows[number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
-        return (float(cell_text) if cell_text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][
+        cell_text = table.rows[row_number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
+        return (float(cell_text) if cell_text.replace(".", "", 1).isdecimal() else math.inf), table.rows[row_number][
             sort_index
         ]
 
-    sort_index = find_sort_index(cells, view)
+    sort_index = find_sort_index(table, view)
     filter_text = view.filter_text.lower()
     matching_row_numbers = [
-        number for number, row in enumerate(cells.rows) if any(filter_text in cell.lower() for cell in row)
+        row_number for row_number, row in enumerate(table.rows) if any(filter_text in cell.lower() for cell in row)
     ]
-    filled_row_numbers = [number for number in matching_row_numbers if cells.rows[number][sort_index]]
+    filled_row_numbers = [row_number for row_number in matching_row_numbers if table.rows[row_number][sort_index]]
     sorted_row_numbers = sorted(
-        filled_row_numbers, key=sort_key, reverse=cells.columns[sort_index].right != view.is_reversed
+        filled_row_numbers, key=sort_key, reverse=table.columns[sort_index].right != view.is_reversed
     )
-    sorted_row_numbers += [number for number in matching_row_numbers if not cells.rows[number][sort_index]]
-    new_indices = {number: new_index for new_index, number in enumerate(sorted_row_numbers)}
-    styles = tuple(((new_indices[row], column), style) for (row, column), style in cells.styles if row in new_indices)
-    return evolve(cells, rows=tuple(cells.rows[number] for number in sorted_row_numbers), styles=styles)
+    sorted_row_numbers += [row_number for row_number in matching_row_numbers if not table.rows[row_number][sort_index]]
+    new_indices = {row_number: new_index for new_index, row_number in enumerate(sorted_row_numbers)}
+    styles = tuple(((new_indices[row], column), style) for (row, column), style in table.styles if row in new_indices)
+    return evolve(table, rows=tuple(table.rows[row_number] for row_number in sorted_row_numbers), styles=styles)
 
 
-def find_sort_index(cells: TextTable, view: LiveView) -> int:
+def find_sort_index(table: TextTable, view: LiveView) -> int:
     """Return the index of the column by which the view sorts, or 0 if that column no longer exists."""
-    return next((index for index, column in enumerate(cells.columns) if column.name == view.sort), 0)
+    return next((index for index, column in enumerate(table.columns) if column.name == view.sort), 0)
 
 
 def find_selected_row(visible: TextTable, view: LiveView) -> int:
-    """Return the index of the selected row among those shown."""
-    return next((number for number, row in enumerate(visible.rows) if row[0] == view.selected), 0)
+    """Return the index of the selected row among the visible rows."""
+    return next((row_index for row_index, row in enumerate(visible.rows) if row[0] == view.selected), 0)
 
 
 def apply_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
-    """Return the view after a key press. A key without a meaning leaves the view unchanged.
+    """Return the view after a key press. Unknown keys leave the view unchanged.
 
     Args:
         view: The view before the key press.
@@ -142,11 +142,15 @@ def apply_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
             return evolve(view, page="table")
         case "?", _:
             return evolve(view, page="help")
-    if key in _STEPS or key in _ENDS:
+    if key in _ROW_STEPS or key in _END_ROWS:
         if not visible.rows:
             return view
         last_index = len(visible.rows) - 1
-        row_index = _ENDS[key] % (last_index + 1) if key in _ENDS else find_selected_row(visible, view) + _STEPS[key]
+        row_index = (
+            _END_ROWS[key] % (last_index + 1)
+            if key in _END_ROWS
+            else find_selected_row(visible, view) + _ROW_STEPS[key]
+        )
         return evolve(view, selected=visible.rows[max(0, min(last_index, row_index))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
@@ -168,7 +172,7 @@ def _apply_table_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
                 view, sort=column_names[(find_sort_index(visible, view) + 1) % len(column_names)], is_reversed=False
             )
         case "b":
-            return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
+            return LiveView(ROW_SUBJECTS[(ROW_SUBJECTS.index(view.by) + 1) % len(ROW_SUBJECTS)])
         case "enter" if visible.rows:
             selected_key = visible.rows[find_selected_row(visible, view)][0]
             # For a worker or a group, show the table of its leases. For a lease, show its details.
@@ -178,9 +182,9 @@ def _apply_table_key(view: LiveView, key: str, visible: TextTable) -> LiveView:
 
 
 ESCAPE_SECONDS = 0.05
-"""If no character follows an escape character for this long, the user has pressed the escape key."""
+"""If no character follows an escape character within this time, the user has pressed the escape key."""
 
-NAMES = {
+KEY_NAMES = {
     "\x1b[A": "up",
     "\x1bOA": "up",
     "\x1b[B": "down",
@@ -199,14 +203,14 @@ NAMES = {
     "\x7f": "backspace",
     "\x08": "backspace",
 }
-"""The names of the sequences that terminals send for keys without a character."""
+"""The names of keys, by the character sequences that terminals send for them."""
 
-_KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
+_KEY_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
 
 def parse_keys(text: str) -> tuple[str, ...]:
     """Return the keys in a terminal's input, as names from NAMES or characters. Drops unknown sequences."""
-    keys = (NAMES.get(sequence, sequence) for sequence in _KEY.findall(text))
+    keys = (KEY_NAMES.get(sequence, sequence) for sequence in _KEY_SEQUENCE.findall(text))
     return tuple(key for key in keys if key.isprintable())
 
 
@@ -223,13 +227,13 @@ class TerminalKeys:
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def read_pressed_keys(self, seconds: float) -> tuple[str, ...]:
-        """Return the next pressed keys, or none if no key is pressed for `seconds`. Raises EOFError if it is closed."""
+        """Return the next pressed keys, or none after `seconds`. Raises EOFError if the terminal is closed."""
         deadline = time.monotonic() + seconds
-        while (remaining := deadline - time.monotonic()) > 0:
-            text = self._read_text(remaining)
-            # The remaining characters of a sequence may arrive a little later.
-            while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._read_text(ESCAPE_SECONDS)):
-                text += more
+        while (seconds_left := deadline - time.monotonic()) > 0:
+            text = self._read_text(seconds_left)
+            # The other characters of a sequence may arrive slightly later.
+            while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more_text := self._read_text(ESCAPE_SECONDS)):
+                text += more_text
             if keys := parse_keys(text):
                 return keys
         return ()
@@ -245,7 +249,7 @@ class TerminalKeys:
 
 @contextmanager
 def open_terminal_keys(terminal_fd: int) -> Iterator[TerminalKeys]:
-    """Read keys from this terminal until the context is left. Ctrl-C interrupts as usual, Ctrl-Z does not suspend."""
+    """Read keys from this terminal within the context. Ctrl-C interrupts as usual, but Ctrl-Z does not suspend."""
     import termios  # noqa: PLC0415  not on every system, see `has_keys`
     import tty  # noqa: PLC0415  likewise
 
@@ -264,16 +268,16 @@ def open_terminal_keys(terminal_fd: int) -> Iterator[TerminalKeys]:
 FRAME_LINES = 4
 """The number of lines that a table takes in addition to its rows."""
 
-CHOSEN = "reverse"
+SELECTED_STYLE = "reverse"
 
 
-def run_live_view(states: Iterable[WatchedTable], by: str | None, every: float) -> None:
+def run_live_view(states: Iterable[WatchedTable], by: str | None, interval_seconds: float) -> None:
     """Show each state of a table until the user leaves. The terminal is always restored.
 
     Args:
         states: Yields the states of the table. An exception of the iterator is raised again.
         by: The initial subject of a row; None for a lease.
-        every: The time between two reads, in seconds.
+        interval_seconds: The time between two reads, in seconds.
     """
     console = Console()
     view = LiveView(by)
@@ -282,8 +286,8 @@ def run_live_view(states: Iterable[WatchedTable], by: str | None, every: float) 
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
         for table in states:
-            deadline = time.monotonic() + every
-            # Redraw the view after each key press. Once the next read is due, `pressed_keys` is empty.
+            deadline = time.monotonic() + interval_seconds
+            # Redraw the view after each key press, until the next read is due. Then `pressed_keys` is empty.
             pressed_keys: tuple[str, ...] = ("",)
             while pressed_keys:
                 live.update(draw_view(table, view, console.width, console.height), refresh=True)
@@ -301,7 +305,7 @@ def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> G
     """Return the lines that fill a screen of this size."""
     match view.page:
         case "help":
-            return Group(_draw_pairs("keys", HELP), _format_text_line("any key goes back", "dim"))
+            return Group(_draw_pairs("keys", KEY_HELP), _format_text_line("any key goes back", "dim"))
         case "lease":
             return _draw_lease(table, view)
         case _:
@@ -317,35 +321,35 @@ def _draw_page(table: WatchedTable, view: LiveView, width: int, height: int) -> 
     status_line = (
         f"{len(visible_table.rows)} rows by {column.name}, {sort_direction}{filter_text}; ? shows the keys, q leaves"
     )
-    total, problems = describe_totals_and_problems(table)
-    lines = [
+    total_text, problems = describe_totals_and_problems(table)
+    footer_lines = [
         _format_text_line(status_line, "dim"),
-        _format_text_line(total),
+        _format_text_line(total_text),
         *(_format_text_line(text, "red") for text in problems),
     ]
-    move_lines = _draw_moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
+    move_lines = _draw_moves(table.moves)[: max(0, (height - FRAME_LINES - len(footer_lines)) // 2)]
     # One line is reserved for the names of columns that don't fit.
-    row_count = max(1, height - FRAME_LINES - len(lines) - len(move_lines) - 1)
+    row_count = max(1, height - FRAME_LINES - len(footer_lines) - len(move_lines) - 1)
     selected_index = find_selected_row(visible_table, view)
     first_row = max(0, min(selected_index - row_count // 2, len(visible_table.rows) - row_count))
     styles = {(row - first_row, column_index): style for (row, column_index), style in visible_table.styles}
     for column_index in range(len(visible_table.columns) if visible_table.rows else 0):
         cell_position = (selected_index - first_row, column_index)
-        styles[cell_position] = f"{styles.get(cell_position, '')} {CHOSEN}".strip()
+        styles[cell_position] = f"{styles.get(cell_position, '')} {SELECTED_STYLE}".strip()
     window_table = evolve(
         visible_table, rows=visible_table.rows[first_row : first_row + row_count], styles=tuple(styles.items())
     )
-    rows, left_out = draw_table(window_table, width)
+    drawn_table, hidden_columns = draw_table(window_table, width)
     hints = (
-        [_format_text_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")]
-        if left_out
+        [_format_text_line(f"no room here for: {', '.join(hidden_columns)}; enter shows all of a lease", "dim")]
+        if hidden_columns
         else []
     )
-    return Group(rows, *hints, *lines, *move_lines)
+    return Group(drawn_table, *hints, *footer_lines, *move_lines)
 
 
 def _draw_lease(table: WatchedTable, view: LiveView) -> Group:
-    """Return all details of a lease as names and values, first those of its row, then its lag."""
+    """Return all details of a lease as names and values: first those of its row, then its lag."""
     lease = next((row for row in table.leases if row.key == view.selected), None)
     key_hint = _format_text_line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:

@@ -33,17 +33,20 @@ COMMANDS = {
     "serve": ("steer.serve", "Serve a live, read-only web page of lease tables."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
 }
-"""Our commands. Each has a module in this folder, which contains an `app`, and a line for the list of commands."""
+"""Our commands. For each, the module in this folder that contains its `app`, and its line in the list of commands."""
 
-LABORATORY = {
+LAB_COMMANDS = {
     "demo": "Watch a fleet on this machine lose a worker and nothing else.",
     "dev": "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.",
     "simulate": "Simulate how fast a fleet is balanced, and at what cost.",
     "what-if": "Simulate which leases move if workers join or leave.",
 }
-"""The commands that `leasehold[dev]` installs, with their lines in the help. The help shows them in any case."""
+"""The commands that `leasehold[dev]` installs, with their lines in the help.
 
-GROUPS = {
+The help shows them even if not installed.
+"""
+
+COMMANDS_BY_HEADING = {
     "Begin with these": ("dev", "consume", "leases"),
     "Run": ("multilang", "produce", "replay", "pipeline"),
     "Look": ("serve", "explain", "doctor"),
@@ -52,27 +55,31 @@ GROUPS = {
 }
 """The headings in the help, with the commands under each heading, in order."""
 
-HELP = frozenset({"-h", "--help"})
+HELP_FLAGS = frozenset({"-h", "--help"})
 
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 """Click's `UsageError`. Typer may use a copy of Click, so the class is taken from Typer."""
 
-_NOT_ONE_OF = re.compile(r"'(?P<word>[^']*)' is not one of (?P<choices>.*?)\.?")
+_INVALID_CHOICE_MESSAGE = re.compile(r"'(?P<word>[^']*)' is not one of (?P<choices>.*?)\.?")
 
 
 class LazyCommands(TyperGroup):
     """A group that imports a command only when the command is called or completed.
 
-    So no command needs the libraries of another command.
+    Therefore no command needs the libraries of another command.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  Click's own type, which Typer provides
-        """Return the command itself instead of its placeholder in the help."""
-        name, line, rest = super().resolve_command(ctx, args)
+        """Return the command itself, not the placeholder that stands for it in the help."""
+        name, matched_name, remaining_args = super().resolve_command(ctx, args)
         if name is None:
-            return (None, line, rest)
+            return (None, matched_name, remaining_args)
         with explain_missing_import(f"leasehold {name}"):
-            return (name, get_command(_import_app(name, help_requested=bool(HELP.intersection(rest)))), rest)
+            return (
+                name,
+                get_command(_import_app(name, help_requested=bool(HELP_FLAGS.intersection(remaining_args)))),
+                remaining_args,
+            )
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
         """Run the command, rewriting Click's usage errors in our style."""
@@ -80,18 +87,18 @@ class LazyCommands(TyperGroup):
             return super().invoke(ctx)
         except UsageError as error:
             error.message = error.message.replace("Value error, ", "")  # a prefix of the library that validates
-            if possibilities := getattr(error, "possibilities", None):
-                error.message += did_you_mean(error.option_name, possibilities)
+            if similar_options := getattr(error, "possibilities", None):
+                error.message += did_you_mean(error.option_name, similar_options)
                 error.possibilities = None
-            elif invalid := _NOT_ONE_OF.fullmatch(error.message):
-                error.message = invalid[0].rstrip(".") + did_you_mean(
-                    invalid["word"], re.findall("'([^']*)'", invalid["choices"])
+            elif message_match := _INVALID_CHOICE_MESSAGE.fullmatch(error.message):
+                error.message = message_match[0].rstrip(".") + did_you_mean(
+                    message_match["word"], re.findall("'([^']*)'", message_match["choices"])
                 )
             raise
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401  likewise
         """Return the names of the commands in the order of the help."""
-        command_order = [name for names in GROUPS.values() for name in names]
+        command_order = [name for names in COMMANDS_BY_HEADING.values() for name in names]
         return sorted(
             super().list_commands(ctx),
             key=lambda name: command_order.index(name) if name in command_order else len(command_order),
@@ -111,7 +118,7 @@ def _make_placeholder_command() -> None:
 
 
 def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
-    """Import a command. If libraries are missing and only the command's help is requested, import it without them."""
+    """Import a command. If only its help is requested, libraries that are missing are replaced by placeholders."""
     try:
         loaded_app = _load_app(name)
     except ModuleNotFoundError as error:
@@ -121,7 +128,7 @@ def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
         if error.name == "leasehold_lab":
             loaded_app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             loaded_app.command(
-                help=f"{LABORATORY[name]} Its options are shown once it is installed: pip install 'leasehold[dev]'"
+                help=f"{LAB_COMMANDS[name]} Its options are shown once it is installed: pip install 'leasehold[dev]'"
             )(_make_placeholder_command)
         else:
             with install_placeholders(EXTRAS):
@@ -132,14 +139,14 @@ def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
             with explain_missing_import(f"leasehold {name}"):
                 raise import_error
 
-        for registered in loaded_app.registered_commands:
-            assert registered.callback is not None  # noqa: S101  Typer's commands have one
-            registered.callback = wraps(registered.callback)(command)
+        for registered_command in loaded_app.registered_commands:
+            assert registered_command.callback is not None  # noqa: S101  Typer's commands have one
+            registered_command.callback = wraps(registered_command.callback)(command)
     return loaded_app
 
 
 stack_option_names()
-app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": sorted(HELP)})
+app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": sorted(HELP_FLAGS)})
 
 
 def _print_version(is_requested: bool) -> None:
@@ -160,13 +167,13 @@ def leasehold(
         logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
-_HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names}
-_HELP = {
+_HEADINGS = {name: heading for heading, names in COMMANDS_BY_HEADING.items() for name in names}
+_HELP_LINES = {
     **{name: f"A command of {each.dist and each.dist.name}." for name, each in plugins("commands").items()},
-    **LABORATORY,
+    **LAB_COMMANDS,
     **{name: line for name, (_, line) in COMMANDS.items()},
 }
-for _name, _text in _HELP.items():
+for _name, _text in _HELP_LINES.items():
     app.command(_name, help=_text, rich_help_panel=_HEADINGS.get(_name))(_make_placeholder_command)
 
 

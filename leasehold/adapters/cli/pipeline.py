@@ -1,4 +1,4 @@
-"""`leasehold pipeline`: lands a leased stream as Parquet, with Spark."""
+"""`leasehold pipeline`: writes a leased stream to Parquet files, with Spark."""
 
 import json
 import logging
@@ -22,11 +22,11 @@ from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import printable
 
 OUR_ERROR = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
-"""Finds the message of one of our errors within a Spark error message, which adds the class name and other text."""
+"""Finds the message of one of our errors in Spark's error message, which adds the class name and other text."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 `--set` sets options of the source: `--set kinesis.streamName=flights --set lease.store=dynamodb://flights`.
 
 `FOLDER/rows/NAME` contains the source's columns, with one row for each record. A batch that is repeated is written
@@ -41,7 +41,7 @@ releases its leases. This module can also be passed to spark-submit.
 SourceFormat = Literal["kinesis-leased", "dynamodb-leased", "eventhubs-leased"]
 
 
-@app.command(help="Write a stream to Parquet files.", epilog=MORE)
+@app.command(help="Write a stream to Parquet files.", epilog=EPILOG)
 def command(
     source: Annotated[SourceFormat, typer.Argument(help="Read from a source of this format.", show_default=False)],
     folder: Annotated[str, typer.Option(help="Write rows and progress to this folder.", show_default=False)],
@@ -54,7 +54,7 @@ def command(
         source_options = _parse_options(options or ())
         # Check for secrets here, because the page of a Spark Connect server shows every option, even a rejected one.
         reject_secrets(OptionReader(source_options))
-        # Silence py4j's log. It logs a traceback for each interrupted call, although it also raises the exception.
+        # Silence py4j's logger. For each interrupted call, py4j logs a traceback and also raises the exception.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         if threading.current_thread() is threading.main_thread():
             # Let SIGTERM end the process in the same way as Ctrl-C, without a traceback.
@@ -72,12 +72,12 @@ def command(
         supervise(start_streaming, should_stop=lambda: printer.print_new_batches() or stop_requested())
         printer.print_new_batches()
     except KeyboardInterrupt:
-        pass  # the way to end it
+        pass  # Ctrl-C is the way to end the command
     except (ValueError, ServiceError, PySparkException) as error:
         message = str(error)
         message_lines = message.splitlines()
         if isinstance(error, PySparkException) and (match := OUR_ERROR.search(message)):
-            message_lines = [match[1]]  # our own message inside Spark's
+            message_lines = [match[1]]  # our own message within Spark's
         elif not isinstance(error, StreamingQueryException):
             message_lines = message_lines[:1]  # only the failure of a query is printed in full
         print("leasehold pipeline: " + "\n".join(map(printable, message_lines)), file=sys.stderr)
@@ -85,11 +85,11 @@ def command(
 
 
 class BatchPrinter:
-    """Prints each batch of a query once, even if the query is started again."""
+    """Prints each finished batch of a query once, even if the query is restarted."""
 
     def __init__(self) -> None:
         self._query: StreamingQuery | None = None
-        self._last = -1
+        self._last_batch = -1
 
     def set_query(self, query: StreamingQuery) -> StreamingQuery:
         """Return the query, whose batches are printed from now on."""
@@ -98,8 +98,8 @@ class BatchPrinter:
 
     def print_new_batches(self) -> bool:
         """Print the batches that were finished since the last call. Always return False, for use in `should_stop`."""
-        for batch in select_finished_batches(self._query.recentProgress if self._query else (), self._last):
-            self._last = batch["batch"]
+        for batch in select_finished_batches(self._query.recentProgress if self._query else (), self._last_batch):
+            self._last_batch = batch["batch"]
             print(json.dumps(batch), flush=True)
         return False
 
@@ -120,20 +120,20 @@ def select_finished_batches(progress: Sequence[Any], last_number: int) -> Iterat
 def _install_stop_handlers() -> Callable[[], bool]:
     """Return a function that checks whether a signal to end has arrived. A second signal raises KeyboardInterrupt.
 
-    The first signal must not raise: py4j swallows exceptions while it releases an object. The new handler also replaces
-    Spark's own, which would make running queries fail instead of stopping them.
+    The first signal must not raise an exception, because py4j swallows exceptions while it releases an object. The new
+    handler also replaces Spark's own, which would make running queries fail instead of stopping them.
     """
-    received: list[int] = []
+    received_signals: list[int] = []
 
     def on_signal(number: int, _frame: object) -> None:
-        if received:
+        if received_signals:
             raise KeyboardInterrupt
-        received.append(number)
+        received_signals.append(number)
 
     if threading.current_thread() is threading.main_thread():
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             replace_handler(signal_number, on_signal)
-    return lambda: bool(received)
+    return lambda: bool(received_signals)
 
 
 def _parse_options(assignments: Sequence[str]) -> dict[str, str]:

@@ -13,9 +13,9 @@ from leasehold.stores.fields import FIELDS
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-OPTIONS = "\n".join(f"    {name}: {', '.join(each.name for each in fields(kind))}" for name, kind in RULES.items())
+RULE_OPTIONS = "\n".join(f"    {name}: {', '.join(each.name for each in fields(kind))}" for name, kind in RULES.items())
 
-LEASE = "\n".join(
+LEASE_FIELDS = "\n".join(
     f"    {JSON_NAMES.get(each.name, each.name)}: {each.meaning}" for each in FIELDS if each.kind != "hash key"
 )
 
@@ -35,7 +35,7 @@ lease had no owner when it was first seen. `checkpoint` is TRIM_HORIZON, LATEST,
 string, and `sub` its sub-sequence number. A lease has these fields, and `hash_range` (its first and last hash key, as
 decimal strings):
 
-{LEASE}
+{LEASE_FIELDS}
 
 `shards`: the complete listing of the streams (`id`, `parents`, `hash_range`, `open`). Without it, no lease is created
 or deleted.
@@ -54,7 +54,7 @@ With `--worker ID` no `me` is needed, and the output of `leasehold leases --json
 `config`: `rules`, minimal by default; `lease_seconds`, `cycle_seconds`, `renew_seconds`, `initial_position`
 (AT_TIMESTAMP with `timestamp_ms`), and the options of the rules:
 
-{OPTIONS}
+{RULE_OPTIONS}
 
 `dialect` is gist, dotnet, java or python, `mode` balanced or greedy; `groups` is "prefix" or a list of separators,
 `expected_workers` a number or a list of names.
@@ -80,5 +80,5 @@ def command(
 ) -> None:
     """Read a JSON request from standard input, and print the plan."""
     with exit_on_failure("plan", misuse=(BadJsonField, OSError)):
-        planned_json = plan_from_json(sys.stdin.buffer.read(), worker)
-    print(json.dumps(planned_json, indent=indent))
+        plan_document = plan_from_json(sys.stdin.buffer.read(), worker)
+    print(json.dumps(plan_document, indent=indent))

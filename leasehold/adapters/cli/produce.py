@@ -26,10 +26,10 @@ from leasehold.stores.printable import printable, text_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-_PLACES = 10**9  # the highest column number; no line has as many columns
-STEP = 1000  # lines between two updates of the progress
+_COLUMN_MAX = 10**9  # the highest column number; no line has as many columns
+PROGRESS_STEP = 1000  # lines between two updates of the displayed progress
 
-MORE = """
+EPILOG = """
 SOURCE is a URL: `kinesis://stream?region=…`. Each line is one record; empty lines are skipped. The partition key:
 
 `line` the whole line · `field:3` the third column, see `--delimiter` · `json:customer` that member of the line, which
@@ -41,10 +41,10 @@ SIGTERM or Ctrl-C stops reading and sends the lines that were read; a second sig
 Exit status: 0 if every line that was read is in the stream, 1 if not, 2 on bad usage.
 """
 
-Key = Callable[[bytes], str]
+KeyFunction = Callable[[bytes], str]
 
 
-@app.command(help="Write lines to a stream, aggregated like the KPL, each key in order.", epilog=MORE)
+@app.command(help="Write lines to a stream, aggregated like the KPL, each key in order.", epilog=EPILOG)
 @add_table_options()
 def command(
     source: Annotated[str, typer.Argument(help="Write to this stream, a URL.", show_default=False)],
@@ -72,7 +72,7 @@ def command(
     counter_labels |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
     if written_counts["UserRecordsFailed"]:
         counter_labels |= {"UserRecordsFailed": "refused"}
-    summary_text = ", ".join(f"{written_counts[name]} {words}" for name, words in counter_labels.items())
+    summary_text = ", ".join(f"{written_counts[name]} {label}" for name, label in counter_labels.items())
     print(json.dumps(written_counts) if json_ else summary_text)
     if (
         written_counts["UserRecordsPending"]
@@ -82,7 +82,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _make_key_function(key_option: str, delimiter: str) -> Key:
+def _make_key_function(key_option: str, delimiter: str) -> KeyFunction:
     """Return the function that extracts a line's partition key."""
     kind, _, argument = key_option.partition(":")
     if kind == "line" and not argument:
@@ -91,7 +91,7 @@ def _make_key_function(key_option: str, delimiter: str) -> Key:
         return lambda _line: argument
     if kind == "json" and argument:
         return lambda line: _extract_member_key(line, argument)
-    if kind == "field" and (column := parse_decimal(argument, _PLACES)) and delimiter:
+    if kind == "field" and (column := parse_decimal(argument, _COLUMN_MAX)) and delimiter:
         return lambda line: _extract_field_key(line, column, delimiter)
     raise ValueError(f"--key: {key_option!r} is none of line, field:N (from 1), json:NAME and fixed:TEXT")
 
@@ -126,16 +126,16 @@ def _extract_field_key(line: bytes, number: int, delimiter: str) -> str:
     return fields[number - 1].decode()
 
 
-def _write_lines(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float | dict[str, int]]:
+def _write_lines(producer: Producer, lines: BinaryIO, key_of: KeyFunction) -> dict[str, float | dict[str, int]]:
     """Send every line, drain, and return the producer's counters."""
     console = Console(stderr=True)
     progress_columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
     # Show a line counter if standard error is a terminal.
     progress = Progress(*progress_columns, console=console, disable=not console.is_terminal, transient=True)
     pending_puts = deque[tuple[int, RecordFuture]]()
-    with _EndSignalTracker() as end_request, producer, progress:
+    with _EndSignalTracker() as signal_tracker, producer, progress:
         progress_task = progress.add_task("", total=None)
-        for number, line in enumerate(end_request.read_lines(lines), 1):
+        for number, line in enumerate(signal_tracker.read_lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
                     pending_puts.append((number, producer.put(data, key_of(data))))
@@ -143,7 +143,7 @@ def _write_lines(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, 
                     raise ValueError(f"line {number}: its partition key is not UTF-8") from None
                 except ValueError as error:
                     raise ValueError(f"line {number}: it cannot become a record: {error}") from None
-            if number % STEP == 0:
+            if number % PROGRESS_STEP == 0:
                 progress.update(progress_task, completed=number)
                 while pending_puts and pending_puts[0][1].done:
                     _report_failure(*pending_puts.popleft())
@@ -168,31 +168,33 @@ class _EndSignalReceived(BaseException):
 
 
 class _EndSignalTracker:
-    """Tracks whether a signal to end has arrived. A signal may interrupt the wait for a line, but never a `put`."""
+    """Tracks whether a signal to end has arrived. A signal can interrupt the wait for a line, but never a `put`."""
 
     def __init__(self) -> None:
-        self.requested = self.reading = False
+        self.end_requested = self.reading = False
 
     def __enter__(self) -> Self:
-        self.before = {number: replace_handler(number, self.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.previous_handlers = {
+            number: replace_handler(number, self.on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         return self
 
     def __exit__(self, *_fault: object) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.previous_handlers.items():
             restore_handler(number, handler)
 
     def on_signal(self, _number: int, _frame: FrameType | None) -> None:
         """Handle the first signal. A second signal ends the process immediately."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        self.requested = True
+        self.end_requested = True
         if self.reading:
             raise _EndSignalReceived
 
     def read_lines(self, source: BinaryIO) -> Iterator[bytes]:
         """Yield lines until the end of the input, or until a signal arrives."""
         try:
-            while not self.requested:
+            while not self.end_requested:
                 self.reading = True
                 line = source.readline()
                 self.reading = False

@@ -35,7 +35,7 @@ from leasehold.stores.urls import open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 LETTERS is where `leasehold consume --dead-letter` has put the dead letters: `file://folder`,
 `s3://bucket/prefix?region=…`, `kinesis://stream?region=…`.
 
@@ -58,12 +58,12 @@ In its batch, a handler finds the lease, shard and stream of the record. `attemp
 Exit status: 0 if every dead letter is done; 1 if any stays, or they cannot be listed; 2 on bad usage.
 """
 
-FOLDER = "processed and removed", "stay"
-STREAM = "processed", "were put back at the end"
-"""Labels for dead letters that were handled, and for those that failed again."""
+FOLDER_LABELS = "processed and removed", "stay"
+STREAM_LABELS = "processed", "were put back at the end"
+"""Labels for dead letters that were handled, and for those that failed again, by where the dead letters are."""
 
 
-@app.command(help="Process dead letters again, in order; those that fail again stay.", epilog=MORE)
+@app.command(help="Process dead letters again, in order; those that fail again stay.", epilog=EPILOG)
 def command(  # noqa: PLR0917  one for each option
     dead_letters: Annotated[str, typer.Argument(help="Read the dead letters here, a URL.", show_default=False)],
     handler: Annotated[str | None, typer.Option(help="Call module:function with each record.")] = None,
@@ -92,7 +92,7 @@ def command(  # noqa: PLR0917  one for each option
     if as_json:
         print(json.dumps(asdict(verdict)))
     else:
-        done_label, failed_label = FOLDER if store is None else STREAM
+        done_label, failed_label = FOLDER_LABELS if store is None else STREAM_LABELS
         letter_count = verdict.done + verdict.failed + verdict.strange
         count_text = "1 dead letter" if letter_count == 1 else f"{letter_count} dead letters"
         unreadable_note = f", {verdict.strange} are no dead letters, or cannot be read" if verdict.strange else ""
@@ -122,8 +122,11 @@ def _replay_from_stream(
         closing(open_source(dead_letters)) as source,
         closing(open_store(store)) as table,
     ):
-        own_store, letters = exclusive_table(table, "replay", f"replay of {stream_url}"), DeadLetterSource(source, me)
-        worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=start_position))
+        own_store, letter_source = (
+            exclusive_table(table, "replay", f"replay of {stream_url}"),
+            DeadLetterSource(source, me),
+        )
+        worker = Worker(store=own_store, source=letter_source, me=me, config=Config(initial_position=start_position))
         return replay_stream(worker, sink, deliver, _print_failure)
 
 
@@ -139,5 +142,5 @@ def _open_delivery(handler: str | None, to: str | None) -> Iterator[Deliver]:
         yield calls.deliver
 
 
-def _print_failure(name: str, why: str) -> None:
-    print(printable_lines(f"leasehold replay: {name} stays: {why}"), file=sys.stderr)
+def _print_failure(name: str, reason: str) -> None:
+    print(printable_lines(f"leasehold replay: {name} stays: {reason}"), file=sys.stderr)

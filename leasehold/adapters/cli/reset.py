@@ -1,7 +1,7 @@
 """`leasehold reset`: sets checkpoints back or forward.
 
-The command can carry out a plan, which is the output of `leasehold reset --dry-run --json`. The plan is checked against
-the table first.
+The command can also carry out a plan, which is the output of `leasehold reset --dry-run --json`. It first checks the
+plan against the table.
 """
 
 import sys
@@ -29,7 +29,7 @@ from leasehold.stores.urls import open_store
 
 @frozen
 class PlannedReset:
-    """A lease in a plan, with its checkpoint when the plan was made and the checkpoint to set."""
+    """A lease in a plan, with its checkpoint at the time of the plan and the checkpoint to set."""
 
     key: str
     was: Position
@@ -51,7 +51,9 @@ def parse_resets(text: bytes) -> tuple[PlannedReset, ...]:
             )
     except BadJsonField as error:
         raise ValueError(f"--plan: {error}") from None
-    if duplicates := sorted(key for key, count in Counter(planned.key for planned in resets).items() if count > 1):
+    if duplicates := sorted(
+        key for key, count in Counter(planned_reset.key for planned_reset in resets).items() if count > 1
+    ):
         raise ValueError(f"--plan: lease {duplicates[0]!r} is given twice")
     return tuple(resets)
 
@@ -59,35 +61,37 @@ def parse_resets(text: bytes) -> tuple[PlannedReset, ...]:
 def plan_moves_from_resets(
     plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]
 ) -> tuple[Move, ...]:
-    """Return the moves of a plan. Moves of leases whose checkpoint has changed since the plan was made become refusals.
+    """Return the moves of a plan. A move is refused if the lease's checkpoint has changed since the plan was made.
 
     Raises:
         ValueError: A lease does not exist.
     """
     leases_by_key = {lease.key: lease for lease in leases}
     moves: list[Move] = []
-    for planned in plan:
-        if planned.key not in leases_by_key:
-            raise ValueError(f"--plan: there is no lease {planned.key!r}; is it the plan of another store?")
-        (move,) = planned_resets((leases_by_key[planned.key],), planned.wanted, live)
-        current_checkpoint = leases_by_key[planned.key].checkpoint
+    for planned_reset in plan:
+        if planned_reset.key not in leases_by_key:
+            raise ValueError(f"--plan: there is no lease {planned_reset.key!r}; is it the plan of another store?")
+        (move,) = planned_resets((leases_by_key[planned_reset.key],), planned_reset.wanted, live)
+        current_checkpoint = leases_by_key[planned_reset.key].checkpoint
         refusal_reason = (
             f"its checkpoint is {format_position(current_checkpoint)}, "
-            f"no longer {format_position(planned.was)}; make a new plan"
+            f"no longer {format_position(planned_reset.was)}; make a new plan"
         )
-        moves.append(move if current_checkpoint in {planned.was, planned.wanted} else move.refused(refusal_reason))
+        moves.append(
+            move if current_checkpoint in {planned_reset.was, planned_reset.wanted} else move.refused(refusal_reason)
+        )
     return tuple(moves)
 
 
 def _parse_position(value: JsonValue) -> Position:
     """Parse a position from the fields that a lease has."""
     value.fields().take_required_field("checkpoint")
-    return parse_lease(JsonValue(value.path, {"key": "-", **value.found})).checkpoint
+    return parse_lease(JsonValue(value.path, {"key": "-", **value.raw_value})).checkpoint
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 `--to` is TRIM_HORIZON, LATEST, a time (`2026-11-22T06:00Z`, in UTC if it has no zone; `now-2h`; AT_TIMESTAMP with
 `--timestamp-ms`) or a sequence number (with one `--key`; for an event hub with `--offset` too). Without `--key` every
 lease is set, including those of finished shards.
@@ -113,7 +117,7 @@ Exit status: 0 if every lease was set; 1 if any was refused or the store failed;
 """
 
 
-@app.command(help="Set checkpoints back or forward.", epilog=MORE)
+@app.command(help="Set checkpoints back or forward.", epilog=EPILOG)
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
     to: Annotated[str | None, typer.Option(help="Set this position or time.", show_default=False)] = None,
@@ -140,15 +144,15 @@ def command(  # noqa: PLR0917  one for each option
             raise ValueError("--key: a plan already names its leases")
         # Check all options before opening the store.
         position = None if to is None else _position_from_options(to, timestamp_ms, sub, offset, keys=len(key or ()))
-        seconds_on = 0.0 if shift_by is None else parse_shift_seconds(shift_by)
+        shift_seconds = 0.0 if shift_by is None else parse_shift_seconds(shift_by)
         resets: tuple[PlannedReset, ...] = ()
         if plan is not None:
             try:
                 resets = parse_resets(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
             except OSError as error:
                 raise ValueError(f"--plan: {error}") from None
-            for planned in resets:
-                _reject_position(planned.wanted, f"--plan: lease {planned.key!r}")
+            for planned_reset in resets:
+                _reject_position(planned_reset.wanted, f"--plan: lease {planned_reset.key!r}")
         with closing(open_store(store, create=False, write=not dry_run)) as open_table:
             leases = read_leases(open_table, "store")
             leases_by_key = {lease.key: lease for lease in leases}
@@ -162,7 +166,7 @@ def command(  # noqa: PLR0917  one for each option
             elif plan is not None:
                 moves = plan_moves_from_resets(resets, leases, keys_with_live_owner)
             else:
-                moves = _plan_shifted_moves(leases, seconds_on, keys_with_live_owner)
+                moves = _plan_shifted_moves(leases, shift_seconds, keys_with_live_owner)
             results = moves if dry_run else tuple(reset(open_table, move, insist=even_if_owned) for move in moves)
             raise print_moves(results, dry_run=dry_run, as_json=as_json)
 
@@ -185,14 +189,14 @@ def _position_from_options(to: str, timestamp_ms: int | None, sub: int, offset: 
 
 
 def _reject_position(position: Position, field: str) -> None:
-    """Raise ValueError if the position is in the future or is SHARD_END, to which no lease may be set."""
+    """Raise ValueError if the position is in the future, or if it is SHARD_END. No lease may be set to these."""
     if position.sequence == "AT_TIMESTAMP" and position.sub > time() * 1000:
         raise ValueError(f"{field}: it lies in the future")
     if position.ended:
         raise ValueError(f"{field}: a lease ends only when its shard has been read to the end")
 
 
-def _plan_shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
+def _plan_shifted_moves(leases: tuple[Lease, ...], shift_seconds: float, live: frozenset[str]) -> tuple[Move, ...]:
     """Return the moves that set each unfinished lease to the time of its checkpoint plus this many seconds."""
     now = time()
     moves: list[Move] = []
@@ -209,5 +213,7 @@ def _plan_shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: froz
                 f"--shift-by: the row of lease {lease.key!r} does not contain the time of its checkpoint; "
                 "set a time with --to, or name other leases with --key"
             )
-        moves += planned_resets((lease,), at_timestamp(round(min(now, checkpoint_seconds + seconds_on) * 1000)), live)
+        moves += planned_resets(
+            (lease,), at_timestamp(round(min(now, checkpoint_seconds + shift_seconds) * 1000)), live
+        )
     return tuple(moves)

@@ -60,7 +60,7 @@ def acknowledging_reader(
     def open_assigned() -> ShardConsumer:
         lease = holding.lease
         return open_consumer(
-            Assignment(holding.key, lease.shard, holding.stream, holding.fence, lambda: wake(holding.key))
+            Assignment(holding.key, lease.shard, holding.stream, holding.fencing_number, lambda: wake(holding.key))
         )
 
     consumer = AcknowledgingConsumer(shard, handling, open_assigned, memory.share(holding.key), dispatcher)
@@ -154,7 +154,7 @@ class AcknowledgingConsumer(BatchConsumer):
         previous_position = self._cursor.acknowledged
         self._state.checkpoint_moved(position)
         if self._cursor.acknowledged.order > previous_position.order:
-            self.holding.progress.progressed(now)
+            self.holding.progress.part_done(now)
         if self._last_taken is not None and position.order >= self._last_taken.order:
             # Acknowledge everything up to `delivered`, which may be after the last record, because the source may have
             # dropped later records, or the shard may have ended.
@@ -195,7 +195,7 @@ class AcknowledgingConsumer(BatchConsumer):
                 return due
             self._backoff.reset()
             self._last_taken = read_to
-            holding.progress.working(now)
+            holding.progress.handler_began(now)
         self._memory.clear()
         cursor.rows_delivered(cursor.read)
         if self._last_taken is None:  # nothing is awaited, so an empty batch is done immediately

@@ -56,7 +56,7 @@ class BatchConsumer(ConsumerPort):
         # Report a fault, because the shard falls behind while its reader waits for memory. The throughput measurement
         # is paused, so that this wait is not counted as slowness of the stream.
         self.holding.progress.failed("batches of other shards use all the memory for batches", now)
-        self.holding.progress.not_awaited()
+        self.holding.progress.expect_no_response()
         self.holding.throughput.rest(now)
         return now + MEMORY_SECONDS
 
@@ -81,7 +81,7 @@ class BatchConsumer(ConsumerPort):
         self._state.batch_read(batch, now, self._worker.config.renew_seconds)
         self.holding.throughput.add(batch.size, now)
         self.holding.progress.read(held_batch, now, wait_reason)
-        if self.holding.progress.left:
+        if self.holding.progress.call_abandoned:
             return False
         # Report the read before the records are passed to the consumer. Otherwise, the read would never be reported if
         # the consumer hangs.
@@ -125,7 +125,7 @@ class BatchConsumer(ConsumerPort):
             None if self.holding.releasing else position,
             now,
             self._handling.checkpoint_seconds,
-            aligned=self.holding.grouped,
+            aligned=self.holding.groups_writes,
         )
         return True
 

@@ -258,7 +258,7 @@ class HandlerConsumer(BatchConsumer):
         return self._dispatch(call, DeadLetterCall(piece, batch, error), now)
 
     def _dispatch(self, call: Callable[[], object], purpose: CallPurpose, now: float) -> Next:
-        self.holding.progress.working(now)
+        self.holding.progress.handler_began(now)
         is_final = isinstance(purpose, FinalCheckpointCall)
         handler_call = HandlerCall(self.holding, self._handling, self._worker.clock, call, is_final)
         if (given_up := self._dispatcher.begin(handler_call)) is not None:
@@ -275,7 +275,7 @@ class HandlerConsumer(BatchConsumer):
         match outcome:
             case CallEnded(fault):
                 if fault is not None or not isinstance(purpose, BatchCall):  # otherwise `_advance` records it
-                    self.holding.progress.rested()
+                    self.holding.progress.handler_ended()
             case NotBegun():
                 return now
             case LeaseLost():
@@ -303,8 +303,8 @@ class HandlerConsumer(BatchConsumer):
             self._attempts.record_progress(piece.read_to)
             if not self._attempts.searching:
                 self._window.renew()
-            self.holding.progress.rested()
-            self.holding.progress.progressed(now, arrival_after(batch, piece))
+            self.holding.progress.handler_ended()
+            self.holding.progress.part_done(now, arrival_after(batch, piece))
             return now if self._store_if_due(now) else Leave("lease-lost")
         self.holding.progress.done(now)
         # Free the memory before the checkpoint, which may wait for the store, because other readers may need it now.

@@ -133,7 +133,7 @@ class HeldLease(Protocol):
         """The stream's name, even if the lease does not contain it."""
 
     @property
-    def fence(self) -> int | None:
+    def fencing_number(self) -> int | None:
         """The lease's fencing number."""
 
     @property
@@ -221,7 +221,7 @@ class Delivery:
         The commands `reset` and `copy-leases` do not lower the fencing number either. It is None in the Azure SDKs'
         blob layout, because the official workers do not count owners.
         """
-        return self._holding.fence
+        return self._holding.fencing_number
 
     @property
     def lost(self) -> bool:

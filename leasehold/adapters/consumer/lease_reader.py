@@ -81,7 +81,7 @@ class LeaseReader:
         holding, ready = self.holding, self.consumer.poll(now)
         if not isinstance(ready, Ready):
             due = self._apply(ready, now)
-        elif holding.progress.left and not holding.lost.is_set():
+        elif holding.progress.call_abandoned and not holding.lost.is_set():
             due = now + RELEASED_CHECK_SECONDS
         else:
             order = self._state.order(
@@ -138,19 +138,19 @@ class LeaseReader:
         if not readable(lease, parents):
             self.holding.progress.excused("its parents are not done", now)
             return now + self._state.parents_pending()
-        self.holding.progress.asking(now)
+        self.holding.progress.call_began(now)
         start = self.consumer.find_start(lambda: self._start.find(parents))
         if start is None:
             return self._leave("lease-lost")
         self.consumer.start_at(start, now)
-        self.holding.progress.called_back()
+        self.holding.progress.call_returned()
         return now
 
     def _read(self, now: float) -> float:
         consumer = self.consumer
         if (retry_at := consumer.admit(now)) is not None:
             return retry_at
-        self.holding.progress.asking(now)
+        self.holding.progress.call_began(now)
         try:
             batch = self._shard.pull.read(consumer.keep)
         except BaseException:

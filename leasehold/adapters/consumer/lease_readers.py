@@ -107,12 +107,12 @@ class LeaseReaders:
             if self._wall is not None and self._worker.store.capabilities.free_annotations:
                 # Skip this if an annotation costs a write of its own, which other workers would take for a renewal
                 # (C14).
-                holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
+                holding.progress.enable_annotations(socket.gethostname(), self._wall, self._scheduler.clock())
             if self._open_reading is not None:
                 step = self._open_reading(self._worker, holding, self._handling)
             else:
                 step = self._make_reader(holding).step
-                holding.progress.awaited(self._scheduler.clock())
+                holding.progress.expect_response(self._scheduler.clock())
             self.schedule.add(holding.key, step, partial(self._replacement_for, holding))
         except BaseException as fault:  # noqa: BLE001  otherwise, the lease would be held but not read
             self._failed(fault)
@@ -133,7 +133,7 @@ class LeaseReaders:
 
     def release(self, holding: Holding) -> None:
         """Wake the lease reader, because its lease is to be released or is lost."""
-        if holding.progress.left:
+        if holding.progress.call_abandoned:
             self.schedule.abandon(holding.key)
         self.schedule.wake(holding.key)
 

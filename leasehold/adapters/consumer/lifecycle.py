@@ -122,12 +122,12 @@ def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWork
     for create in children_to_create(parent, children, leases, listed_ids, config):
         # If this process was paused, other workers may have finished the children and deleted their leases. Confirm the
         # parent's lease, so that these leases are not created again.
-        if not holding.confirm():
+        if not holding.confirm_ownership():
             return False
         # If the store rejects the creation, another worker has already created the same lease, so nothing is left to
         # do.
         outcome = store.write(CreateLease(create.lease))
-        if isinstance(outcome, Done) and not holding.confirm():
+        if isinstance(outcome, Done) and not holding.confirm_ownership():
             # If the parent's lease was lost, delete the child's new lease, because the child may already be done. If
             # the child is not done, another worker creates its lease again (L3).
             store.write(DeleteLease(outcome.lease))

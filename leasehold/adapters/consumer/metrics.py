@@ -26,7 +26,7 @@ from leasehold.adapters.consumer.status import (
 )
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.progress import NOTE
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease
 
@@ -59,7 +59,7 @@ class WorkerMetrics:
         if labels is None:
             labels = self._labels_by_holding[holding] = self._labels(holding.lease)
             # Only at the first read of a holding.
-            if holding.progress.moved:
+            if holding.progress.owner_changed_before:
                 self._instruments.owner_switches.add(1, labels)
         self._instruments.bytes.add(batch.size, labels)
         self._instruments.records.add(batch.count, labels)
@@ -142,7 +142,7 @@ class WorkerMetrics:
         now, wall = self._worker.clock(), time.time()
         held_progress = [(holding.lease, holding.progress.progress(now, wall)) for holding in self._worker.holdings]
         return [
-            Observation(int(progress.unheard(wall, held=True)), self._labels(lease))
+            Observation(int(progress.lag_may_be_larger(wall, held=True)), self._labels(lease))
             for lease, progress in held_progress
             if progress.behind is not None
         ]
@@ -174,9 +174,9 @@ class WorkerMetrics:
         own_leases = {
             holding.key: evolve(
                 holding.lease.watched(
-                    max(0.0, now - holding.confirmed), holding.lease.held, holding.lease.next_owner_idle
+                    max(0.0, now - holding.confirmed_at), holding.lease.held, holding.lease.next_owner_idle
                 ),
-                annotations=((NOTE, holding.progress.progress(now, wall).note),),
+                annotations=((PROGRESS_ANNOTATION, holding.progress.progress(now, wall).note),),
             )
             for holding in self._worker.holdings
         }

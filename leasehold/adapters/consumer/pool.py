@@ -119,7 +119,7 @@ class Pool:
             try:
                 function(item)
             except BaseException as fault:  # noqa: BLE001  no caller waits for the result
-                self._scheduler.unforeseen(self._name, fault)
+                self._scheduler.log_unexpected(self._name, fault)
 
         for item in items:
             self.submit(partial(apply_and_log, item))

@@ -45,7 +45,7 @@ class HeldShard:
         self.state = ReaderState(holding.lease.checkpoint, worker.uniform, kind)
         self.cursor: Cursor = self.state.cursor
         # Open with the epoch of this claim, so that the previous owner is disconnected (Event Hubs).
-        self.pull = ShardPull(self.cursor, lambda at: worker.source.open(holding.claimed, at))
+        self.pull = ShardPull(self.cursor, lambda at: worker.source.open(holding.lease_as_taken, at))
 
 
 @frozen

@@ -119,8 +119,8 @@ class Runner:
             end=self._end,
         )
         worker.consumer = self._lease_readers
-        if worker.hurried is wake_nothing:
-            worker.hurried = self._turn_sooner.set
+        if worker.wake_runner is wake_nothing:
+            worker.wake_runner = self._turn_sooner.set
         for holding in worker.holdings:  # held before the worker had a consumer
             self._lease_readers.begin(holding)
 
@@ -241,7 +241,7 @@ class Runner:
                 due = clock() + RETRY_SECONDS
                 if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
                     self._fail(fault)
-                self._scheduler.unforeseen(f"trying again in {RETRY_SECONDS:g} s", fault)
+                self._scheduler.log_unexpected(f"trying again in {RETRY_SECONDS:g} s", fault)
             if should_continue():
                 wake_up.wait(due)
 
@@ -265,7 +265,7 @@ class Runner:
         error = WorkerError(f"the worker cannot continue: {said(fault)}")
         error.__cause__ = fault
         self._end_reasons.put((error,))
-        self._scheduler.unforeseen("the worker ends", fault)
+        self._scheduler.log_unexpected("the worker ends", fault)
 
     def _drain(self, tasks: dict[str, Queue], deadline: float) -> bool:
         """Finish the running batches and release the leases. Return whether that was done in time."""
@@ -276,15 +276,15 @@ class Runner:
         self._turn_sooner.set()
         self._lease_readers.release_all()
         turn_ended = "turn" not in tasks or tasks["turn"].get(calls_deadline) is not None
-        if not turn_ended and not self.worker.discovery.calling:
+        if not turn_ended and not self.worker.discovery.is_calling_source:
             turn_ended = tasks["turn"].get(deadline) is not None
         # `close` withdraws this worker's requests for leases. Call it in a separate task, because the store might not
         # respond. It need not wait for a turn that is waiting for the stream, because such a turn requests no leases
         # now, nor after the worker was closed.
         try:
-            is_closed = (turn_ended or self.worker.discovery.calling) and self._task("close", self.worker.close).get(
-                deadline
-            ) is not None
+            is_closed = (turn_ended or self.worker.discovery.is_calling_source) and self._task(
+                "close", self.worker.close
+            ).get(deadline) is not None
         except RuntimeError:
             # If no thread is left, close the worker in this task, although a store that does not respond then delays
             # the end of the run.

@@ -240,6 +240,6 @@ class Schedule:
                 # this lease.
                 scheduled.step, scheduled.replace_after, due = replacement, None, clock()
             self._messages.put(StepReturned(key, due))
-            self._scheduler.unforeseen(key, fault)
+            self._scheduler.log_unexpected(key, fault)
         else:
             self._messages.put(StepReturned(key, due))

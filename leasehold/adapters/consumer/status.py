@@ -20,15 +20,15 @@ from attrs import Factory, asdict, evolve, frozen
 
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.worker.progress import (
-    LATE,
-    RENEWED,
-    STEP_SECONDS,
-    STEPS,
+    LAG_STEP_SECONDS,
+    LAG_STEPS,
+    RENEWED_FRACTION,
+    RETRIED_RENEWAL_FRACTION,
     Progress,
-    growing,
-    patience,
+    lag_grows,
+    max_annotation_age,
     progress_of,
-    told_within,
+    tolerated_unread_seconds,
 )
 from leasehold.balancer.contradictions import reported_on
 from leasehold.balancer.lineage import readable
@@ -78,16 +78,18 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     progress = progress_of(lease)
     # An owner that is late by its own `lease_seconds` may be dead, so its last annotation may be out of date.
     is_held = (
-        lease.owner is not None and lease.idle <= limit and not (progress is not None and progress.overdue(lease.idle))
+        lease.owner is not None
+        and lease.idle <= limit
+        and not (progress is not None and progress.renewal_overdue(lease.idle))
     )
     if progress is None:
         return LeaseLag()
-    written_by_owner, limit_seconds = progress.owner == lease.owner, patience(progress.lease or limit)
+    written_by_owner, limit_seconds = progress.owner == lease.owner, tolerated_unread_seconds(progress.lease or limit)
     if (
         is_held
         and not written_by_owner
         and now - progress.at > limit_seconds
-        and not progress.resting(now, limit_seconds)
+        and not progress.is_put_aside(now, limit_seconds)
     ):
         return LeaseLag(moves=progress.moves + 1)  # another library reads the lease now, and writes no annotations
     seconds = progress.lag(now, held=is_held and written_by_owner)
@@ -97,7 +99,7 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
         age=None if progress.arrived is None else round(max(0.0, progress.at - progress.arrived), 3),
         host=progress.host if written_by_owner else "",
         moves=progress.moves + (lease.owner is not None and not written_by_owner),
-        at_least=progress.unheard(now, held=is_held and written_by_owner),
+        at_least=progress.lag_may_be_larger(now, held=is_held and written_by_owner),
     )
 
 
@@ -216,7 +218,7 @@ class LeaseWatch:
     def after(self, looked_at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
         """Return the window with one more look."""
         lag_amount = lag.seconds if lag.events is None else float(lag.events)
-        samples = tuple(sample for sample in self.samples if looked_at - sample[0] <= STEPS * STEP_SECONDS)
+        samples = tuple(sample for sample in self.samples if looked_at - sample[0] <= LAG_STEPS * LAG_STEP_SECONDS)
         # The table may be read many times per second. Reads that show nothing new share one sample, which limits the
         # size of the window.
         is_same_sample = (
@@ -244,7 +246,7 @@ class LeaseWatch:
     @property
     def grows(self) -> bool:
         """Whether lag has only grown."""
-        return growing([(at, behind) for at, _, behind in self.samples if behind is not None])
+        return lag_grows([(at, behind) for at, _, behind in self.samples if behind is not None])
 
 
 @frozen
@@ -329,7 +331,9 @@ def status_of(
     if contradiction or lease.ended:
         return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
     progress = progress_of(lease)
-    limit_seconds = patience(lease_seconds if progress is None or progress.lease is None else progress.lease)
+    limit_seconds = tolerated_unread_seconds(
+        lease_seconds if progress is None or progress.lease is None else progress.lease
+    )
     # If the parents are not done, the shard must not be read yet, so this is not a fault. Otherwise, every split would
     # raise an alarm.
     if waits:
@@ -343,7 +347,7 @@ def status_of(
     is_recent = progress is not None and now - progress.at <= limit_seconds
     # Report a fault before a missing owner. If a worker could not handle the lease, it leaves the lease without an
     # owner for a while, so the fault is the cause.
-    if progress is not None and progress.resting(now, limit_seconds) and (lease.owner is None or not is_recent):
+    if progress is not None and progress.is_put_aside(now, limit_seconds) and (lease.owner is None or not is_recent):
         exclusion_text = (
             f"; {progress.owner} put it aside until {_format_utc(progress.aside or 0.0)}" if lease.owner is None else ""
         )
@@ -361,12 +365,12 @@ def status_of(
     if (
         status.word == "UNREAD"
         and written_by_owner
-        and unrenewed_seconds > told_within(progress.lease or lease_seconds)
+        and unrenewed_seconds > max_annotation_age(progress.lease or lease_seconds)
     ):
         # The lease was not renewed, and the owner's next annotation is overdue, too. So the owner is gone, and not
         # merely idle.
         return _unowned_status(lease, progress, unrenewed_seconds, 0.0, watched)
-    late_seconds = LATE * (progress.lease or lease_seconds)
+    late_seconds = RETRIED_RENEWAL_FRACTION * (progress.lease or lease_seconds)
     is_unrenewed = late_seconds <= lease.idle < math.inf or (
         unrenewed_seconds >= late_seconds and watched >= min(late_seconds, CONFIRM_SECONDS)
     )
@@ -377,7 +381,7 @@ def status_of(
             f"{lease.owner} owns it and has not renewed it for {unrenewed_seconds:.0f} s; "
             f"a living owner does within {late_seconds:.0f} s",
         )
-    if status.ok and written_by_owner and progress.overdue(lease.idle):
+    if status.ok and written_by_owner and progress.renewal_overdue(lease.idle):
         return Status("OK", f"{status.says} {now - progress.at:.0f} s ago; {lease.owner} should have renewed it since")
     if not status.ok or written_by_owner:
         return status
@@ -406,11 +410,15 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
     progress = progress_of(lease)
     if not status.ok or progress is None or lease.owner is None:
         return True
-    renews_within = RENEWED * (progress.lease or lease_seconds)
+    renews_within = RENEWED_FRACTION * (progress.lease or lease_seconds)
     # If the owner's clock is ahead of ours, the age of the annotation is unknown, so it is not considered recent.
     is_recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
     was_renewed = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
-    return is_recent or was_renewed or watched >= min(LATE * (progress.lease or lease_seconds), CONFIRM_SECONDS)
+    return (
+        is_recent
+        or was_renewed
+        or watched >= min(RETRIED_RENEWAL_FRACTION * (progress.lease or lease_seconds), CONFIRM_SECONDS)
+    )
 
 
 def _unowned_status(

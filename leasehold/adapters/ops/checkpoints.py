@@ -1,13 +1,13 @@
-"""Moves checkpoints for an operator. Copies them between stores of any kind, and resets them back or forward.
+"""Copies checkpoints between stores of any kind, and resets them back or forward, for an operator.
 
-A copy never moves a checkpoint back, and it is verified afterwards. The fencing number is copied too. The next owner of
-the lease in the new store therefore gets a larger number than every owner in the old store. A layout that does not
-count owners has no fencing number to copy. Every store uses the id of a shard or partition as the key, so keys are
-copied unchanged. If a table serves several streams, its keys have a prefix, which can be removed or added.
+A copy never moves a checkpoint back, and it is verified afterwards. The fencing number is also copied, so that the next
+owner of the lease in the new store gets a larger number than every owner in the old store. A layout that does not count
+owners has no fencing number to copy. Every store uses the id of a shard or partition as the key, so keys are copied
+unchanged. If a table serves several streams, its keys have a prefix, which can be removed or added.
 
-No worker ever moves a checkpoint back. Only a reset moves a checkpoint back. A reset requires a lease without an owner
-and counts as a change of owner, so the store rejects all later writes of former owners. The row keeps its fencing
-number and the annotations of other writers.
+Workers never move a checkpoint back. Only a reset does. A reset requires a lease without an owner and counts as a
+change of owner, so the store rejects all later writes of former owners. The row keeps its fencing number and the
+annotations of other programs.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -17,7 +17,7 @@ from typing import Literal
 from attrs import evolve, frozen
 
 from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION, UNPINNED
-from leasehold.adapters.worker.progress import NOTE
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION
 from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLED
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
@@ -26,7 +26,10 @@ from leasehold.stores.swap import CONTROL, is_marked
 from leasehold.stores.writes import CheckpointLate, CreateLease, ReleaseLease, ResetLease
 
 STILL_SECONDS = 40.0
-"""A time that is longer than the renewal interval of every known worker. The Python SDK of Azure renews within 36 s."""
+"""A time that is longer than the renewal interval of every known library.
+
+The Python SDK of Azure renews within 36 s.
+"""
 
 _ATTEMPTS = 5
 """The number of attempts with `insist`. A live owner may renew its lease between the two writes of an attempt."""
@@ -37,7 +40,7 @@ class Move:
     """A change to one lease of the target table.
 
     Attributes:
-        do: What to do with the lease. `raise` keeps the checkpoint, but raises the fencing number to the one in the
+        do: What to do with the lease. `raise` keeps the checkpoint, but increases the fencing number to that of the
             other table. `same` and `refuse` write nothing.
         lease: The lease to store.
         stored: The lease that the table has now, or None.
@@ -49,9 +52,9 @@ class Move:
     stored: Lease | None
     why: str = ""
 
-    def refused(self, why: str) -> "Move":
-        """Return the move, refused for this reason."""
-        return evolve(self, do="refuse", why=why)
+    def refused(self, reason: str) -> "Move":
+        """Return a copy of the move that is refused for this reason."""
+        return evolve(self, do="refuse", why=reason)
 
 
 def without_owner(lease: Lease, position: Position) -> Lease:
@@ -69,7 +72,8 @@ def without_owner(lease: Lease, position: Position) -> Lease:
         hash_range=lease.hash_range,
         weight=lease.weight,
         epoch=lease.epoch,
-        # Keep only the annotations that define LATEST on this row and name its stream. Workers write all the others.
+        # Keep only the annotations that say what LATEST means on this row and which stream it belongs to. The workers
+        # will write the others.
         annotations=tuple(
             annotation
             for annotation in lease.annotations
@@ -78,24 +82,28 @@ def without_owner(lease: Lease, position: Position) -> Lease:
     )
 
 
-def read_leases(store: Store, which: str) -> tuple[Lease, ...]:
+def read_leases(store: Store, store_name: str) -> tuple[Lease, ...]:
     """Return every lease of a store.
 
     Args:
         store: The store.
-        which: The store's name in messages.
+        store_name: The store's name in messages.
 
     Raises:
-        StoreError: A row cannot be read, so nothing can be decided. Or the table takes part in a swap: a reset of its
-            row would affect a lease that a worker reads through the other table (W1).
+        StoreError: A row cannot be parsed, or the table takes part in a swap. During a swap, a reset of a row could
+            affect a lease that a worker reads through the other table (W1).
     """
     listing = store.list()
     for row in listing.malformed:
-        raise StoreError(f"{which}: lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
+        raise StoreError(f"{store_name}: lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     if any(lease.key == CONTROL for lease in listing.leases):
-        raise StoreError(f"{which}: a swap into this table is not over; wait for it (leasehold swap FROM TO --status)")
+        raise StoreError(
+            f"{store_name}: a swap into this table is not over; wait for it (leasehold swap FROM TO --status)"
+        )
     if moved_count := sum(map(is_marked, listing.leases)):
-        raise StoreError(f"{which}: leasehold swap moved {moved_count} of these leases to another table; name that one")
+        raise StoreError(
+            f"{store_name}: leasehold swap moved {moved_count} of these leases to another table; name that one"
+        )
     return listing.leases
 
 
@@ -109,29 +117,32 @@ def live_keys(
 
     Waits for `still_seconds`, unless the ages of the rows already show that no owner has renewed them.
     """
-    (keys,) = live_keys_of_each([(store, leases)], still_seconds, pause)
+    (keys,) = live_keys_by_table([(store, leases)], still_seconds, pause)
     return keys
 
 
-def live_keys_of_each(
+def live_keys_by_table(
     tables: Iterable[tuple[Store, Iterable[Lease]]],
     still_seconds: float = STILL_SECONDS,
     pause: Callable[[float], object] | None = None,
 ) -> tuple[frozenset[str], ...]:
     """Return the live keys of each of several tables. The tables are watched together, with a single wait."""
-    recent = [
+    recent_rows_by_store = [
         (
             store,
             {lease.key: lease for lease in leases if lease.owner and not lease.ended and lease.idle < still_seconds},
         )
         for store, leases in tables
     ]
-    if any(rows_before for _, rows_before in recent):
+    if any(rows_before for _, rows_before in recent_rows_by_store):
         (pause or sleep)(still_seconds)
-    pairs = [(rows_before, store.get(sorted(rows_before)) if rows_before else ()) for store, rows_before in recent]
+    rows_before_and_after = [
+        (rows_before, store.get(sorted(rows_before)) if rows_before else ())
+        for store, rows_before in recent_rows_by_store
+    ]
     return tuple(
         frozenset(lease.key for lease in leases if lease.owner and lease.version != rows_before[lease.key].version)
-        for rows_before, leases in pairs
+        for rows_before, leases in rows_before_and_after
     )
 
 
@@ -152,10 +163,10 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
     for _ in range(_ATTEMPTS if insist else 1):
         outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
         if isinstance(outcome, Done):
-            # Take the meaning of LATEST and the stream's name from `lease`. If `lease` has neither, the next owner sets
-            # them (L13). Remove the progress that the last owner wrote, because it describes another position and would
-            # show a wrong lag.
-            annotation_names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION, NOTE)
+            # Take the meaning of LATEST and the stream's incarnation from `lease`. If `lease` has neither, the next
+            # owner writes them (L13). Remove the progress that the last owner wrote, because it describes another
+            # position and would show a wrong lag.
+            annotation_names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION, PROGRESS_ANNOTATION)
             names_to_write = (
                 name
                 for name in annotation_names
@@ -187,7 +198,7 @@ def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
 
 
 def rename_prefix(leases: Iterable[Lease], removed: str, added: str, stream: str | None = None) -> tuple[Lease, ...]:
-    """Return the leases whose key starts with `removed`, with the prefix replaced in their keys and parents' keys.
+    """Return the leases whose keys start with `removed`, and replace the prefix in their keys and their parents' keys.
 
     Args:
         leases: The leases.
@@ -213,42 +224,53 @@ def rename_prefix(leases: Iterable[Lease], removed: str, added: str, stream: str
 
 
 def planned_copies(
-    leases: Iterable[Lease], stored: Iterable[Lease], live: Collection[str], *, counts: bool = True
+    leases: Iterable[Lease],
+    stored_leases: Iterable[Lease],
+    keys_with_live_owner: Collection[str],
+    *,
+    counts_owners: bool = True,
 ) -> tuple[Move, ...]:
     """Return the moves that would copy leases into a table, sorted by key.
 
     Args:
         leases: The leases to copy.
-        stored: The leases in the target table.
-        live: Keys of leases in the target table whose owners are alive. These leases are not copied.
-        counts: Whether the target table counts changes of owner (fencing numbers).
+        stored_leases: The leases in the target table.
+        keys_with_live_owner: Keys of leases in the target table whose owners are alive. These leases are not copied.
+        counts_owners: Whether the target table counts changes of owner (fencing numbers).
     """
-    stored_by_key = {lease.key: lease for lease in stored}
+    stored_by_key = {lease.key: lease for lease in stored_leases}
     return tuple(
-        _planned_copy(without_owner(lease, lease.checkpoint), stored_by_key.get(lease.key), live, counts=counts)
+        _planned_copy(
+            without_owner(lease, lease.checkpoint),
+            stored_by_key.get(lease.key),
+            keys_with_live_owner,
+            counts_owners=counts_owners,
+        )
         for lease in sorted(leases, key=lambda lease: lease.key)
     )
 
 
-def _planned_copy(lease: Lease, stored: Lease | None, live: Collection[str], *, counts: bool) -> Move:
+def _planned_copy(
+    lease: Lease, stored: Lease | None, keys_with_live_owner: Collection[str], *, counts_owners: bool
+) -> Move:
     if stored is None:
         return Move("create", lease, None)
-    forward = Move("forward", lease, stored)
+    move = Move("forward", lease, stored)
     if stored.checkpoint == lease.checkpoint:
         # A finished lease is never read again, so its fencing number doesn't matter.
-        if stored.ended or not (counts and _epoch_is_behind(stored, lease)):
-            return evolve(forward, do="same")
-        forward = evolve(forward, do="raise")
+        if stored.ended or not (counts_owners and _epoch_is_smaller(stored, lease)):
+            return evolve(move, do="same")
+        move = evolve(move, do="raise")
     elif stored.checkpoint.order > lease.checkpoint.order:
-        return forward.refused("a later checkpoint is stored there")
+        return move.refused("a later checkpoint is stored there")
     elif stored.checkpoint.order == lease.checkpoint.order:
-        return forward.refused("another start is stored there")
-    if stored.key in live:
-        return forward.refused(f"{stored.owner} is working on it")
-    return forward
+        return move.refused("another start is stored there")
+    if stored.key in keys_with_live_owner:
+        return move.refused(f"{stored.owner} is working on it")
+    return move
 
 
-def _epoch_is_behind(stored: Lease, lease: Lease) -> bool:
+def _epoch_is_smaller(stored: Lease, lease: Lease) -> bool:
     """Return whether the next owner could get a fencing number that an earlier owner may have had."""
     return stored.epoch < lease.epoch
 
@@ -259,7 +281,7 @@ def copy_lease(target: Store, move: Move, *, insist: bool = False) -> Move:
     def write() -> Outcome:
         if move.stored is None:
             return target.write(CreateLease(move.lease))
-        if target.capabilities.counts_owners and _epoch_is_behind(move.stored, move.lease):
+        if target.capabilities.counts_owners and _epoch_is_smaller(move.stored, move.lease):
             return force_checkpoint(target, move.stored, move.lease, "leasehold copy-leases", insist=insist)
         return target.write(CheckpointLate(move.stored, move.lease.checkpoint))
 
@@ -274,13 +296,13 @@ def needs_write(move: Move) -> bool:
 def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
     """Read the rows again and return the moves. A move is refused if the table lacks its checkpoint or a later one."""
     moves = tuple(moves)
-    counts = target.capabilities.counts_owners
+    counts_owners = target.capabilities.counts_owners
     rows = {lease.key: lease for lease in target.get([move.lease.key for move in moves if needs_write(move)])}
 
     def is_stored(lease: Lease) -> bool:
         row = rows.get(lease.key)
         has_checkpoint = row is not None and row.checkpoint.order >= lease.checkpoint.order
-        return has_checkpoint and row is not None and not (counts and _epoch_is_behind(row, lease))
+        return has_checkpoint and row is not None and not (counts_owners and _epoch_is_smaller(row, lease))
 
     missing_message = "it was written, but is missing now"
     return tuple(
@@ -291,19 +313,21 @@ def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
 # Back and forward
 
 
-def planned_resets(leases: Iterable[Lease], position: Position, live: Collection[str]) -> tuple[Move, ...]:
-    """Return the moves that would set these leases to one position, refusing those whose keys are in `live`."""
+def planned_resets(
+    leases: Iterable[Lease], position: Position, keys_with_live_owner: Collection[str]
+) -> tuple[Move, ...]:
+    """Return the moves that would set these leases to one position, refusing those in `keys_with_live_owner`."""
     moves = []
     for stored in sorted(leases, key=lambda lease: lease.key):
         lease = without_owner(stored, position)
-        is_forward = position.order > stored.checkpoint.order and position.numbered
-        move = Move("forward" if is_forward else "back", lease, stored)
+        moves_forward = position.order > stored.checkpoint.order and position.numbered
+        move = Move("forward" if moves_forward else "back", lease, stored)
         # If the row names its stream, write the row even if the position stays the same, because the stream may have
         # been recreated.
         names_stream = stored.annotation(INCARNATION) not in {None, SETTLED}
         if stored.checkpoint == position and stored.checkpoint.token == position.token and not names_stream:
             move = Move("same", lease, stored)
-        elif stored.key in live:
+        elif stored.key in keys_with_live_owner:
             move = move.refused(f"{stored.owner} is working on it")
         moves.append(move)
     return tuple(moves)

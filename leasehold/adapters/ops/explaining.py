@@ -1,12 +1,12 @@
-"""Explains the actions that each worker would take now, with their rules, and why a lease has its owner.
+"""Explains which actions each worker would take now and by which rules, and why a lease has its owner.
 
 `plans` computes the plan of each worker, `story` explains one lease, and SENTENCES describes every rule in a sentence.
 
-`rules_between` finds the rule of each change of owner between two reads of a table. It computes the new owner's plan
-from the earlier read. If that plan doesn't explain the move, owners may have died or left in between, so the plan is
-computed again with all leases of those owners free. A worker that joins takes one lease, waits for others to join, and
-then takes its share. If the reads are too far apart to show these steps, its plan is computed as if it had held its
-first lease for a long time.
+`rules_between` determines by which rule each lease changed its owner between two reads of a table. It computes the new
+owner's plan from the earlier read. If that plan doesn't explain the move, some owners may have died or left in between,
+so the plan is computed again as if the leases of these owners were free. A worker that joins takes one lease, waits for
+others to join, and then takes its share. If the reads are too far apart to show these steps, the worker's plan is
+computed as if it had held its first lease for a long time.
 """
 
 import math
@@ -34,87 +34,104 @@ FREES_RULE = "C6"
 HANDOFF_RULE = "H2"
 
 
-def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
-    """Return the rule of each move, by lease key. The rule is "" if no plan explains the move, such as a release."""
-    changes = owner_changes(before, after)
-    if not changes:
+def rules_between(table_before: WatchedTable, table_after: WatchedTable, config: Config) -> Mapping[str, str]:
+    """Return the rule of each move by lease key, or "" for a move that no plan explains, such as a release."""
+    owner_pairs = owner_changes(table_before, table_after)
+    if not owner_pairs:
         return {}
-    # A lease may have been idle for up to two intervals longer than the earlier read shows. Its version may be almost
-    # one interval older than we know, and a worker may have taken it just before the later read.
-    unseen_seconds = 2 * (after.seconds - before.seconds)
+    # When a lease was taken, it may have been idle for up to two intervals longer than the earlier read shows. Its
+    # version may be almost one interval older than we know, and the worker may have taken it just before the later
+    # read.
+    unseen_seconds = 2 * (table_after.seconds - table_before.seconds)
 
     def is_late(owner: str | None) -> bool:
-        idle = max((lease.idle for lease in before.leases if lease.owner == owner), default=0.0)
+        idle = max((lease.idle for lease in table_before.leases if lease.owner == owner), default=0.0)
         return not math.isinf(idle) and idle + unseen_seconds > expires_above(config)
 
-    def takings(leases: tuple[Lease, ...], worker: str) -> tuple[Taking, ...]:
-        actions = plan(leases, None, Me(worker, 0, before.history), config)
+    def planned_takes(leases: tuple[Lease, ...], worker: str) -> tuple[Taking, ...]:
+        actions = plan(leases, None, Me(worker, 0, table_before.history), config)
         return tuple(action for action in actions if isinstance(action, Taking))
 
     # An owner counts as dead if it renewed none of its leases between the two reads, and is either late or has lost a
     # lease that no worker had requested.
-    rows_after = {lease.key: (lease.owner, lease.version) for lease in after.leases}
-    silent_owners = {lease.owner for lease in before.leases if lease.owner is not None}
+    rows_after = {lease.key: (lease.owner, lease.version) for lease in table_after.leases}
+    silent_owners = {lease.owner for lease in table_before.leases if lease.owner is not None}
     silent_owners -= {
         lease.owner
-        for lease in before.leases
+        for lease in table_before.leases
         if (row_after := rows_after.get(lease.key)) is not None
         and row_after[0] == lease.owner
         and row_after[1] != lease.version
     }
-    owners_with_losses = {old.owner for old, new in changes if old.next_owner is None or old.next_owner != new.owner}
+    owners_with_losses = {
+        lease_before.owner
+        for lease_before, lease_after in owner_pairs
+        if lease_before.next_owner is None or lease_before.next_owner != lease_after.owner
+    }
     dead_owners = frozenset(owner for owner in silent_owners if owner in owners_with_losses or is_late(owner))
 
-    table_freed = tuple(evolve(lease, owner=None) if lease.owner in dead_owners else lease for lease in before.leases)
-    new_owners = {new.owner for _, new in changes if new.owner is not None}
-    takings_before = {worker: takings(before.leases, worker) for worker in new_owners}
-    takings_freed = {worker: takings(table_freed, worker) for worker in new_owners} if dead_owners else takings_before
+    leases_if_freed = tuple(
+        evolve(lease, owner=None) if lease.owner in dead_owners else lease for lease in table_before.leases
+    )
+    new_owners = {lease_after.owner for _, lease_after in owner_pairs if lease_after.owner is not None}
+    takes_before = {worker: planned_takes(table_before.leases, worker) for worker in new_owners}
+    takes_if_freed = (
+        {worker: planned_takes(leases_if_freed, worker) for worker in new_owners} if dead_owners else takes_before
+    )
     # The table as if each new worker already owned its first lease, and had held all its leases for a long time.
-    first_leases = {new.owner: new.key for _, new in reversed(changes)}
-    initial_owners = {first_leases[owner]: owner for owner in new_owners - {lease.owner for lease in table_freed}}
-    table_joined = tuple(
+    first_leases = {lease_after.owner: lease_after.key for _, lease_after in reversed(owner_pairs)}
+    initial_owners = {first_leases[owner]: owner for owner in new_owners - {lease.owner for lease in leases_if_freed}}
+    leases_if_joined = tuple(
         evolve(lease, owner=owner, idle=0.0, held=math.inf, next_owner=None) if owner in new_owners else lease
-        for lease in table_freed
+        for lease in leases_if_freed
         for owner in [initial_owners.get(lease.key, lease.owner)]
     )
-    takings_joined = {worker: takings(table_joined, worker) for worker in new_owners if not takings_freed[worker]}
+    takes_if_joined = {
+        worker: planned_takes(leases_if_joined, worker) for worker in new_owners if not takes_if_freed[worker]
+    }
     rules = {}
-    for old, new in changes:
-        if new.owner is None:
-            # A live owner renews within `renew_seconds`. If the owner was not late with its renewal, it may have
+    for lease_before, lease_after in owner_pairs:
+        if lease_after.owner is None:
+            # A living owner renews within `renew_seconds`. If the owner was not late with its renewal, it may have
             # released the lease itself.
-            overdue = old.idle > config.renew_seconds and old.owner in dead_owners and is_late(old.owner)
-            rules[new.key] = FREES_RULE if overdue and config.rules.frees_expired else ""
-        elif old.next_owner == new.owner:
-            rules[new.key] = HANDOFF_RULE
+            has_expired = (
+                lease_before.idle > config.renew_seconds
+                and lease_before.owner in dead_owners
+                and is_late(lease_before.owner)
+            )
+            rules[lease_after.key] = FREES_RULE if has_expired and config.rules.frees_expired else ""
+        elif lease_before.next_owner == lease_after.owner:
+            rules[lease_after.key] = HANDOFF_RULE
         else:
-            rules[new.key] = _likely_rule(
-                old, takings_before[new.owner], takings_freed[new.owner] or takings_joined[new.owner]
+            rules[lease_after.key] = _likely_rule(
+                lease_before,
+                takes_before[lease_after.owner],
+                takes_if_freed[lease_after.owner] or takes_if_joined[lease_after.owner],
             )
     return rules
 
 
-def _likely_rule(old: Lease, takings_before: tuple[Taking, ...], takings_freed: tuple[Taking, ...]) -> str:
+def _likely_rule(lease_before: Lease, takes_before: tuple[Taking, ...], takes_if_freed: tuple[Taking, ...]) -> str:
     """Return the rule by which the new owner may have taken the lease, or "".
 
-    The rule of an action for this very lease is preferred. The second choice is the rule of an action that takes a
-    lease from the same owner, and the last choice is any rule by which the new owner acts.
+    The first choice is the rule of an action that takes this very lease. The second choice is the rule of an action
+    that takes another lease from the same owner. The last choice is the rule of any action of the new owner.
     """
-    for action in (*takings_before, *takings_freed):
-        if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
+    for action in (*takes_before, *takes_if_freed):
+        if lease_before.key in {action.lease.key, *(alternate.lease.key for alternate in action.alternates)}:
             return action.rule
     # Some rules choose at random, so the worker may have chosen another lease of the same owner.
-    stealing = [
+    steal_rules = [
         action.rule
-        for action in takings_before
-        if isinstance(action, Steal | RequestHandoff) and action.from_owner == old.owner
+        for action in takes_before
+        if isinstance(action, Steal | RequestHandoff) and action.from_owner == lease_before.owner
     ]
     return next(
-        iter([*stealing, *(action.rule for action in takings_freed), *(action.rule for action in takings_before)]), ""
+        iter([*steal_rules, *(action.rule for action in takes_if_freed), *(action.rule for action in takes_before)]), ""
     )
 
 
-SENTENCES = {
+RULE_SENTENCES = {
     "C2": "a worker renews its own leases, so that other workers do not take it for dead",
     "C4": "the lookout adds its bulletin to a renewal, so that the other workers need not read the table",
     "C6": "the lookout frees expired leases, and workers below their share claim them",
@@ -161,8 +178,8 @@ class WorkerPlan:
 
     Attributes:
         worker: The worker's name.
-        ours: Whether it is one of our workers, by the signature in its leases. Workers of other libraries follow other
-            rules.
+        ours: Whether it is a leasehold worker, according to the annotations of its leases. Workers of other libraries
+            follow other rules.
         held: The number of unfinished leases that it holds.
         share: The number of unfinished leases that it should hold.
         actions: Its actions, without renewals.
@@ -179,7 +196,7 @@ class WorkerPlan:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The actions as sentences. If there are none, a single sentence with the reason."""
+        """The actions as sentences, or a single sentence with the reason if there are none."""
         return tuple(describe_action(action) for action in self.actions) or (self.idle_reason,)
 
     @property
@@ -212,7 +229,7 @@ class WorkerPlan:
 
 
 def describe_action(action: Action) -> str:
-    """Describe an action in words that can follow the worker's name ("would …")."""
+    """Describe an action in words that follow the worker's name and begin with "would"."""
     key, rule_note = action.lease.key, f"({action.rule})"
     match action:
         case Claim(lease=Lease(owner=None)):
@@ -238,55 +255,59 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
     worker may choose other leases than its plan shows.
     """
     live_leases = without_dead_owners(table.leases, config)
-    aside_by_key = {
-        lease.key: progress for lease in live_leases if (progress := aside_progress(lease, table.at)) is not None
+    put_aside_by_key = {
+        lease.key: progress for lease in live_leases if (progress := put_aside_progress(lease, table.at)) is not None
     }
-    # Workers that put a lease aside may hold no leases.
-    extra_workers = (*extra_workers, *{progress.owner for progress in aside_by_key.values()})
+    # Add the workers that left a lease to others, because they may hold no leases.
+    extra_workers = (*extra_workers, *{progress.owner for progress in put_aside_by_key.values()})
     worker_names = {worker for lease in live_leases for worker in (lease.owner, lease.next_owner) if worker} | set(
         extra_workers
     )
-    our_names, targets = our_workers(table.leases), shares(live_leases, config.rules.groups, extra_workers)
+    our_names, target_shares = our_workers(table.leases), shares(live_leases, config.rules.groups, extra_workers)
     unfinished_leases = [lease for lease in live_leases if not lease.ended]
     # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
-    if config.rules.weighs_loads and targets and slack(unfinished_leases, len(unfinished_leases) // len(targets)):
-        loads = dict.fromkeys(targets, 0)
+    if (
+        config.rules.weighs_loads
+        and target_shares
+        and slack(unfinished_leases, len(unfinished_leases) // len(target_shares))
+    ):
+        loads = dict.fromkeys(target_shares, 0)
         for lease in unfinished_leases:
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
     mean_load = sum(loads.values()) // len(loads) if loads else 0
     owned_leases = leases_by_owner(unfinished_leases)
-    # Build the index once for all plans, otherwise each plan would scan every lease.
+    # Build the index once for all plans. Otherwise each plan would scan all leases.
     table_index = KnownLeases(FullReading(table.leases), {})
-    results = []
+    worker_plans = []
     for worker in sorted(worker_names):
         actions = plan(table_index, None, Me(worker, 0, table.history), config)
-        results.append(
+        worker_plans.append(
             WorkerPlan(
                 worker,
                 worker in our_names or worker in extra_workers,
                 len(owned_leases.get(worker, ())),
-                targets.get(worker, 0),
+                target_shares.get(worker, 0),
                 tuple(
                     action
                     for action in actions
-                    if not isinstance(action, Renew) and not _is_left_to_others(action, worker, aside_by_key)
+                    if not isinstance(action, Renew) and not _is_left_to_others(action, worker, put_aside_by_key)
                 ),
                 (loads[worker], mean_load) if worker in loads else None,
             )
         )
-    return tuple(results)
+    return tuple(worker_plans)
 
 
-def aside_progress(lease: Lease, now: float) -> Progress | None:
+def put_aside_progress(lease: Lease, now: float) -> Progress | None:
     """Return the progress written by the worker that left this free lease to others, or None if none did."""
     progress = None if lease.owner is not None or lease.ended else progress_of(lease)
-    return progress if progress is not None and progress.resting(now, 0.0) else None
+    return progress if progress is not None and progress.is_put_aside(now, 0.0) else None
 
 
-def _is_left_to_others(action: Action, worker: str, aside_by_key: Mapping[str, Progress]) -> bool:
-    progress = aside_by_key.get(action.lease.key)
+def _is_left_to_others(action: Action, worker: str, put_aside_by_key: Mapping[str, Progress]) -> bool:
+    progress = put_aside_by_key.get(action.lease.key)
     return progress is not None and progress.owner == worker
 
 
@@ -300,7 +321,7 @@ def rules_of(worker_plans: Sequence[WorkerPlan]) -> Mapping[str, str]:
         for rule in ("M3", "M13")
         if f"({rule})" in worker_plan.idle_reason
     }
-    return {rule: SENTENCES.get(rule, "see specs/") for rule in sorted(rules)}
+    return {rule: RULE_SENTENCES.get(rule, "see specs/") for rule in sorted(rules)}
 
 
 @frozen
@@ -311,7 +332,7 @@ class LeaseStory:
         lease: The lease.
         past: Sentences about its owner, from its row.
         should: Which worker should hold it, and why.
-        moves: When it would move.
+        moves: A sentence about when it would move.
         status: Its status at the last read of the table.
         reading: Sentences about how its shard is read.
         lag: How far the lease is behind.
@@ -335,7 +356,7 @@ class LeaseStory:
 
 def story(table: WatchedTable, config: Config, lease: Lease, worker_plans: Sequence[WorkerPlan]) -> LeaseStory:
     """Explain one lease of the table, given the plans of all workers."""
-    takers = [
+    planned_takers = [
         (worker_plan, action)
         for worker_plan in worker_plans
         for action in worker_plan.actions
@@ -344,8 +365,8 @@ def story(table: WatchedTable, config: Config, lease: Lease, worker_plans: Seque
     return LeaseStory(
         lease,
         _describe_past(table, lease, config),
-        _describe_target(lease, worker_plans, takers, aside_progress(lease, table.at)),
-        _describe_next_move(lease, config, takers, table.at),
+        _describe_target(lease, worker_plans, planned_takers, put_aside_progress(lease, table.at)),
+        _describe_next_move(lease, config, planned_takers, table.at),
         table.statuses.get(lease.key, Status("UNKNOWN", "it was not watched")),
         _describe_reading(lease, table.at, table.lag(lease)),
         table.lag(lease),
@@ -358,10 +379,11 @@ def _describe_reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...
     if lease.ended or progress is None:
         return () if lease.ended else ("its row tells nothing of its reading",)
     now = max(now, progress.at)
-    source = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
-    lines = [f"{source} wrote its progress {now - progress.at:.1f} s ago"]
+    progress_source = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
+    lines = [f"{progress_source} wrote its progress {now - progress.at:.1f} s ago"]
     lag_sentence = "its lag was unknown" if progress.behind is None else f"its lag was {progress.behind:.1f} s then"
-    # An owner's progress covers only the time since it last took the lease, even if it also held the lease before.
+    # The progress covers only the time since its owner took the lease. It doesn't cover earlier times when the same
+    # worker held the lease.
     unread_sentence = f"has not been read since it came to {progress.owner}"
     read_sentence = unread_sentence if progress.read is None else f"was last read {now - progress.read:.1f} s ago"
     tried_sentence = (
@@ -372,7 +394,7 @@ def _describe_reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...
         lines.append(f"its lag is at least {lag.seconds:.1f} s: there was no news of the stream since then")
     if progress.cause:
         lines.append(f"the last fault: {progress.cause}")
-    if progress.resting(now, 0.0) and lease.owner is None:
+    if progress.is_put_aside(now, 0.0) and lease.owner is None:
         seconds_left = (progress.aside or now) - now
         lines.append(f"{progress.owner} put it aside, and may take it again in {seconds_left:.0f} s")
     if progress.excused:
@@ -403,8 +425,10 @@ def _describe_past(table: WatchedTable, lease: Lease, config: Config) -> tuple[s
     if lease.owner is not None and not lease.yields:
         lines.append(f"{lease.owner} answers no requests, so a worker that should have it steals it")
     if table.swap is not None:
-        place, _, goal = lease_place(lease).partition(">")
-        lines.append(f"a swap is moving it from {place} to {goal}" if goal else f"during the swap, it is in {place}")
+        table_name, _, goal = lease_place(lease).partition(">")
+        lines.append(
+            f"a swap is moving it from {table_name} to {goal}" if goal else f"during the swap, it is in {table_name}"
+        )
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *reported([lease]))
 
 
@@ -412,24 +436,24 @@ def _describe_target(
     lease: Lease,
     worker_plans: Sequence[WorkerPlan],
     takers: Sequence[tuple[WorkerPlan, Action]],
-    aside: Progress | None,
+    put_aside: Progress | None,
 ) -> str:
     if lease.ended:
         return "no worker: it is finished"
     if takers:
         taker_names = ", ".join(worker_plan.worker for worker_plan, _ in takers)
         rule = takers[0][1].rule
-        return f"{taker_names}, by {rule}: {SENTENCES.get(rule, 'see specs/')}"
-    if aside is not None:
-        return f"any worker but {aside.owner}, which could not handle it and leaves it to others for now"
+        return f"{taker_names}, by {rule}: {RULE_SENTENCES.get(rule, 'see specs/')}"
+    if put_aside is not None:
+        return f"any worker but {put_aside.owner}, which could not handle it and leaves it to others for now"
     holder = next((worker_plan for worker_plan in worker_plans if worker_plan.worker == lease.owner), None)
     if holder is None:
         return "no worker now: a worker below its share, or a new one, will claim it"
-    surplus = "more than its share, and workers below their share take other leases first (M4)"
+    surplus_note = "more than its share, and workers below their share take other leases first (M4)"
     if holder.loads is not None and holder.held != holder.share:
         return f"{holder.worker}: {holder.idle_reason.removeprefix('nothing: it ')}, where its share is {holder.share}"
-    balance = surplus if holder.held > holder.share else "no more than its share"
-    return f"{holder.worker}: it holds {holder.held} where its share is {holder.share}, {balance}"
+    share_comparison = surplus_note if holder.held > holder.share else "no more than its share"
+    return f"{holder.worker}: it holds {holder.held} where its share is {holder.share}, {share_comparison}"
 
 
 def _describe_next_move(lease: Lease, config: Config, takers: Sequence[tuple[WorkerPlan, Action]], now: float) -> str:
@@ -441,9 +465,9 @@ def _describe_next_move(lease: Lease, config: Config, takers: Sequence[tuple[Wor
         return f"at {takers[0][0].worker}'s next turn, within {config.cycle_seconds:g} s, after the running batch"
     if lease.next_owner is not None:
         return "once its owner has finished the running batch"
-    if (aside := aside_progress(lease, now)) is not None:
-        seconds_left = (aside.aside or now) - now
-        return f"when {aside.owner} may take it again, in {seconds_left:.0f} s; or sooner, at another worker's turn"
+    if (put_aside := put_aside_progress(lease, now)) is not None:
+        seconds_left = (put_aside.aside or now) - now
+        return f"when {put_aside.owner} may take it again, in {seconds_left:.0f} s; or sooner, at another worker's turn"
     seconds_left = expires_above(config) - lease.idle
     if lease.owner is None or seconds_left < 0:
         return "at the turn of a worker below its share, or when a worker joins"

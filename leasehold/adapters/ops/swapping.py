@@ -42,8 +42,8 @@ LOOK_SECONDS = 1.0
 """The time between two reads of the tables."""
 
 SETTLE_SECONDS = 10.0
-"""A time that is longer than a worker's request takes. After it, workers that had not yet read "closed" have finished
-creating leases in FROM."""
+"""A time that is longer than any request of a worker. After this time, workers that had not read the direction "closed"
+have finished creating leases in FROM."""
 
 
 def open_joined(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
@@ -72,11 +72,11 @@ def open_for_reading(store: str, to: str | None = None) -> Store:
         )
         tables, names = (source, target), (display_name(store), display_name(to))
         is_over = swap_is_over(tables, names)
-        joined: Store = target if is_over else open_joined(tables, names)
+        opened_store: Store = target if is_over else open_joined(tables, names)
         if is_over:
             source.close()
         stack.pop_all()
-    return joined
+    return opened_store
 
 
 @frozen
@@ -84,14 +84,14 @@ class SwapProgress(LeasePlaces):
     """The progress of a swap.
 
     Attributes:
-        unaware: The owners in FROM that have not announced that they know TO, each with a flag that is true for a
-            worker of ours.
+        unaware: The owners in FROM that have not announced that they know TO, each with whether it is one of our
+            workers (not of the KCL or an SDK).
     """
 
     unaware: tuple[tuple[str, bool], ...]
 
     @property
-    def arrived(self) -> bool:
+    def all_arrived(self) -> bool:
         """Whether every lease has reached its destination."""
         remaining = self.there if self.way in {"to", "closed"} else self.gone
         return self.way != "" and not remaining and not self.moving
@@ -105,36 +105,43 @@ def read_control(tables: tuple[Store, Store]) -> Lease:
     return rows[0]
 
 
-def ended_at(tables: tuple[Store, Store]) -> float | None:
-    """Return when the swap from FROM ended, in seconds since 1970, or None if its last row doesn't contain the time."""
+def swap_ended_at(tables: tuple[Store, Store]) -> float | None:
+    """Return when the swap from FROM ended, in seconds since 1970, or None if the row that it left lacks the time."""
     moved_at = next((row.annotation(MOVED_AT) or "" for row in tables[FROM].get([CONTROL])), "")
     return float(moved_at) if moved_at.isascii() and moved_at.isdigit() else None
 
 
-def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> SwapProgress:
+def read_swap_progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> SwapProgress:
     """Return the progress of the swap of these tables."""
     control = read_control(tables)
     leases = store.list().leases
     rows_in_from = tables[FROM].list().leases
     owned_rows = [row for row in rows_in_from if row.owner and not is_marked(row) and not row.ended]
     keys_in_from = {lease.key for lease in leases if split_version(lease)[0] == FROM}
-    unaware = {
+    unaware_owners = {
         row.owner: row.yields
         for row in owned_rows
         if row.owner
         and row.key in keys_in_from
         and row.annotation(KNOWN_TO) != knows_goal_annotation(row.owner, goal_name)[1]
     }
-    places = count_places(parse_direction(control), leases)
-    return SwapProgress(places.way, places.there, places.moving, places.gone, tuple(sorted(unaware.items())))
+    place_counts = count_places(parse_direction(control), leases)
+    return SwapProgress(
+        place_counts.way,
+        place_counts.there,
+        place_counts.moving,
+        place_counts.gone,
+        tuple(sorted(unaware_owners.items())),
+    )
 
 
-def unaware_message(unaware: tuple[tuple[str, bool], ...]) -> str:
+def describe_unaware_owners(unaware: tuple[tuple[str, bool], ...]) -> str:
     """Return the error message for a swap that cannot begin because these workers don't know TO."""
-    foreign = [name for name, is_ours in unaware if not is_ours]
-    if foreign:
+    foreign_workers = [name for name, is_ours in unaware if not is_ours]
+    if foreign_workers:
         return (
-            f"workers of the KCL or of an SDK share FROM ({', '.join(foreign)}): they cannot follow the leases to "
+            f"workers of the KCL or of an SDK share FROM ({', '.join(foreign_workers)}): they cannot follow the "
+            "leases to "
             "another table; stop them first, or stop the fleet and use `leasehold copy-leases`"
         )
     worker_names = ", ".join(name for name, _ in unaware)
@@ -142,7 +149,7 @@ def unaware_message(unaware: tuple[tuple[str, bool], ...]) -> str:
 
 
 def set_direction(tables: tuple[Store, Store], direction: Direction) -> None:
-    """Set the direction in which the fleet moves leases. Raises StoreError if the swap is ending or has ended."""
+    """Set the direction in which the workers move leases. Raises StoreError if the swap is ending or has ended."""
     control = read_control(tables)
     if direction == "from" and parse_direction(control) == "closed":
         raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
@@ -155,13 +162,17 @@ def move_until_arrived(
 ) -> Iterator[SwapProgress]:
     """Move leases without an owner until every lease has arrived, yielding the progress after each read."""
     while True:
-        swap = progress(tables, store, goal_name)
-        yield swap
-        if swap.arrived:
+        swap_progress = read_swap_progress(tables, store, goal_name)
+        yield swap_progress
+        if swap_progress.all_arrived:
             return
-        goal = FROM if swap.way == "from" else TO
+        goal = FROM if swap_progress.way == "from" else TO
         for lease in store.list().leases:
-            if lease.owner is None and swap.way and (split_version(lease)[0] != goal or split_version(lease)[1]):
+            if (
+                lease.owner is None
+                and swap_progress.way
+                and (split_version(lease)[0] != goal or split_version(lease)[1])
+            ):
                 store.move_unowned(lease, goal)
         pause(LOOK_SECONDS)
 
@@ -177,11 +188,11 @@ def end_swap(
     pause(SETTLE_SECONDS)
     for _ in move_until_arrived(tables, store, goal_name, pause):
         pass
-    # Write this row before deleting the control row, so that a worker restarted with both stores finds one of them.
+    # Write this row before deleting the control row. A worker that restarts with both stores must find one of the two.
     finished_row = Lease(
         CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}"))
     )
-    tables[FROM].write(CreateLease(finished_row))  # fails if an earlier run of the command has written it
+    tables[FROM].write(CreateLease(finished_row))  # is rejected if an earlier run of the command has written the row
     tables[TO].write(DeleteLease(read_control(tables)))
 
 
@@ -194,7 +205,7 @@ def wait_until_known(
 ) -> None:
     """Wait until every owner in FROM has announced that it knows TO (W8). Raises StoreError after `wait_seconds`."""
     deadline = monotonic() + wait_seconds
-    while (swap := progress(tables, store, goal_name)).unaware:
-        if any(not is_ours for _, is_ours in swap.unaware) or monotonic() >= deadline:
-            raise StoreError(unaware_message(swap.unaware))
+    while (swap_progress := read_swap_progress(tables, store, goal_name)).unaware:
+        if any(not is_ours for _, is_ours in swap_progress.unaware) or monotonic() >= deadline:
+            raise StoreError(describe_unaware_owners(swap_progress.unaware))
         pause(LOOK_SECONDS)

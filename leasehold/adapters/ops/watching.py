@@ -1,8 +1,8 @@
-"""Watches a lease table, and returns its state as a value (`WatchedTable`) and as JSON for pages and monitoring.
+"""Watches a lease table, and returns its state as a `WatchedTable` and as JSON for pages and monitoring.
 
-The commands `leases`, `serve`, `explain` and `what-if` all show a `WatchedTable`. A `TableWatch` returns one
-each time it reads the table. From one read to the next it tracks how long rows have been unchanged, and whether
-positions move.
+The commands `leases`, `serve`, `explain` and `what-if` all show a `WatchedTable`. A `TableWatch` returns one each time
+it reads the table. It also tracks, over all its reads, for how long rows have been unchanged and whether positions
+move.
 """
 
 import math
@@ -45,10 +45,10 @@ from leasehold.stores.swap import (
 )
 
 LOOK_SECONDS = 1.0
-"""The time between two reads. It is short enough to see each renewal of a lease that lasts ten seconds."""
+"""The time between two reads. It is short enough to notice every renewal of a lease with a duration of 10 seconds."""
 
 UNKNOWN_LAG, EMPTY_HISTORY = LeaseLag(), History()
-ELSEWHERE = Status("UNKNOWN", "a swap moves it, or has moved it, to another table: --to TO shows both")
+IN_OTHER_TABLE = Status("UNKNOWN", "a swap moves it, or has moved it, to another table: --to TO shows both")
 
 
 @frozen
@@ -60,7 +60,7 @@ class SeenMove:
         key: The key of the lease.
         before: The owner before the change, or None.
         after: The owner after the change, or None.
-        rule: The rule by which the new owner took the lease, or the lookout freed it; "" if the old owner released it.
+        rule: The rule by which the new owner took the lease or the lookout freed it. "" if the old owner released it.
     """
 
     at: float
@@ -87,7 +87,8 @@ class WatchedTable:
         swap: How many leases each table has, if both tables of a swap were read.
         swapping: Sentences about a swap of this table that is in progress or finished.
         left: The rows that a finished swap has left here. Their leases are in another table.
-        confirmed: Whether every lease with the status OK is known to have a living owner. If not, read the table again.
+        confirmed: Whether every lease with the status OK is certain to have a living owner. If not, read the table
+            again.
     """
 
     leases: tuple[Lease, ...]
@@ -101,26 +102,28 @@ class WatchedTable:
     trouble: str = ""
     swap: LeasePlaces | None = None
     swapping: tuple[str, ...] = ()
-    left: tuple[Lease, ...] = ()
+    leftover_rows: tuple[Lease, ...] = ()
     confirmed: bool = True
 
     @property
-    def unended(self) -> tuple[Lease, ...]:
+    def unfinished_leases(self) -> tuple[Lease, ...]:
         """The leases whose shards are not finished."""
         return tuple(lease for lease in self.leases if not lease.ended)
 
     @property
     def unowned(self) -> int:
         """The number of unfinished leases without an owner."""
-        return sum(lease.owner is None for lease in self.unended)
+        return sum(lease.owner is None for lease in self.unfinished_leases)
 
     @property
     def workers(self) -> frozenset[str]:
         """The workers that own an unfinished lease, or that leave one to other workers for a while after a failure."""
-        owners = {lease.owner for lease in self.unended if lease.owner is not None}
-        last_owners = (progress_of(lease) for lease in self.unended if lease.owner is None)
+        owners = {lease.owner for lease in self.unfinished_leases if lease.owner is not None}
+        progress_of_unowned = (progress_of(lease) for lease in self.unfinished_leases if lease.owner is None)
         resting_workers = {
-            progress.owner for progress in last_owners if progress is not None and progress.resting(self.at, 0.0)
+            progress.owner
+            for progress in progress_of_unowned
+            if progress is not None and progress.is_put_aside(self.at, 0.0)
         }
         return frozenset(owners | resting_workers)
 
@@ -136,12 +139,12 @@ class WatchedTable:
         return self.lags.get(lease.key, UNKNOWN_LAG)
 
 
-def owner_changes(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
+def owner_changes(table_before: WatchedTable, table_after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
     """Return the unfinished leases whose owner changed, each as a pair of the old and the new state."""
-    leases_before = {lease.key: lease for lease in before.leases}
+    leases_before = {lease.key: lease for lease in table_before.leases}
     return tuple(
         (leases_before[lease.key], lease)
-        for lease in after.leases
+        for lease in table_after.leases
         if lease.key in leases_before and leases_before[lease.key].owner != lease.owner and not lease.ended
     )
 
@@ -152,8 +155,8 @@ class TableWatch:
     Args:
         store: The table.
         lease_seconds: The fleet's lease duration, for rows that don't contain it.
-        limit: The seconds without a renewal after which an owner counts as dead.
-        source: If given, queried for the lag of leases whose rows do not contain a lag.
+        limit: After how many seconds without a renewal an owner counts as dead.
+        source: The stream. If given, it is asked for the lag of leases whose rows do not contain a lag.
         clock: Returns monotonic seconds.
         wall: Returns seconds since 1970.
     """
@@ -170,28 +173,30 @@ class TableWatch:
     ) -> None:
         self._store, self._lease_seconds, self._limit, self._source = store, lease_seconds, limit, source
         self._clock, self._wall = clock, wall
-        self._watch, self._window, self._first = Watch(), GroupWatch(), math.inf
+        self._watch, self._group_watch, self._first_look_at = Watch(), GroupWatch(), math.inf
 
     def look(self) -> WatchedTable:
         """Read the table once. Raises StoreError or SourceError, after which `look` can be called again."""
         started_at = self._clock()
         listing = self._store.list()
         ended_at, now = self._clock(), self._wall()
-        listed, leftover = split_leftover_rows(listing.leases)
-        self._watch, leases = self._watch.look(listed, started_at, ended_at)
-        self._first = min(self._first, started_at)
+        current_rows, leftover = split_leftover_rows(listing.leases)
+        self._watch, leases = self._watch.look(current_rows, started_at, ended_at)
+        self._first_look_at = min(self._first_look_at, started_at)
         rows = tuple(sorted(leases, key=lambda lease: lease.key))
         unmarked = tuple(row for row in rows if not is_marked(row))
         lags = lags_of(unmarked, now, self._limit)
         if self._source is not None:
             lags = lags_from_stream(self._source, unmarked, lags)
-        self._window = self._window.after(started_at, unmarked, lags)
-        # The row is marked as moved. Its owner renews the lease and writes its progress in the other table.
-        elsewhere_statuses = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
-        statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere_statuses
-        swap = count_places(self._store.way, rows) if isinstance(self._store, SwapStore) else None
-        swapping = swap_notices(listing.leases) if swap is None else (f"swap: {swap.says}",)
-        watched_for, window = ended_at - self._first, self._window.seconds
+        self._group_watch = self._group_watch.after(started_at, unmarked, lags)
+        # If a row is marked as moved, the owner renews the lease and writes its progress in the other table.
+        elsewhere_statuses = dict.fromkeys(
+            (row.key for row in rows if is_marked(row) and not row.ended), IN_OTHER_TABLE
+        )
+        statuses = statuses_of(rows, lags, now, self._lease_seconds, self._group_watch) | elsewhere_statuses
+        swap_places = count_places(self._store.way, rows) if isinstance(self._store, SwapStore) else None
+        swap_sentences = swap_notices(listing.leases) if swap_places is None else (f"swap: {swap_places.says}",)
+        watched_for, window = ended_at - self._first_look_at, self._group_watch.seconds
         all_confirmed = all(confirmed(row, statuses[row.key], now, self._lease_seconds, window) for row in rows)
         return WatchedTable(
             rows,
@@ -201,9 +206,9 @@ class TableWatch:
             now,
             statuses=statuses,
             lags=lags,
-            swap=swap,
-            swapping=swapping,
-            left=leftover,
+            swap=swap_places,
+            swapping=swap_sentences,
+            leftover_rows=leftover,
             confirmed=all_confirmed,
         )
 
@@ -216,10 +221,10 @@ def watch_for(
     wait: Callable[[float], object] = time.sleep,
 ) -> WatchedTable:
     """Read the table repeatedly for `seconds`, at least once, and return its last state. Raises OutcomeUnknown."""
-    watch, first = TableWatch(store, lease_seconds, lease_seconds, clock=clock), clock()
+    watch, began = TableWatch(store, lease_seconds, lease_seconds, clock=clock), clock()
     while True:
         table = watch.look()
-        seconds_left = first + seconds - clock()
+        seconds_left = began + seconds - clock()
         if seconds_left <= 0:
             return table
         wait(min(seconds_left, LOOK_SECONDS))
@@ -227,53 +232,53 @@ def watch_for(
 
 def leases_by_owner(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
     """Return the unfinished leases by owner. The key of leases without an owner is None."""
-    owned: dict[str | None, list[Lease]] = {}
+    owned_leases: dict[str | None, list[Lease]] = {}
     for lease in leases:
         if not lease.ended:
-            owned.setdefault(lease.owner, []).append(lease)
-    return owned
+            owned_leases.setdefault(lease.owner, []).append(lease)
+    return owned_leases
 
 
 def without_dead_owners(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
-    """Return the leases, with owners that have not renewed for too long removed."""
+    """Return the leases. Those that have not been renewed for too long are returned without their owner."""
     limit = expires_above(config)
     return tuple(lease if lease.idle <= limit else evolve(lease, owner=None) for lease in leases)
 
 
-def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str] = ()) -> Mapping[str, int]:
-    """Return the target share of each worker: the floor of the mean, plus one lease for workers that rule M2 favors.
+def shares(leases: Iterable[Lease], groups: Groups = None, extra_workers: Collection[str] = ()) -> Mapping[str, int]:
+    """Return the target share of each worker: the mean, rounded down, plus one lease for workers that rule M2 favors.
 
     A worker that is about to receive a lease already counts as its owner (H1). All owners are assumed to be alive, so
-    pass the leases of dead owners without an owner.
+    pass the leases of dead owners without their owner.
 
     Args:
         leases: The leases.
         groups: How to derive a worker's groups from its name.
-        more: Workers that count although they hold no lease.
+        extra_workers: Workers that count although they hold no lease.
     """
     unfinished_leases = [lease for lease in leases if not lease.ended]
     counts = Counter(
-        dict.fromkeys((*more, *(lease.owner for lease in unfinished_leases if lease.owner is not None)), 0)
+        dict.fromkeys((*extra_workers, *(lease.owner for lease in unfinished_leases if lease.owner is not None)), 0)
     )
     counts.update(lease.next_owner or lease.owner for lease in unfinished_leases if lease.owner is not None)
     if not counts:
         return {}
-    floor, extras = divmod(len(unfinished_leases), len(counts))
-    favored = favoured(counts, floor, extras, groups)
-    return {worker: floor + (worker in favored) for worker in sorted(counts)}
+    base_share, remainder = divmod(len(unfinished_leases), len(counts))
+    favored_workers = favoured(counts, base_share, remainder, groups)
+    return {worker: base_share + (worker in favored_workers) for worker in sorted(counts)}
 
 
 def describe_table(table: WatchedTable, config: Config) -> dict[str, Any]:
     """Return the state of a table as JSON values: totals, workers, leases, and problems."""
-    working, fleet = table.unended, fleet_lag(table.lags)
-    live_leases = without_dead_owners(working, config)
+    unfinished_leases, total_lag = table.unfinished_leases, fleet_lag(table.lags)
+    live_leases = without_dead_owners(unfinished_leases, config)
     owned_leases = leases_by_owner(live_leases)
     workers: list[dict[str, Any]] = []
     for worker, target in shares(live_leases, config.rules.groups).items():
         own_leases = owned_leases.get(worker, [])  # a next owner may not hold a lease yet
         lag = fleet_lag({lease.key: table.lag(lease) for lease in own_leases})
-        weight = convert_to_kilobytes(sum(lease.weight or 0 for lease in own_leases))
-        worker_fields = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
+        kbps = convert_to_kilobytes(sum(lease.weight or 0 for lease in own_leases))
+        worker_fields = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": kbps}
         workers.append(worker_fields | ({"lag_at_least": True} if lag.at_least else {}))
     mean_kbps = sum(worker_row["kbps"] for worker_row in workers) / max(len(workers), 1)
     for worker_row in workers:
@@ -298,13 +303,13 @@ def describe_table(table: WatchedTable, config: Config) -> dict[str, Any]:
         )
     return {
         "total": {
-            "leases": len(working),
-            "finished": len(table.leases) - len(working),
+            "leases": len(unfinished_leases),
+            "finished": len(table.leases) - len(unfinished_leases),
             "unowned": table.unowned,
             "workers": len(table.workers),
-            "lag_max": fleet.most,
-            "lag_at_least": fleet.at_least,
-            "lag_sum": fleet.total if fleet.most is not None else None,
+            "lag_max": total_lag.most,
+            "lag_at_least": total_lag.at_least,
+            "lag_sum": total_lag.total if total_lag.most is not None else None,
             "not_ok": sum(not status.ok for status in table.statuses.values()),
         },
         "workers": workers,

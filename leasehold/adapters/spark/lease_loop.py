@@ -92,7 +92,7 @@ class LeaseLoop:
 
     def _find_closed_shards(self) -> Collection[str]:
         """Return the shards that the last listing shows as closed."""
-        listed_shards = self._worker.discovery.listed
+        listed_shards = self._worker.discovery.listed_shards
         if self._closed_listing is not listed_shards:
             parent_ids = {parent for shard in listed_shards for parent in shard.parents}
             self._closed_listing, self._closed_keys = (
@@ -310,7 +310,7 @@ class LeaseLoop:
             log.warning("the leases could not be read, trying again: %s", fault)
             return reasons
         return self._available_now.find_awaited_shards(
-            statuses_by_key, leases_by_key, self._worker.discovery.listed, ended_keys
+            statuses_by_key, leases_by_key, self._worker.discovery.listed_shards, ended_keys
         )
 
     @property

@@ -258,7 +258,7 @@ class ShardPrefetcher(ConsumerPort):
             )
             self._shared.changed.notify_all()
         if start.ended:  # the query has read the shard to its end, so only SHARD_END is left to write
-            self.holding.progress.not_awaited()
+            self.holding.progress.expect_no_response()
         else:
             self.shard.pull.open()
 

@@ -184,7 +184,7 @@ class QueryRun:
                 )
                 time.sleep(backoff.next())
             else:
-                self._discovery.bind(self._incarnation)
+                self._discovery.bind_incarnation(self._incarnation)
         return self._incarnation
 
     def join_group(self, start: Offset, repeated_keys: Collection[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Defines the annotations that an owner writes on its rows: its process, and the position that LATEST stands for."""
+"""Defines the annotations that an owner writes on its rows: its process id, and the position that LATEST stands for."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from leasehold.balancer.contradictions import INCARNATION, SETTLED
 from leasehold.balancer.model import Annotations, Lease, Position, at_timestamp
 
 PROCESS = "process"
-"""The name of the row attribute with the process that last took the lease, and the worker that it runs."""
+"""The name of the row attribute with the process that last took the lease, and the id of its worker."""
 
 LATEST_MS = "latest_ms"
 """The name of the row attribute with the time that LATEST stands for on this row, in milliseconds since 1970."""
@@ -23,16 +23,16 @@ Only Event Hubs returns one. The value of the attribute consists of the sequence
 UNPINNED = "-"
 """The value that both attributes get when the row is reset to LATEST. The next owner then resolves LATEST again."""
 
-_MS_DIGITS = 14
-"""The maximum number of digits of a time, enough for three thousand years. Services reject later times."""
+_MS_DIGITS_MAX = 14
+"""The maximum number of digits of a time in milliseconds. Services reject times that need more digits."""
 
 
 def latest_annotations(latest: Position) -> Annotations:
-    """Return the annotations that store the position of LATEST on a row.
+    """Return the annotations that store on a row the position that LATEST stands for.
 
-    The row's checkpoint stays LATEST, because a number would count as progress. Suppose that the table is emptied and
-    the row is created again with a higher number. An owner that remembers an earlier position would then accept the
-    higher number, and the records in between would be skipped.
+    The row's checkpoint stays LATEST, because a sequence number would count as progress. Suppose that the table is
+    emptied and the row is created again with a later sequence number. An owner that remembers an earlier one would
+    accept the later one, and the records in between would be skipped.
     """
     if latest.numbered:
         return ((LATEST_POSITION, f"{latest.sequence}@{latest.token}"),)
@@ -47,7 +47,7 @@ def pinned_latest(lease: Lease) -> Position | None:
     milliseconds = lease.annotation(LATEST_MS) or ""
     return (
         at_timestamp(int(milliseconds))
-        if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) <= _MS_DIGITS
+        if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) <= _MS_DIGITS_MAX
         else None
     )
 
@@ -56,7 +56,7 @@ def pinned_latest(lease: Lease) -> Position | None:
 class Identity:
     """The owner of a lease, which is a worker that runs in a process.
 
-    The worker's id outlives restarts. The process's id is never used again.
+    The worker's id stays the same across restarts. Each process has a new id.
 
     Attributes:
         worker: The worker's id.
@@ -71,24 +71,24 @@ class Identity:
     stream: str = ""
 
     def annotations_on(self, lease: Lease) -> Annotations:
-        """Return the annotations that must be part of every write which takes this lease.
+        """Return the annotations that every write which takes this lease must contain.
 
-        The process id distinguishes a restart from a second living process, and the incarnation distinguishes a stream
-        from a later one with the same name. A row that already has an incarnation keeps it, because its checkpoint
+        The process id distinguishes a restart from a second living process. The incarnation distinguishes a stream from
+        a later one with the same name. A row that already has an incarnation keeps it, because its checkpoint
         belongs to that incarnation (L14).
         """
         incarnation = self.incarnation() if lease.annotation(INCARNATION) in {None, SETTLED} else ""
         return (*(((INCARNATION, incarnation),) if incarnation else ()), (PROCESS, f"{self.process}/{self.worker}"))
 
-    def lacking(self, lease: Lease) -> Annotations:
-        """Return the annotations of `annotations_on` that the row does not have."""
+    def missing_annotations(self, lease: Lease) -> Annotations:
+        """Return the annotations that `annotations_on` returns and the row does not have."""
         return tuple((name, value) for name, value in self.annotations_on(lease) if lease.annotation(name) != value)
 
-    def signed(self, lease: Lease) -> bool:
+    def was_last_taken_here(self, lease: Lease) -> bool:
         """Return whether this process was the last one to take the lease."""
         return lease.annotation(PROCESS) == f"{self.process}/{self.worker}"
 
-    def predecessor(self, lease: Lease) -> str | None:
+    def earlier_process(self, lease: Lease) -> str | None:
         """Return the process that last took the lease, if it is another process with this worker's id, or else None.
 
         The row of a lease that another worker has given to us still names that worker's process, which is not a
@@ -97,8 +97,8 @@ class Identity:
         process, _, worker = (lease.annotation(PROCESS) or "").partition("/")
         return process if worker == self.worker and process != self.process else None
 
-    def why_ours(self, lease: Lease) -> str:
-        """Return why the lease's row names our worker, for a log line once this process holds the lease."""
+    def ownership_reason(self, lease: Lease) -> str:
+        """Return the reason why the row of a newly held lease named our worker as owner. It is part of a log line."""
         process, _, worker = (lease.annotation(PROCESS) or "").partition("/")
         if worker not in {"", self.worker}:
             return f"{worker} handed it off"

@@ -1,6 +1,6 @@
 """Tracks one worker's hand-offs: the leases that it has requested, and those that it has given to other workers.
 
-A worker that wants a lease registers as next owner on its row, and reads only that row until it owns the lease
+A worker that requests a lease registers as its next owner on the row, and reads only that row until it owns the lease
 (`Look.keys`). At the end of the running batch, the owner gives the lease to the next owner with `Holding.release` (H3).
 The next owner starts to read the shard only after it has claimed the lease. If the next owner does not claim the lease
 in time, the former owner takes it back. Otherwise no worker would read the shard until the lease expires.
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class ParallelMap(Protocol):
-    """Applies a function to each item, one after another like `map`, or concurrently like that of a pool."""
+    """Applies a function to each item, one after another like `map`, or concurrently like `Executor.map`."""
 
     def __call__(self, function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
         """Return the results in the order of the items."""
@@ -44,8 +44,9 @@ class Handoffs:
         me: The worker's id.
         clock: A monotonic clock, in seconds.
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
-        hold: Called with each lease that was taken back, and with the time at which that write began.
-        doubt: Called with each lease that is ours according to the store, although no write of ours has returned Done.
+        hold_lease: Called with each lease that was taken back, and with the time at which that write began.
+        mark_unconfirmed: Called with each lease that the store shows as ours although none of our writes has
+            returned Done.
     """
 
     def __init__(
@@ -55,53 +56,60 @@ class Handoffs:
         *,
         clock: Callable[[], float],
         lease_seconds: float,
-        hold: Callable[[Lease, float], None],
-        doubt: Callable[[Lease], None],
+        hold_lease: Callable[[Lease, float], None],
+        mark_unconfirmed: Callable[[Lease], None],
     ) -> None:
-        self._store, self._me, self._clock, self._hold, self._doubt = store, me, clock, hold, doubt
+        self._store, self._me, self._clock, self._hold_lease, self._mark_unconfirmed = (
+            store,
+            me,
+            clock,
+            hold_lease,
+            mark_unconfirmed,
+        )
         # The timeout leaves enough time to take the lease back and renew it before other workers consider it expired.
         self._accept_seconds = min(ACCEPT_SECONDS, lease_seconds / 3)
-        self._requested: dict[str, Lease] = {}
-        self._given: dict[str, tuple[Lease, float]] = {}
+        self._requested_leases: dict[str, Lease] = {}
+        self._given_leases: dict[str, tuple[Lease, float]] = {}
         self._lock = Lock()
 
     def note_request(self, lease: Lease) -> None:
         """Remember that this worker has requested this lease."""
         with self._lock:
-            self._requested[lease.key] = lease
+            self._requested_leases[lease.key] = lease
 
     def forget_request(self, key: str) -> None:
         """Forget the request for this lease, because it is ours now."""
         with self._lock:
-            self._requested.pop(key, None)
+            self._requested_leases.pop(key, None)
 
     def repeated_requests(self, leases: Iterable[Lease]) -> tuple[RequestHandoff, ...]:
-        """Return the requests to send again (H4), according to the current state of the leases."""
+        """Return the requests that must be sent again (H4), given the current state of the leases."""
         with self._lock:
-            pairs = [(self._requested[lease.key], lease) for lease in leases if lease.key in self._requested]
-        requests = (renewed_request(requested, lease) for requested, lease in pairs)
-        return tuple(request for request in requests if request is not None)
+            requested_and_current = [
+                (self._requested_leases[lease.key], lease) for lease in leases if lease.key in self._requested_leases
+            ]
+        renewed_requests = (renewed_request(requested_lease, lease) for requested_lease, lease in requested_and_current)
+        return tuple(request for request in renewed_requests if request is not None)
 
     def note_given(self, lease: Lease, now: float) -> None:
-        """Remember the stored state of a lease that was given away, to take it back if it is not claimed."""
+        """Remember a lease that was given away, as stored, in order to take it back if it is not claimed."""
         with self._lock:
-            self._given[lease.key] = (lease, now + self._accept_seconds)
+            self._given_leases[lease.key] = (lease, now + self._accept_seconds)
 
     def check_timeouts(self, now: float, each: ParallelMap = map) -> float:
         """Take back the leases that were given away but not claimed in time. Return when to call this method again."""
         with self._lock:
-            overdue = tuple(lease for lease, due in self._given.values() if due <= now)
-        list(each(self._take_back, overdue))
+            overdue_leases = tuple(lease for lease, due in self._given_leases.values() if due <= now)
+        list(each(self._take_back, overdue_leases))
         with self._lock:
-            # A lease that could not be taken back remains overdue. The caller must therefore pause before it tries
-            # again.
-            return min((max(due, now + RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
+            # A lease that could not be taken back remains overdue. Therefore add a pause before the next call.
+            return min((max(due, now + RETRY_SECONDS) for _, due in self._given_leases.values()), default=math.inf)
 
     def withdraw(self) -> None:
-        """Withdraw every request, because this worker leaves."""
+        """Withdraw every request, because this worker is leaving the group."""
         with self._lock:
-            requested, self._requested = tuple(self._requested.values()), {}
-        for lease in requested:
+            requested_leases, self._requested_leases = tuple(self._requested_leases.values()), {}
+        for lease in requested_leases:
             try:
                 # Withdraw the request. Otherwise the owner would give the lease to a worker that has left, and the
                 # shard would stay unread until the owner takes the lease back.
@@ -114,7 +122,7 @@ class Handoffs:
                 )
 
     def _take_back(self, lease: Lease) -> None:
-        begun = self._clock()
+        write_began = self._clock()
         try:
             outcome = self._store.write(TakeBackLease(lease, self._me))
         except StoreError as fault:
@@ -123,10 +131,10 @@ class Handoffs:
             )
             return
         with self._lock:
-            # Forget the lease only after a response. If the outcome is unknown, the next call tries again.
-            self._given.pop(lease.key, None)
+            # Forget the lease only once the store has responded. If the outcome is unknown, the next call tries again.
+            self._given_leases.pop(lease.key, None)
         if isinstance(outcome, Done):
-            self._hold(outcome.lease, begun)
+            self._hold_lease(outcome.lease, write_began)
             log.info("lease %s: %s did not claim it; taken back", lease.key, lease.owner)
         elif outcome.lease is not None and outcome.lease.owner == self._me:
-            self._doubt(outcome.lease)  # an earlier try was applied, but its response was lost
+            self._mark_unconfirmed(outcome.lease)  # an earlier try was applied, but its response was lost

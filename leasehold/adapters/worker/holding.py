@@ -8,10 +8,10 @@
 A holding begins when a write that claims, steals or takes back the lease returns Done. It ends when `lost` is set. In
 between:
 
-1. Time. `confirmed` is the time just before the last write that moved the version. Other workers wait for
-   `lease_seconds` from the moment at which the store applied that write, or from a later one. While `expired` is false,
-   no worker with the same setting may therefore claim the lease as dead. A worker that steals the lease does not wait.
-   In that case a rejected write or a listing shows the new owner.
+1. Time. `confirmed` is the time just before the last write that changed the version. Other workers wait for
+   `lease_seconds` from the moment at which the store applied that write, or from a later moment. Therefore, while
+   `expired` is false, no worker with the same setting considers the lease expired and claims it. A worker that steals
+   the lease does not wait. In that case a rejected write or a listing shows the new owner.
 2. Renewals and checkpoints run in different threads. The lock puts them in one order, and each uses the version that
    the previous write stored. Without the lock two of our own writes would reject each other.
 3. A write without a response leaves `_lease` as it was. If the store applied it, the version has moved and the next
@@ -19,8 +19,8 @@ between:
    already stored then needs no write.
 4. A checkpoint only moves forward. The store rejects it after another worker took the lease, so a former owner cannot
    overwrite its successor's progress. Not every store checks the owner in the same step, so an expired lease is renewed
-   before its checkpoint. After a steal `checkpoint_late` may still store what was handled. It also moves the checkpoint
-   forward only, and leaves owner and version alone.
+   before its checkpoint is written. After a steal, `checkpoint_late` may still store the position up to which records
+   were handled. It also only moves the checkpoint forward, and does not change the owner or the version.
 5. A hand-off waits for the end of the running batch. The write that gives the lease away stores the position and the
    new owner in one call of the store. A release is written after the checkpoint. After a crash before the last write
    the lease is still ours. It expires, and the next owner starts at the stored checkpoint.
@@ -28,15 +28,15 @@ between:
    the next owner. `given` keeps the lease until that worker claims it.
 7. `drop` takes a lock of its own, because a store that does not respond must not delay the moment when reading stops.
 8. If a row is deleted under its owner, alone or with the whole table, the owner recreates it, because no other worker
-   knows how far it was. The new row, which the owner then claims, has the checkpoint last written and a much higher
-   counter. Once the lease has expired, other workers may have finished the shard and deleted the row (L8). Then the
-   owner does not recreate the row, and the worker decides by the leases of the shard's descendants (L13). If another
-   worker has created a row meanwhile, as in a new group, the row's counter is below ours. We take over such a row
-   unless its checkpoint is further.
+   knows its position. The new row, which the owner then claims, has the checkpoint last written and a much higher
+   counter. Once the lease has expired, other workers may have finished the shard and deleted the row (L8). In that case
+   the owner does not recreate the row, and the worker uses the leases of the shard's descendants to decide whether to
+   do so (L13). If another worker has created a row meanwhile, as in a new group, the row's counter is below ours. We
+   take over such a row unless its checkpoint is after ours.
 
 `why` states how a holding has ended. The lease was given to its next owner, released, finished (SHARD_END), or taken by
-another worker or by a second process under our id. Or this process dropped the lease because, by our own clock, another
-worker may own it.
+another worker or by a second process with our id. Alternatively, this process dropped the lease because, according to
+its own clock, another worker may own it.
 
 Example: the lease is at version 17, its checkpoint at 100. A checkpoint at 140 is sent and gets no response. If the
 store applied it, the next renewal, with version 17, is rejected and returns the stored lease: version 18, ours, at 140.
@@ -67,12 +67,12 @@ from leasehold.stores.protocol import Done, Outcome, Store
 
 log = escaped(logging.getLogger("leasehold.holding"))
 
-ATTEMPTS = 3
+WRITE_ATTEMPTS = 3
 MEASURE_SECONDS = 60.0
-"""The seconds between two updates of a lease's average throughput, which is as often as KCL 3.x balances loads.
+"""The seconds between two updates of a lease's average throughput. KCL 3.x balances loads at the same interval.
 
-KCL 3.x updates its average once in a third of lease_seconds. With such a short interval, the average followed bursts,
-and our workers never stopped moving leases.
+KCL 3.x updates its average more often, once per third of lease_seconds. With such a short interval, the average would
+follow bursts, and our workers would never stop moving leases.
 """
 
 
@@ -84,21 +84,22 @@ class Holding:
         lease: The lease as returned by the write that took it. Reading starts at its checkpoint.
         identity: The worker and its running process.
         clock: A monotonic clock, in seconds.
-        begun: When the write that took the lease began.
+        write_began: When the write that took the lease began.
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
-        replaced: The process of this worker whose annotation this one overwrote when it re-adopted the lease.
-        noticed: Called once the lease is lost, given or released.
-        remade: Called with a description of what happened when the lease's row was found to be deleted.
+        replaced_process: The id of the earlier process of this worker that the row contained when this process
+            re-adopted the lease.
+        on_lost: Called once the lease is lost, given away or released.
+        on_row_recreated: Called with a description if the lease's row was found to be deleted.
         lock: Makes the lock that serializes the writes.
 
     Attributes:
         contradiction: A description of the fault if the table was found to contain an earlier position than this owner
             had stored (L14).
-        fence: The fencing number that handlers are given, which never decreases while the lease exists. It is None if
-            the layout cannot guarantee that.
-        given: The lease as it was given to its next owner. None if it was not given away, or can no longer be taken
-            back.
-        why: How the holding ended.
+        fence: The fencing number that is passed to handlers. It never decreases while the lease exists. It is None if
+            the layout of the table cannot guarantee this.
+        given: The lease as it was given to its next owner. It is None if the lease was not given away, or if it can no
+            longer be taken back.
+        why: A description of how the holding ended.
     """
 
     def __init__(
@@ -108,34 +109,34 @@ class Holding:
         *,
         identity: Identity,
         clock: Callable[[], float],
-        begun: float,
+        write_began: float,
         lease_seconds: float,
-        replaced: str | None = None,
-        noticed: Callable[["Holding"], None] = lambda _holding: None,
-        remade: Callable[[str], None] = lambda _what: None,
+        replaced_process: str | None = None,
+        on_lost: Callable[["Holding"], None] = lambda _holding: None,
+        on_row_recreated: Callable[[str], None] = lambda _what: None,
         lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
         self.key, self.worker, self.stream = lease.key, identity.worker, lease.stream or identity.stream
         self.epoch = lease.epoch
-        self.fence = lease.epoch if store.capabilities.counts_owners else None
-        self.grouped = store.capabilities.groups_writes
+        self.fencing_number = lease.epoch if store.capabilities.counts_owners else None
+        self.groups_writes = store.capabilities.groups_writes
         self.lost = Event()
         self.why = ""
         self.contradiction = ""
         self.duplicate_process = False
         # `confirmed` starts as the time before the write that took the lease, because other workers may count from any
         # moment between that time and the response.
-        self.confirmed = self.renewed = begun
-        self.given: Lease | None = None
+        self.confirmed_at = self.renewal_tried_at = write_began
+        self.given_lease: Lease | None = None
         self.throughput = Throughput(MEASURE_SECONDS, lease.weight)
-        self.progress = ProgressMeter(lease, identity.worker, begun, lease_seconds)
+        self.progress = ProgressMeter(lease, identity.worker, write_began, lease_seconds)
         self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
         self._clock, self._lease_seconds = clock, lease_seconds
-        self._origin = Origin()
-        self._replaced, self._noticed, self._remade = replaced, noticed, remade
-        # There are two locks because reading must stop immediately even while a write that waits for its response holds
-        # the first lock (7).
-        self._lock, self._losing = lock(), Lock()
+        self._creating_process = Origin()
+        self._replaced_process, self._on_lost, self._on_row_recreated = replaced_process, on_lost, on_row_recreated
+        # A second lock is needed because reading must stop immediately, even while a write that waits for its response
+        # holds the first lock (7).
+        self._lock, self._lost_lock = lock(), Lock()
         self._release_requested = self._ended = False
         self.released = False
         self._release_to: str | None = None
@@ -147,7 +148,7 @@ class Holding:
         return self._lease
 
     @property
-    def claimed(self) -> Lease:
+    def lease_as_taken(self) -> Lease:
         """The lease with the epoch under which it was taken. This epoch stays the same while we own the lease."""
         return evolve(self._lease, epoch=self.epoch)
 
@@ -166,12 +167,12 @@ class Holding:
 
     @property
     def expired(self) -> bool:
-        """Whether, by our own clock, other workers may have claimed the lease by now."""
+        """Whether other workers may have claimed the lease by now, according to our own clock."""
         return self._has_expired()
 
     def _has_expired(self) -> bool:
-        # A method is needed because type checkers assume that a property keeps its value from one line to the next.
-        return self._clock() - self.confirmed > self._lease_seconds
+        # This is a method because type checkers assume that the value of a property does not change between two lines.
+        return self._clock() - self.confirmed_at > self._lease_seconds
 
     def ask_release(self, to: str | None = None) -> None:
         """Ask the reader to finish the running batch, then release the lease or give it to the worker `to` (M14)."""
@@ -179,25 +180,25 @@ class Holding:
         self._release_to = to
         self._release_requested = True
 
-    def note_next_owner(self, listed: Lease) -> None:
-        """Take over the next owner from a row that was read, unless this worker has written the lease since."""
+    def note_next_owner(self, listed_lease: Lease) -> None:
+        """Use the next owner of a row that was read, unless this worker has written the lease since then."""
         with self._lock:
             # An older version of the row may contain a next owner that has withdrawn its request since.
-            if listed.version == self._lease.version:
-                self._lease = evolve(self._lease, next_owner=listed.next_owner, leaving=listed.leaving)
+            if listed_lease.version == self._lease.version:
+                self._lease = evolve(self._lease, next_owner=listed_lease.next_owner, leaving=listed_lease.leaving)
 
     def renew(self, annotations: Annotations = (), *, patient: bool = True) -> bool:
         """Renew the lease, immediately unless `patient`. Return False if the lease is lost. Raises OutcomeUnknown."""
         # Set `renewed` even if the write fails, because `Renewing` measures its pause before the next try from this
         # time.
-        self.renewed = self._clock()
+        self.renewal_tried_at = self._clock()
         return self._write(
             lambda lease: writes.RenewLease(
                 self._with_weight(lease), self._annotations_to_write(lease, annotations), patient=patient
             )
         )
 
-    def reconfirm(self) -> None:
+    def renew_to_find_owner(self) -> None:
         """Renew now to find out who owns the lease. A read has shown another owner or no row (C9)."""
         try:
             self.renew()
@@ -211,7 +212,7 @@ class Holding:
         children: tuple[str, ...] = (),
         keep_owner: bool = False,
         unless_releasing: bool = False,
-        noted: bool = False,
+        progress_recorded: bool = False,
     ) -> bool:
         """Move the checkpoint forward.
 
@@ -224,7 +225,8 @@ class Holding:
             keep_owner: Whether SHARD_END keeps the owner.
             unless_releasing: Write nothing if the owner should `release` the lease. The release stores the position,
                 too.
-            noted: Whether the progress was noted when the records were processed.
+            progress_recorded: Whether the caller has already recorded the progress in `progress`, when the records
+                were processed.
 
         Returns:
             False if the lease is lost and the checkpoint was therefore not written.
@@ -233,20 +235,20 @@ class Holding:
             OutcomeUnknown: The store did not respond. The next call determines whether the write was applied.
             WorkerError: Called in a forked child.
         """
-        self._confirm()
+        self._renew_if_expired()
 
         # Build the write while the lock is held, from the lease as the previous write left it. Otherwise a stored
         # position could be written again.
         def make_write(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
-            # Progress is noted even if the write fails, because the handler has finished with these records. A lease
-            # reader notes its progress itself, because it may store the position much later, after a read without a
+            # Record the progress even if the write fails, because the handler has finished with these records. A lease
+            # reader records its progress itself, because it may store the position much later, after a read without a
             # response.
-            if not (unless_releasing or noted):
-                self.progress.progressed(self._clock())
+            if not (unless_releasing or progress_recorded):
+                self.progress.part_done(self._clock())
             lease_with_weight = self._with_weight(lease)
-            patient = unless_releasing  # true for checkpoints of the lease reader itself, for which no handler waits
+            patient = unless_releasing  # true for the lease reader's own checkpoints, because no handler waits for them
             return writes.CheckpointLease(
                 lease_with_weight, position, children=children, keep_owner=keep_owner, patient=patient
             )
@@ -263,13 +265,13 @@ class Holding:
         return self._write(lambda lease: writes.AnnotateLease(lease, name, value))
 
     def release(self, position: Position | None = None) -> bool:
-        """Give the lease to its next owner, or release it, with everything up to `position` processed.
+        """Checkpoint at `position`, and give the lease to its next owner, or release it if there is none.
 
         Returns False if the lease stays ours because the next owner withdrew its request. Raises OutcomeUnknown.
         """
-        self._confirm()
+        self._renew_if_expired()
         if self._next_owner is None and position is not None:
-            self.checkpoint(position, noted=True)  # `GiveLease` stores the position in the same write
+            self.checkpoint(position, progress_recorded=True)  # `GiveLease` stores the position in the same write
         with self._lock:
             # Check again while holding the lock, because the next owner may have withdrawn its request during the
             # checkpoint.
@@ -277,16 +279,16 @@ class Holding:
                 self._release(position or self._lease.checkpoint)
             return self.lost.is_set()
 
-    def confirm(self) -> bool:
+    def confirm_ownership(self) -> bool:
         """Renew the lease if it has expired. Return False if it is lost. Raises OutcomeUnknown."""
-        self._confirm()
+        self._renew_if_expired()
         return not self.lost.is_set()
 
-    def drop(self, why: str) -> None:
+    def drop(self, reason: str) -> None:
         """Give up the lease locally, without writing and without waiting for a write in progress."""
-        self._lose(why)
+        self._lose(reason)
 
-    def _confirm(self) -> None:
+    def _renew_if_expired(self) -> None:
         # Not every store checks the owner when a checkpoint is written, but each does when a lease is renewed.
         if self.expired and not self.lost.is_set():
             self.renew()
@@ -297,7 +299,7 @@ class Holding:
         # seconds that we would wait.
         self._giving_to = None if self._lease.leaving else next_owner
         if next_owner is not None:
-            outcome = self._attempt(
+            outcome = self._try_write(
                 lambda lease: writes.GiveLease(
                     lease, max(position, lease.checkpoint, key=lambda candidate: candidate.order)
                 )
@@ -306,43 +308,43 @@ class Holding:
             if self.progress.aside and self.progress.annotations(self._clock()):
                 # The lease must be renewed before it is released, because a release writes no annotations. The renewal
                 # writes the fault and the time until which the lease is left to other workers.
-                renewal_outcome = self._attempt(
+                renewal_outcome = self._try_write(
                     lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ()))
                 )
                 if not isinstance(renewal_outcome, Done):
-                    self._settle(renewal_outcome.lease)
+                    self._handle_rejection(renewal_outcome.lease)
                     return
-            outcome = self._attempt(lambda lease: writes.ReleaseLease(lease, self._me, self._release_to))
+            outcome = self._try_write(lambda lease: writes.ReleaseLease(lease, self._me, self._release_to))
         if not isinstance(outcome, Done):
-            self._settle(outcome.lease)
+            self._handle_rejection(outcome.lease)
             return
-        # Keep the lease so that it can be taken back. If its next owner never claims it, no worker reads the shard
-        # until the lease expires.
-        self.given = outcome.lease if self._giving_to else None
+        # Keep the lease so that it can be taken back if its next owner never claims it. Otherwise no worker would read
+        # the shard until the lease expires.
+        self.given_lease = outcome.lease if self._giving_to else None
         self.released = True
         recipient = next_owner or self._release_to
         self._lose(f"given to {recipient}" if recipient else "released")
 
-    def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
-        self._origin.check_same_process()
+    def _write(self, make_write: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
+        self._creating_process.check_same_process()
         with self._lock:
-            # A lost response causes one rejection. A next owner that registers in the meantime causes another
-            # rejection, so retry a few times.
-            for _ in range(ATTEMPTS):
+            # A lost response causes one rejection, and a next owner that registers in the meantime causes another.
+            # Therefore retry a few times.
+            for _ in range(WRITE_ATTEMPTS):
                 if self.lost.is_set():
                     return ended and self._ended
-                outcome = self._attempt(make)
+                outcome = self._try_write(make_write)
                 if isinstance(outcome, Done):
                     if ended:
                         self._lose("ended")
                     return True
-                self._settle(outcome.lease)
+                self._handle_rejection(outcome.lease)
             if not self.lost.is_set():
-                raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were rejected although we own it")
+                raise OutcomeUnknown(f"lease {self.key}: {WRITE_ATTEMPTS} writes were rejected although we own it")
             return ended and self._ended
 
-    def _attempt(self, make: Callable[[Lease], writes.Write | None]) -> Outcome:
-        begun, write = self._clock(), make(self._lease)
+    def _try_write(self, make_write: Callable[[Lease], writes.Write | None]) -> Outcome:
+        write_began, write = self._clock(), make_write(self._lease)
         if write is None:
             # The position is already stored, or the hand-off will store it.
             return Done(self._lease)
@@ -350,81 +352,89 @@ class Holding:
         if isinstance(outcome, Done):
             # Other workers see only a new version as a renewal.
             if outcome.lease.version != self._lease.version:
-                self.confirmed = begun
+                self.confirmed_at = write_began
             self._lease = outcome.lease
         return outcome
 
-    def _settle(self, stored: Lease | None) -> None:
+    def _handle_rejection(self, stored_lease: Lease | None) -> None:
         """Determine whether the lease is still ours, given the stored lease that a rejected write returned."""
         # The counter of a row grows with each owner. If the counter is lower than ours, the row was deleted and
         # recreated.
-        if not self._lease.ended and (stored is None or (self.fence is not None and stored.epoch < self._lease.epoch)):
-            stored = self._restore_row(stored)
-        if stored is None:
+        if not self._lease.ended and (
+            stored_lease is None or (self.fencing_number is not None and stored_lease.epoch < self._lease.epoch)
+        ):
+            stored_lease = self._restore_row(stored_lease)
+        if stored_lease is None:
             self._lose("its row is gone")
-        elif stored.owner != self._me:
-            # The write that gave the lease away may have been applied without a response. We can take the lease back
-            # until its next owner has claimed it.
-            may_take_back = stored.owner is not None and stored.owner == self._giving_to
-            self.given = stored if may_take_back and self._identity.signed(stored) else None
-            self._ended = stored.ended
-            self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
-        elif self._identity.predecessor(stored) is None:
+        elif stored_lease.owner != self._me:
+            # The write that gave the lease away may have been applied although its response was lost. We can take the
+            # lease back until its next owner has claimed it.
+            may_take_back = stored_lease.owner is not None and stored_lease.owner == self._giving_to
+            self.given_lease = (
+                stored_lease if may_take_back and self._identity.was_last_taken_here(stored_lease) else None
+            )
+            self._ended = stored_lease.ended
+            self._lose("ended" if stored_lease.ended else f"now owned by {stored_lease.owner}")
+        elif self._identity.earlier_process(stored_lease) is None:
             # The lease is still ours. The response to one of our writes was lost, or a next owner registered in
             # between.
-            before, self._lease = self._lease, stored
-            if stored.checkpoint.order < before.checkpoint.order and not self.contradiction:
-                table_position, own_position = stored.checkpoint.sequence, before.checkpoint.sequence
+            lease_before, self._lease = self._lease, stored_lease
+            if stored_lease.checkpoint.order < lease_before.checkpoint.order and not self.contradiction:
+                table_position, own_position = stored_lease.checkpoint.sequence, lease_before.checkpoint.sequence
                 self.contradiction = (
                     f"lease {self.key} is at {table_position} in the table, and its owner had stored {own_position}: "
                     "was the table set back? The next checkpoint moves it forward again; check the rows of shards "
                     "that no worker reads"
                 )
                 log.error("%s", self.contradiction)
-        elif self._identity.predecessor(stored) == self._replaced:
-            # The process that we replaced still writes under this worker's id. In this case the older process keeps the
-            # lease, and this process gives it up.
+        elif self._identity.earlier_process(stored_lease) == self._replaced_process:
+            # The earlier process still writes under this worker's id. In this case the earlier process keeps the lease,
+            # and this process gives it up.
             self.duplicate_process = True
             self._lose("another living process uses this worker id")
         elif self.expired:
             self._lose("re-adopted by another process of this worker id")
         else:
-            self._lease = stored
-            self._attempt(lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ())))
+            self._lease = stored_lease
+            self._try_write(lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ())))
 
-    def _restore_row(self, stored: Lease | None) -> Lease | None:
+    def _restore_row(self, stored_lease: Lease | None) -> Lease | None:
         """Recreate the row, or take over the row that has replaced it. Return the stored lease, if there is one.
 
         Afterwards the lease is ours, with three exceptions: it has expired, the new row has a later checkpoint, or
         another worker has taken it in the meantime.
         """
         own_lease = self._lease
-        if stored is None:
+        if stored_lease is None:
             if self.expired:
-                return None  # others may have finished the shard, so the worker decides by its descendants' leases
+                return (
+                    None  # others may have finished the shard, so the worker must first look at its descendants' leases
+                )
             # Other workers may have taken the lease since we last read it, with counters that we never saw.
             creation = self._store.write(writes.CreateLease(evolve(own_lease, epoch=own_lease.epoch + EPOCHS_UNSEEN)))
-            stored = creation.lease
+            stored_lease = creation.lease
             if isinstance(creation, Done):
                 if self._has_expired():  # this process was paused in between
                     self._store.write(writes.DeleteLease(creation.lease))
                     return None
-                self._remade(f"{self.key} at {own_lease.checkpoint.sequence}")
-        # If the lease has expired, do not claim it. The row exists now, so another worker may have claimed the lease.
-        if stored is None or self.expired:
-            return stored
-        if stored.checkpoint.order > own_lease.checkpoint.order:
-            gap = f"{own_lease.checkpoint.sequence}, where this worker was, and {stored.checkpoint.sequence}"
-            self._remade(f"{self.key}, by another worker: records between {gap}, may be unread")
-            return stored
-        if stored.checkpoint.order < own_lease.checkpoint.order:
+                self._on_row_recreated(f"{self.key} at {own_lease.checkpoint.sequence}")
+        # If the lease has expired, do not claim it. Now that the row exists, another worker may have claimed the lease.
+        if stored_lease is None or self.expired:
+            return stored_lease
+        if stored_lease.checkpoint.order > own_lease.checkpoint.order:
+            gap_description = (
+                f"{own_lease.checkpoint.sequence}, where this worker was, and {stored_lease.checkpoint.sequence}"
+            )
+            self._on_row_recreated(f"{self.key}, by another worker: records between {gap_description}, may be unread")
+            return stored_lease
+        if stored_lease.checkpoint.order < own_lease.checkpoint.order:
             # Write the checkpoint before the claim. If this process ends between the two writes, the next owner still
             # starts at our position.
-            self._store.write(writes.CheckpointLate(stored, own_lease.checkpoint))
-        begun, take = self._clock(), writes.StealLease if stored.owner else writes.ClaimLease
-        outcome = self._store.write(take(stored, self._me, self._identity.annotations_on(stored)))
+            self._store.write(writes.CheckpointLate(stored_lease, own_lease.checkpoint))
+        claim_began, write_type = self._clock(), writes.StealLease if stored_lease.owner else writes.ClaimLease
+        outcome = self._store.write(write_type(stored_lease, self._me, self._identity.annotations_on(stored_lease)))
         if isinstance(outcome, Done):
-            self.confirmed = begun
+            self.confirmed_at = claim_began
         return outcome.lease
 
     def _with_weight(self, lease: Lease) -> Lease:
@@ -432,7 +442,7 @@ class Holding:
         return lease if weight == lease.weight else evolve(lease, weight=weight)
 
     def _annotations_to_write(self, lease: Lease, annotations: Annotations) -> Annotations:
-        missing_annotations = self._identity.lacking(lease)
+        missing_annotations = self._identity.missing_annotations(lease)
         return tuple(
             sorted(
                 {
@@ -443,12 +453,12 @@ class Holding:
             )
         )
 
-    def _lose(self, why: str) -> None:
-        with self._losing:
+    def _lose(self, reason: str) -> None:
+        with self._lost_lock:
             newly_lost = not self.lost.is_set()
             if newly_lost:
-                self.why = why
+                self.why = reason
                 self.lost.set()
         if newly_lost:
             # Call the callback without holding the lock. The callback may call `drop`, which takes the same lock.
-            self._noticed(self)
+            self._on_lost(self)

@@ -31,7 +31,7 @@ from leasehold.stores.writes import ClaimLease
 
 log = escaped(logging.getLogger("leasehold.holdings"))
 taken_log = escaped(logging.getLogger("leasehold.worker"))
-"""The logger of every lease that is taken, by whatever way."""
+"""Logs every lease that is taken, whether it was claimed, stolen or adopted."""
 
 
 class Holdings:
@@ -42,13 +42,12 @@ class Holdings:
         identity: The worker and its running process.
         clock: A monotonic clock, in seconds.
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
-        rest_seconds: How long to take no leases after repeated takes got no response. It must be longer than
-            `lease_seconds` and two cycles.
+        rest_seconds: For how long to take no leases after several writes that take a lease got no response. It must be
+            longer than `lease_seconds` plus two cycles.
         lease_taken: Called for each lease that this worker has taken.
-        lease_given: Called with each lease given to its next owner, as stored, and with the time.
-        lease_gone: Called for each lease that is lost, given or released.
-        row_recreated: Called with a description of what happened to a row that was deleted while this worker owned its
-            lease.
+        lease_given: Called with each lease that was given to its next owner, as stored, and with the time.
+        lease_gone: Called for each lease that is lost, given away or released.
+        row_recreated: Called with a description if a row was deleted while this worker owned its lease.
         lock: Makes the lock that serializes the writes of one lease.
     """
 
@@ -76,16 +75,16 @@ class Holdings:
         self._duplicate_process = False
         self._held_before: set[str] = set()
         self._unconfirmed: dict[str, Lease] = {}
-        self._unanswered_at, self._in_doubt, self._rests_until = -math.inf, False, -math.inf
-        self._replaced: dict[str, Version] = {}
-        self.not_written = False
-        """Whether an attempt to take a lease has failed in the store since the last look.
+        self._take_unanswered_at, self._take_unanswered, self._takes_paused_until = -math.inf, False, -math.inf
+        self._first_versions: dict[str, Version] = {}
+        self.take_failed = False
+        """Whether a write that takes a lease has failed since the last look and was certainly not applied.
 
-        The next look should then come soon.
+        If so, the next look should come soon.
         """
         self.released: dict[str, Lease] = {}
         """The leases that this process held before and does not hold now, each as this process last wrote it."""
-        self.dropped: set[str] = set()
+        self.dropped_keys: set[str] = set()
         """The keys of the leases that were dropped because no write confirmed them in time."""
 
     @property
@@ -104,7 +103,7 @@ class Holdings:
             return self._held.get(key)
 
     def check_identity(self) -> None:
-        """If another living process was seen to use this worker's id, drop all leases and raise WorkerError.
+        """If another living process uses this worker's id, drop all leases and raise WorkerError.
 
         The leases are not released. Both processes use the same worker id, so a release would take the leases from the
         other process.
@@ -117,37 +116,39 @@ class Holdings:
                 "stop one of the two, or give each worker its own id"
             )
 
-    def hold(self, lease: Lease, begun: float, replaced: str | None = None) -> None:
-        """Hold this lease, which was taken by a write that began at `begun`."""
+    def hold(self, lease: Lease, write_began: float, replaced_process: str | None = None) -> None:
+        """Hold this lease, which was taken by a write that began at `write_began`."""
         holding = Holding(
             self._store,
             lease,
             identity=self._identity,
             clock=self._clock,
-            begun=begun,
+            write_began=write_began,
             lease_seconds=self._lease_seconds,
-            replaced=replaced,
-            noticed=self._remove_holding,
-            remade=self._row_recreated,
+            replaced_process=replaced_process,
+            on_lost=self._remove_holding,
+            on_row_recreated=self._row_recreated,
             lock=self._make_lock,
         )
         with self._lock:
             self._held[lease.key], self._sorted = holding, None
             self._held_before.add(lease.key)
-            self.dropped.discard(lease.key)
+            self.dropped_keys.discard(lease.key)
         # Under the rules of KCL 2.x, finished leases are held, too, but there is nothing to read.
         if not lease.ended:
             self._lease_taken(holding)
 
-    def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
+    def adoptable(self, leases: Iterable[Lease], *, include_ended: bool) -> tuple[Lease, ...]:
         """Return the leases whose rows name this worker but which this process does not hold.
 
-        Finished leases are included only if `ended`.
+        Finished leases are included only if `include_ended`.
         """
         our_leases = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
             unheld_leases = [lease for lease in our_leases if lease.key not in self._held]
-        return tuple(lease for lease in unheld_leases if (ended or not lease.ended) and not self._has_successor(lease))
+        return tuple(
+            lease for lease in unheld_leases if (include_ended or not lease.ended) and not self._was_taken_over(lease)
+        )
 
     @property
     def unconfirmed(self) -> tuple[Lease, ...]:
@@ -156,14 +157,14 @@ class Holdings:
             return tuple(lease for key, lease in self._unconfirmed.items() if key not in self._held)
 
     @property
-    def rests(self) -> bool:
-        """Whether to take no leases for now, because the store has not responded to takes.
+    def takes_paused(self) -> bool:
+        """Whether to take no leases for now, because the store did not respond to writes that take leases.
 
-        A write that takes a lease may be applied although no response arrives. If this worker repeated the write soon,
-        the lease would look alive although no worker reads the shard. The worker therefore pauses for longer than
-        `lease_seconds` and two cycles. In that time the lease expires and another worker takes it.
+        Such a write may be applied although no response arrives. If this worker repeated it soon, the lease would look
+        alive although no worker reads the shard. The worker therefore pauses for longer than `lease_seconds` plus two
+        cycles. In that time the lease expires, and another worker takes it.
         """
-        return self._clock() < self._rests_until
+        return self._clock() < self._takes_paused_until
 
     def mark_unconfirmed(self, lease: Lease) -> None:
         """Remember a lease that may be ours, because a write that takes it got no response.
@@ -173,42 +174,44 @@ class Holdings:
         with self._lock:
             self._unconfirmed[lease.key] = lease
 
-    def note_failed_take(self, fault: StoreError, lease: Lease, begun: float, *, claimed: bool) -> None:
+    def note_failed_take(self, fault: StoreError, lease: Lease, write_began: float, *, was_claim: bool) -> None:
         """Note that a write which takes this lease failed.
 
         Args:
             fault: The error.
-            lease: The lease as it was seen.
-            begun: When the write began.
-            claimed: Whether it was a claim, which is repeated.
+            lease: The lease as it was read before the write.
+            write_began: When the write began.
+            was_claim: Whether the write was a claim, which is repeated.
         """
         if isinstance(fault, NotWritten) or not isinstance(fault, OutcomeUnknown):
             # The store has responded, so the write cannot be applied later and this worker need not wait. If the write
             # had several steps and was rejected halfway, the next read of the table shows this worker as the owner, and
             # the worker adopts the lease.
-            self.not_written = True
+            self.take_failed = True
             return
-        if claimed:
+        if was_claim:
             self.mark_unconfirmed(lease)
         with self._lock:
-            if self._in_doubt and begun > self._unanswered_at:  # a second try, not concurrent with the first
-                self._rests_until = self._clock() + self._rest_seconds
-            self._in_doubt, self._unanswered_at = True, self._clock()
+            if (
+                self._take_unanswered and write_began > self._take_unanswered_at
+            ):  # this write began after an earlier one had failed
+                self._takes_paused_until = self._clock() + self._rest_seconds
+            self._take_unanswered, self._take_unanswered_at = True, self._clock()
 
     def note_response(self) -> None:
-        """Allow takes again, because the store has responded to one."""
-        self._in_doubt, self._rests_until = False, -math.inf
+        """Allow leases to be taken again, because the store has responded to such a write."""
+        self._take_unanswered, self._takes_paused_until = False, -math.inf
 
-    def without_takes_at_rest(self, actions: Sequence[Action]) -> tuple[Action, ...]:
-        """Return the actions. While this worker rests, leave out those that would take a lease."""
-        is_resting = self.rests
+    def without_paused_takes(self, actions: Sequence[Action]) -> tuple[Action, ...]:
+        """Return the actions. While this worker rests, omit those that take a lease."""
+        is_resting = self.takes_paused
         return tuple(
             action for action in actions if not (is_resting and isinstance(action, Claim | Steal | RequestHandoff))
         )
 
     def note_read(self, leases: Iterable[Lease]) -> None:
-        """Allow takes again if the leases that were just read show that an unconfirmed claim was not applied."""
-        self.not_written = False
+        """Allow leases to be taken again if the leases just read show that an unconfirmed claim was not applied."""
+        self.take_failed = False
         with self._lock:
             disproved_claims = [
                 lease for lease in leases if lease.key in self._unconfirmed and not self._is_ours(lease)
@@ -218,24 +221,24 @@ class Holdings:
         if disproved_claims:
             self.note_response()
 
-    def doubtful(self, leases: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
-        """Return the holdings whose rows were just read with another owner, or are missing (C9)."""
+    def possibly_lost(self, leases: Iterable[Lease], missing_keys: Iterable[str] = ()) -> tuple[Holding, ...]:
+        """Return the holdings whose rows, as just read, name another owner or are missing (C9)."""
         keys_of_others = [lease.key for lease in leases if lease.owner != self._identity.worker]
         with self._lock:
-            return tuple(self._held[key] for key in (*keys_of_others, *missing) if key in self._held)
+            return tuple(self._held[key] for key in (*keys_of_others, *missing_keys) if key in self._held)
 
-    def _has_successor(self, lease: Lease) -> bool:
+    def _was_taken_over(self, lease: Lease) -> bool:
         """Return whether another process with our id has re-adopted the lease."""
-        # Only a lease that this process has held can have been taken over. Other rows may name an earlier process with
-        # our id.
-        was_replaced = lease.key in self._held_before and self._identity.predecessor(lease) is not None
+        # Another process can have taken over only a lease that this process has held before. On other rows, the process
+        # may be an earlier one with our id.
+        names_other_process = lease.key in self._held_before and self._identity.earlier_process(lease) is not None
         # If this process was paused until its lease had expired, another process may own the lease. If that process has
         # not renewed it for `lease_seconds`, it has ended, and we may adopt the lease.
-        if not was_replaced or lease.idle > self._lease_seconds:
+        if not names_other_process or lease.idle > self._lease_seconds:
             return False
-        # The first version that we read may be the last one that the other process wrote before it ended. A second
-        # version shows that the process is alive.
-        first_version = self._replaced.setdefault(lease.key, lease.version)
+        # The first version that we read may be the last one that the other process wrote before it ended. If the
+        # version changes, the process is alive.
+        first_version = self._first_versions.setdefault(lease.key, lease.version)
         self._duplicate_process = self._duplicate_process or first_version != lease.version
         return True
 
@@ -248,22 +251,22 @@ class Holdings:
             # Remove the mark before the claim. If the claim gets no response, the lease is marked as unconfirmed again
             # below.
             self._unconfirmed.pop(lease.key, None)
-        begun = self._clock()
+        claim_began = self._clock()
         try:
-            stored = self._claim_as_read(lease)
-            if stored is None or not self._is_ours(stored):
-                return stored
+            stored_lease = self._claim_as_read(lease)
+            if stored_lease is None or not self._is_ours(stored_lease):
+                return stored_lease
             # The listing may have been stale. If the version still changes after a consistent read, the process that
             # writes it is alive.
-            stored_later = self._claim_as_read(stored)
+            lease_read_later = self._claim_as_read(stored_lease)
             other_is_alive = (
-                stored_later is not None
-                and self._is_ours(stored_later)
-                and self._identity.predecessor(stored_later) is not None
+                lease_read_later is not None
+                and self._is_ours(lease_read_later)
+                and self._identity.earlier_process(lease_read_later) is not None
             )
             self._duplicate_process = self._duplicate_process or other_is_alive
         except StoreError as fault:
-            self.note_failed_take(fault, lease, begun, claimed=True)
+            self.note_failed_take(fault, lease, claim_began, was_claim=True)
             log.warning("lease %s names this worker as owner but could not be claimed: %s", lease.key, fault)
         return None
 
@@ -275,14 +278,19 @@ class Holdings:
 
         Return the stored lease, or None if we hold the lease now or its row is gone.
         """
-        begun = self._clock()
+        claim_began = self._clock()
         # Claim the lease instead of only reading its row. Otherwise the lease could have two owners.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.annotations_on(lease)))
         self.note_response()
         if isinstance(outcome, Done):
-            self.hold(outcome.lease, begun, self._identity.predecessor(lease))
-            why = {"taken": self._identity.why_ours(lease), "lease": lease.key, "rule": "H4", "outcome": "done"}
-            taken_log.info("lease %s taken up: %s", lease.key, why["taken"], extra=why)
+            self.hold(outcome.lease, claim_began, self._identity.earlier_process(lease))
+            log_fields = {
+                "taken": self._identity.ownership_reason(lease),
+                "lease": lease.key,
+                "rule": "H4",
+                "outcome": "done",
+            }
+            taken_log.info("lease %s taken up: %s", lease.key, log_fields["taken"], extra=log_fields)
             return None
         return outcome.lease
 
@@ -295,12 +303,12 @@ class Holdings:
                 self._sorted = None
                 self.released[holding.key] = holding.lease
                 if holding.expired:
-                    self.dropped.add(holding.key)
-        if holding.given is not None:
-            self._lease_given(holding.given, self._clock())
+                    self.dropped_keys.add(holding.key)
+        if holding.given_lease is not None:
+            self._lease_given(holding.given_lease, self._clock())
         self._lease_gone(holding)
-        # Logging comes last, because a log handler may be slow. Leases that are given away or stolen are normal, but
-        # one that expired here suggests that the store did not respond.
+        # Log last, because a log handler may be slow. It is normal that leases are given away or stolen, but if a lease
+        # expired here, the store probably did not respond, which is worth a warning.
         log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
 
 
@@ -329,10 +337,10 @@ class Cooldown:
         """
         allowed_actions = list[Action]()
         for action in actions:
-            until, incarnation = self._until.get(action.lease.key, (now, None))
+            end_time, incarnation = self._until.get(action.lease.key, (now, None))
             # If the row belongs to another incarnation of the stream, its shard has other records, which have not
             # failed yet.
             same_incarnation = incarnation in {None, action.lease.annotation(INCARNATION)}
-            if not (isinstance(action, Claim | Steal | RequestHandoff) and same_incarnation and until > now):
+            if not (isinstance(action, Claim | Steal | RequestHandoff) and same_incarnation and end_time > now):
                 allowed_actions.append(action)
         return tuple(allowed_actions)

@@ -1,11 +1,11 @@
-"""Tracks in one place all leases that concern a worker.
+"""Keeps all leases that one worker holds, has requested or given away, or leaves to other workers for now.
 
 | what | where |
 |---|---|
-| held now, held before, in doubt after a write without a response | `holdings` |
-| requested from others, given and not yet claimed | `handoffs` |
-| left to others for a while, because they cannot be read here | `leave_alone`, `leave_silent` |
-| released although a call of the source still occupies the shard here (D6) | `leave_stuck` |
+| held now, held before, or in doubt after a write without a response | `holdings` |
+| requested from other workers, or given away and not yet claimed | `handoffs` |
+| left to other workers for a while, because this worker cannot read them | `leave_alone`, `leave_silent` |
+| released although their readers are still blocked in a call of the source (D6) | `leave_stuck` |
 
 When a lease is taken, the request for it is forgotten. When a lease is given away, it is watched until its next owner
 has claimed it. `Worker` decides when to read the table, and carries out the plans.
@@ -41,9 +41,8 @@ class LeaseEvents:
         lease_taken: Called for each lease that this worker has taken.
         lease_given: Called with the current time after a lease was given to its next owner.
         lease_taken_back: Called after a lease was taken back because its next owner did not claim it.
-        lease_gone: Called for each lease that is lost, given or released.
-        row_recreated: Called with a description of what happened to a row that was deleted while this worker owned its
-            lease.
+        lease_gone: Called for each lease that is lost, given away or released.
+        row_recreated: Called with a description if a row was deleted while this worker owned its lease.
         release: Called with each lease that is to be released once its running batch is done.
     """
 
@@ -87,8 +86,8 @@ class LeaseBook:
             identity,
             clock=clock,
             lease_seconds=config.lease_seconds,
-            # Other workers may read our last write one cycle late, and may notice the expiry of the lease another cycle
-            # late.
+            # Other workers may read our last write one cycle after it was made, and notice that the lease has expired
+            # one cycle later than we do.
             rest_seconds=config.rules.expires_above(config.lease_seconds) + 2 * config.cycle_seconds,
             lease_taken=self._lease_taken,
             lease_given=self._lease_given,
@@ -101,12 +100,12 @@ class LeaseBook:
             identity.worker,
             clock=clock,
             lease_seconds=config.lease_seconds,
-            hold=self._lease_taken_back,
-            doubt=self.holdings.mark_unconfirmed,
+            hold_lease=self._lease_taken_back,
+            mark_unconfirmed=self.holdings.mark_unconfirmed,
         )
         self._cooldown = Cooldown()
-        self._silence = StreamSilence(identity.worker, config)
-        self._stuck: dict[str, Holding] = {}
+        self._stream_silence = StreamSilence(identity.worker, config)
+        self._stuck_holdings: dict[str, Holding] = {}
 
     # Held, requested and given
 
@@ -118,8 +117,8 @@ class LeaseBook:
         self.handoffs.note_given(lease, now)
         self._events.lease_given(now)
 
-    def _lease_taken_back(self, lease: Lease, begun: float) -> None:
-        self.holdings.hold(lease, begun)
+    def _lease_taken_back(self, lease: Lease, write_began: float) -> None:
+        self.holdings.hold(lease, write_began)
         self._events.lease_taken_back()
 
     # Left to others
@@ -133,16 +132,16 @@ class LeaseBook:
         self._cooldown.put(key, self._clock() + seconds, None if lease is None else lease.annotation(INCARNATION))
 
     def without_excluded(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
-        """Return the actions without those that take a lease which this worker leaves to others for now."""
-        return self._silence.without(self._cooldown.without(actions, now), now)
+        """Return the actions, except those that take a lease which this worker leaves to other workers for now."""
+        return self._stream_silence.without(self._cooldown.without(actions, now), now)
 
     def silence_due(self, now: float) -> float:
         """Return when a full read is needed because a stream is silent, or infinity if none is silent (D1)."""
-        return self._silence.due(self.holdings.all, now)
+        return self._stream_silence.due(self.holdings.all, now)
 
     def stream_silent(self, now: float) -> bool:
         """Return whether a stream has not responded for so long that its shards cannot be listed either."""
-        return self._silence.waits(self.holdings.all, now)
+        return self._stream_silence.is_silent(self.holdings.all, now)
 
     def leave_silent(self, leases: Sequence[Lease], now: float, each: ParallelMap) -> None:
         """Release leases whose shards do not respond to this worker but may respond to others (D2 to D7).
@@ -153,19 +152,19 @@ class LeaseBook:
             each: Applies a function to each item.
         """
         config = self._config
-        for key, holding in list(self._stuck.items()):
-            if holding.progress.called is None:
-                del self._stuck[key]
-            else:  # its reader still waits for that call (D6)
+        for key, holding in list(self._stuck_holdings.items()):
+            if holding.progress.call_began_at is None:
+                del self._stuck_holdings[key]
+            else:  # its reader is still blocked in that call (D6)
                 self._cooldown.put(key, now + config.cycle_seconds + config.lease_seconds)
-        for leaving in self._silence.judge(leases, self.holdings.all, now):
-            leaving.holding.progress.put_aside(leaving.seconds, now)
-            # Give other workers the first chance to take the lease. This worker may take it again when D5 and `_stuck`
-            # allow it.
-            self._cooldown.put(leaving.holding.key, now + config.lease_seconds)
-            leaving.holding.ask_release(leaving.to)
-            self._events.release(leaving.holding)
-            leaving.holding.progress.leave()  # if the reader waits for a call, release the lease without it
+        for silent_lease in self._stream_silence.find_leases_to_leave(leases, self.holdings.all, now):
+            silent_lease.holding.progress.put_aside(silent_lease.seconds, now)
+            # Give other workers the first chance to take the lease. This worker may take it again when D5 and
+            # `_stuck_holdings` allow it.
+            self._cooldown.put(silent_lease.holding.key, now + config.lease_seconds)
+            silent_lease.holding.ask_release(silent_lease.to)
+            self._events.release(silent_lease.holding)
+            silent_lease.holding.progress.abandon_call()  # if the reader waits for a call, release the lease without it
         self.leave_stuck(now, config.lease_seconds, each)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap) -> None:
@@ -175,16 +174,16 @@ class LeaseBook:
         """
 
         def release(holding: Holding) -> None:
-            self._stuck[holding.key] = holding
+            self._stuck_holdings[holding.key] = holding
             try:
                 holding.release()
             except StoreError as fault:
                 log.warning("lease %s is not released yet: %s", holding.key, fault)
 
         def is_stuck(holding: Holding) -> bool:
-            called_at = holding.progress.called
-            return holding.progress.left or (
-                called_at is not None and now - called_at >= seconds and holding.progress.leave()
+            called_at = holding.progress.call_began_at
+            return holding.progress.call_abandoned or (
+                called_at is not None and now - called_at >= seconds and holding.progress.abandon_call()
             )
 
         list(each(release, [holding for holding in self.holdings.all if holding.releasing and is_stuck(holding)]))

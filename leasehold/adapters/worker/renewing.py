@@ -1,4 +1,4 @@
-"""Renews held leases with a separate call for each lease, so that a slow request does not delay other leases.
+"""Renews the held leases. Each renewal is a separate call, so that a slow request does not delay other leases.
 
 1. At most one renewal of a lease is in progress. After a failure the next one begins a second later.
 2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. If a
@@ -6,9 +6,8 @@
    nearly all renewals succeed.
 
 `SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
-from ours. `first_watch`, `renew_pause` and `bulletin_renewals` let a worker read and write bulletins (C4). They
-determine whether the worker reads bulletins, how often it wakes up for them, and which of its leases carries its own
-bulletin.
+from ours. The other functions concern bulletins (C4). `first_watch` determines whether a worker reads them,
+`renew_pause_seconds` how often it must wake up for them, and `bulletin_renewals` on which row it writes its own.
 """
 
 import logging
@@ -36,30 +35,30 @@ from leasehold.stores.writes import merge_annotations
 log = escaped(logging.getLogger("leasehold.renewing"))
 
 RETRY_SECONDS = 1.0
-BEHIND_NEWS_SECONDS = 0.05
+HEARTBEAT_DELAY_SECONDS = 0.05
 
 
 T = TypeVar("T")
 
 
 class BackgroundMap(Protocol):
-    """Applies a function to each item, and may return before all calls have ended. `map` is an example."""
+    """Applies a function to each item, as `map` does, but may return before all calls have ended."""
 
     def __call__(self, function: Callable[[T], object], items: Iterable[T], /) -> Iterable[object]:
-        """Iterate over the result to run the calls, because `map` is lazy. The values are ignored."""
+        """Apply the function. Callers must iterate over the result, because `map` is lazy, and ignore its values."""
 
 
 def _with_age(holding: Holding, now: float) -> Lease:
     lease = holding.lease
-    return lease.watched(max(0.0, now - holding.confirmed), lease.held, lease.next_owner_idle)
+    return lease.watched(max(0.0, now - holding.confirmed_at), lease.held, lease.next_owner_idle)
 
 
 class Renewing:
     """The renewals of one worker.
 
-    Each lease is checked when it may be due, not at each call. A heap orders the leases by that time, so a call with
-    nothing due costs the same however many leases are held. If a checkpoint has renewed a lease in the meantime, the
-    lease is not due and is put back into the heap.
+    A lease is checked only once its renewal may be due. A heap orders the leases by that time, so if nothing is due,
+    the cost of a call does not depend on the number of held leases. If a checkpoint has renewed a lease in the
+    meantime, the lease is not due and is put back into the heap.
 
     Args:
         config: The configuration of the rules.
@@ -72,21 +71,28 @@ class Renewing:
     ) -> None:
         self._config, self._release, self._clock = config, release, clock
         self._average_seconds = 0.0
-        self._begun: set[Holding] = set()
+        self._renewals_in_progress: set[Holding] = set()
         self._held: Collection[Holding] = ()
         self._known_holdings: frozenset[Holding] = frozenset()
-        self._wake_queue: list[tuple[float, int, Holding, float]] = []
-        self._number = 0
+        self._check_queue: list[tuple[float, int, Holding, float]] = []
+        self._entry_number = 0
         self._bulletin_holding: Holding | None = None
         self._pause, self._writes_bulletin = math.inf, False
 
     def begin(
-        self, held: Collection[Holding], now: float, me: Me, look: Look, each: BackgroundMap, *, pause: float = math.inf
+        self,
+        holdings: Collection[Holding],
+        now: float,
+        me: Me,
+        look: Look,
+        each: BackgroundMap,
+        *,
+        pause: float = math.inf,
     ) -> list[Holding]:
         """Renew the leases that are due, hand off the requested ones, and drop leases that others may have taken.
 
         Args:
-            held: The leases held now. The collection must be the same object until a lease is added or removed.
+            holdings: The leases held now. The collection must be the same object until a lease is added or removed.
             now: The time by the worker's clock.
             me: This worker and what it knows.
             look: The present look, with the annotations to write.
@@ -94,132 +100,153 @@ class Renewing:
             pause: The longest time between two checks of a lease.
 
         Returns:
-            The leases that were checked. Each is checked at least every `pause` seconds, because it may have been
-            requested meanwhile.
+            The leases that were checked. Each is checked at least every `pause` seconds, because another worker may
+            have requested it meanwhile.
         """
         self._pause, self._writes_bulletin = pause, bool(look.annotations)
-        if held is not self._held:
+        if holdings is not self._held:
             # Only new leases are added to the heap. Leases that are no longer held are skipped when they are due.
-            held_now = frozenset(held)
+            held_now = frozenset(holdings)
             for holding in held_now - self._known_holdings:
                 # Check the new lease in this call, because a next owner may have registered before this worker took it.
-                self._wake(-math.inf, holding, -math.inf)
-            self._held, self._known_holdings = held, held_now
-            key = None if (row := bulletin_row([holding.lease for holding in held], me.worker)) is None else row.key
-            self._bulletin_holding = next((holding for holding in held if holding.key == key), None)
-        checked: list[Holding] = []
-        while self._wake_queue and self._wake_queue[0][0] <= now:
-            holding = heappop(self._wake_queue)[2]
+                self._schedule_check(-math.inf, holding, -math.inf)
+            self._held, self._known_holdings = holdings, held_now
+            bulletin_key = (
+                None if (row := bulletin_row([holding.lease for holding in holdings], me.worker)) is None else row.key
+            )
+            self._bulletin_holding = next((holding for holding in holdings if holding.key == bulletin_key), None)
+        checked_holdings: list[Holding] = []
+        while self._check_queue and self._check_queue[0][0] <= now:
+            holding = heappop(self._check_queue)[2]
             if holding in self._known_holdings:
-                checked.append(holding)
-        checked.sort(key=lambda candidate: candidate.key)
-        ready = tuple(holding for holding in checked if not self._must_wait(holding, now))
-        wanted: dict[str, tuple[Holding, Renew | None]] = {
-            holding.key: (holding, None) for holding in ready if holding.releasing
+                checked_holdings.append(holding)
+        checked_holdings.sort(key=lambda candidate: candidate.key)
+        ready_holdings = tuple(holding for holding in checked_holdings if not self._must_wait(holding, now))
+        actions_by_key: dict[str, tuple[Holding, Renew | None]] = {
+            holding.key: (holding, None) for holding in ready_holdings if holding.releasing
         }
-        due = self._due_renewals(ready, now, me, look)
-        wanted |= {holding.key: (holding, action) for holding, action in due}
-        for holding in checked:
+        due_renewals = self._due_renewals(ready_holdings, now, me, look)
+        actions_by_key |= {holding.key: (holding, action) for holding, action in due_renewals}
+        for holding in checked_holdings:
             # If a renewal is in progress, no other one is needed, but the lease must still be dropped in time (rule 2).
-            if holding.key not in wanted and now > self._drop_at(holding):
+            if holding.key not in actions_by_key and now > self._drop_at(holding):
                 self._drop(holding)
         # Mark the renewals as begun before the first one starts, because the next call may come while they are in
         # progress (rule 1).
-        self._begun.update(holding for holding, _ in wanted.values())
+        self._renewals_in_progress.update(holding for holding, _ in actions_by_key.values())
         try:
-            list(each(lambda item: self._renew_or_release(*item, look), wanted.values()))
+            list(each(lambda item: self._renew_or_release(*item, look), actions_by_key.values()))
         finally:
-            for holding in checked:
+            for holding in checked_holdings:
                 # Put the leases back into the heap even if `each` has raised. A lease that is missing from the heap is
                 # never renewed again.
-                self._wake(min(self._due(holding, now), now + pause), holding, now + pause)
-        return checked
+                self._schedule_check(min(self._check_due(holding, now), now + pause), holding, now + pause)
+        return checked_holdings
 
-    def _due_renewals(self, held: Collection[Holding], now: float, me: Me, look: Look) -> list[tuple[Holding, Renew]]:
+    def _due_renewals(
+        self, holdings: Collection[Holding], now: float, me: Me, look: Look
+    ) -> list[tuple[Holding, Renew]]:
         """Return which of these leases to renew now.
 
         If this worker writes a bulletin, the row with the bulletin is renewed more often than the others.
         """
-        config, by_key = self._config, {holding.key: holding for holding in held}
-        old = [_with_age(holding, now) for holding in held if now - holding.confirmed >= config.renew_seconds]
-        due = [*renewals(old, me, config)] if old else []
+        config, holdings_by_key = self._config, {holding.key: holding for holding in holdings}
+        old_leases = [
+            _with_age(holding, now) for holding in holdings if now - holding.confirmed_at >= config.renew_seconds
+        ]
+        due_actions = [*renewals(old_leases, me, config)] if old_leases else []
         # Checkpoints write no annotations, so the row of a lease that is renewed only by checkpoints would never
         # contain its lag.
-        due += [
-            Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.progress.annotation_due(now)
+        due_actions += [
+            Renew(holding.lease, config.rules.renewal_rule)
+            for holding in holdings
+            if holding.progress.annotation_due(now)
         ]
         if look.annotations:
             # C4: in the same way, the row of a lease that is renewed only by checkpoints would contain no bulletin.
-            without_bulletin = [holding for holding in held if now - holding.renewed >= config.renew_seconds]
-            row = self._bulletin_holding
-            heartbeats = () if row is None or row.key not in by_key else heartbeat([_with_age(row, now)], me, config)
-            due += [*heartbeats, *(Renew(holding.lease, "C4") for holding in without_bulletin)]
-        if due and any(holding.grouped for holding in held):
+            without_recent_bulletin = [
+                holding for holding in holdings if now - holding.renewal_tried_at >= config.renew_seconds
+            ]
+            bulletin_holding = self._bulletin_holding
+            heartbeats = (
+                ()
+                if bulletin_holding is None or bulletin_holding.key not in holdings_by_key
+                else heartbeat([_with_age(bulletin_holding, now)], me, config)
+            )
+            due_actions += [*heartbeats, *(Renew(holding.lease, "C4") for holding in without_recent_bulletin)]
+        if due_actions and any(holding.groups_writes for holding in holdings):
             # If the store groups writes, one write renews all leases, and from then on they are due at the same time.
-            by_key = {candidate.key: candidate for candidate in self._held if not self._must_wait(candidate, now)}
-            due = [*(Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()), *due]
-        due_by_key = {action.lease.key: action for action in due}
-        return [(by_key[key], action) for key, action in due_by_key.items()]
+            holdings_by_key = {
+                candidate.key: candidate for candidate in self._held if not self._must_wait(candidate, now)
+            }
+            due_actions = [
+                *(Renew(holding.lease, config.rules.renewal_rule) for holding in holdings_by_key.values()),
+                *due_actions,
+            ]
+        due_by_key = {action.lease.key: action for action in due_actions}
+        return [(holdings_by_key[key], action) for key, action in due_by_key.items()]
 
     @property
     def parallel_renewals(self) -> int:
-        """Twice the number of renewals that must run in parallel at the store's latency. Some requests may stall."""
+        """How many renewals should be able to run in parallel: twice as many as needed, because requests may stall."""
         return math.ceil(2 * len(self._held) * self._average_seconds / self._config.renew_seconds)
 
     def due(self, now: float) -> float:
         """Return the time of the next call."""
-        while self._wake_queue:
-            wake, _, holding, latest = self._wake_queue[0]
+        while self._check_queue:
+            check_at, _, holding, check_by = self._check_queue[0]
             # The first entry may be out of date. A checkpoint may have renewed the lease, or the lease may no longer be
             # held.
             is_held = holding in self._known_holdings
-            if is_held and (self._must_wait(holding, now) or min(self._due(holding, now), latest) <= wake):
-                return wake
-            heappop(self._wake_queue)
+            if is_held and (self._must_wait(holding, now) or min(self._check_due(holding, now), check_by) <= check_at):
+                return check_at
+            heappop(self._check_queue)
             if is_held:
-                self._wake(min(self._due(holding, now), latest), holding, latest)
+                self._schedule_check(min(self._check_due(holding, now), check_by), holding, check_by)
         return math.inf
 
-    def _wake(self, time: float, holding: Holding, latest: float) -> None:
-        self._number += 1
-        heappush(self._wake_queue, (time, self._number, holding, latest))
+    def _schedule_check(self, check_at: float, holding: Holding, check_by: float) -> None:
+        self._entry_number += 1
+        heappush(self._check_queue, (check_at, self._entry_number, holding, check_by))
 
     def renew(self, holding: Holding, action: Renew, look: Look, *, patient: bool = True) -> None:
         """Renew this lease now. Pass `patient=False` if other workers wait for the annotations."""
-        began = self._clock()
+        renewal_began = self._clock()
         try:
             holding.renew(merge_annotations(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
         # Use a moving average. A single slow request changes it little, while several of them raise it quickly.
-        seconds_taken = min(self._clock() - began, 4 * self._average_seconds + 0.02)
+        seconds_taken = min(self._clock() - renewal_began, 4 * self._average_seconds + 0.02)
         self._average_seconds += (seconds_taken - self._average_seconds) / 8
 
     def _must_wait(self, holding: Holding, now: float) -> bool:
         # If the last try failed, wait a second before the next one, so as not to add to an overload of the store.
-        recently_failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
-        return recently_failed or holding in self._begun
+        recently_failed = holding.renewal_tried_at > max(now - RETRY_SECONDS, holding.confirmed_at)
+        return recently_failed or holding in self._renewals_in_progress
 
-    def _due(self, holding: Holding, now: float) -> float:
+    def _check_due(self, holding: Holding, now: float) -> float:
         if self._must_wait(holding, now):
             return min(now + RETRY_SECONDS, self._drop_at(holding))
-        # C4: a lookout renews the row with the bulletin more often. It waits slightly longer than the pause, because a
-        # look that is due at the same time also renews that row.
-        beat = (
-            self._pause + BEHIND_NEWS_SECONDS
+        # C4: the lookout renews the row with the bulletin more often. The interval is slightly longer than the pause,
+        # because a look that is due at the same time also renews that row.
+        heartbeat_interval = (
+            self._pause + HEARTBEAT_DELAY_SECONDS
             if self._writes_bulletin and holding is self._bulletin_holding
             else math.inf
         )
-        return holding.confirmed + min(self._config.renew_seconds, beat)
+        return holding.confirmed_at + min(self._config.renew_seconds, heartbeat_interval)
 
     def _drop_at(self, holding: Holding) -> float:
-        return holding.confirmed + self._config.lease_seconds * (4 / 3 if holding in self._begun else 1)
+        return holding.confirmed_at + self._config.lease_seconds * (
+            4 / 3 if holding in self._renewals_in_progress else 1
+        )
 
     def _renew_or_release(self, holding: Holding, action: Renew | None, look: Look) -> None:
         try:
             if action is not None:
                 self.renew(holding, action, look)
-            # If the renewal failed or was late, other workers may have claimed the lease by our own clock.
+            # If the renewal failed or was late, other workers may have claimed the lease, according to our own clock.
             if holding.expired:
                 self._drop(holding)
             elif holding.releasing and not holding.lost.is_set():
@@ -227,7 +254,7 @@ class Renewing:
         finally:
             # Remove the mark even after an exception. Otherwise the renewal would count as in progress forever and
             # never be repeated.
-            self._begun.discard(holding)
+            self._renewals_in_progress.discard(holding)
 
     def _drop(self, holding: Holding) -> None:
         # Stop handling records of this shard, because another worker may already own the lease.
@@ -241,7 +268,7 @@ class SlowPeers:
         self._logged: set[str] = set()
 
     def observe(self, me: Me, config: Config) -> None:
-        """Log the workers whose renewal gaps are too long, and for which `plan` therefore waits longer."""
+        """Log the workers whose renewals are too far apart. `plan` waits longer before it considers them dead."""
         for owner, gap in slow_owners(me, config):
             # Log each worker only once. Otherwise it would be logged again at every full read.
             if owner not in self._logged:
@@ -267,7 +294,7 @@ def first_watch(config: Config, capabilities: Capabilities) -> Watch:
     )
 
 
-def renew_pause(watch: Watch, config: Config) -> float:
+def renew_pause_seconds(watch: Watch, config: Config) -> float:
     """Return the longest wait between two calls, which is the heartbeat interval.
 
     Any worker may become the lookout, and the lookout must write its bulletin this often.
@@ -275,17 +302,20 @@ def renew_pause(watch: Watch, config: Config) -> float:
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
 
-def bulletin_renewals(held: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
+def bulletin_renewals(holdings: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
     """Return the renewal that writes the lookout's new bulletin, which must not wait for the next heartbeat.
 
-    If the lookout has just claimed a lease whose row takes over the bulletin, the renewal of the former row is
-    returned, too. Other workers still read the former row. In the layout `sessions`, the former row even continues to
+    If the bulletin moves to the row of a lease that the lookout has just claimed, the renewal of the former row is
+    returned, too, because other workers still read that row. In the layout `sessions`, the former row even continues to
     change, so other workers cannot notice that the bulletin has moved.
     """
-    by_key = {holding.key: holding for holding in held}
-    leases = [holding.lease for holding in by_key.values()]
-    row = bulletin_row(leases, me)
-    if row is None:
+    holdings_by_key = {holding.key: holding for holding in holdings}
+    leases = [holding.lease for holding in holdings_by_key.values()]
+    bulletin_lease = bulletin_row(leases, me)
+    if bulletin_lease is None:
         return []
-    former_row = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
-    return [(by_key[key], Renew(by_key[key].lease, "C4")) for key in dict.fromkeys((row.key, former_row.key))]
+    former_lease = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
+    return [
+        (holdings_by_key[key], Renew(holdings_by_key[key].lease, "C4"))
+        for key in dict.fromkeys((bulletin_lease.key, former_lease.key))
+    ]

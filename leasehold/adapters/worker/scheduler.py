@@ -1,9 +1,9 @@
 """Defines the protocols that a worker depends on: the reader of its leases, tasks, queues, locks and a clock.
 
 Tasks have two implementations: `threads` uses real threads, and `simulator.world.tasks` uses virtual time. Therefore
-the same runner can run both real and simulated fleets.
+the same runner works in real and in simulated groups.
 
-1. Runner and schedule start tasks, wait, and read the time only through these protocols.
+1. The runner and its schedule start tasks, wait, and read the time only through these protocols.
 2. A lock from `threading` is never held during a wait.
 """
 
@@ -21,13 +21,13 @@ log = escaped(logging.getLogger("leasehold.worker"))
 
 
 class Queue(Protocol):
-    """Passes items from any task to any other, in order. No item is None."""
+    """A FIFO queue of items that any task may add or remove. No item is None."""
 
-    def put(self, item: Any, /) -> None:  # noqa: ANN401  each queue has its own type
+    def put(self, item: Any, /) -> None:  # noqa: ANN401  each queue has its own type of items
         """Add an item. Signal handlers may call this, too."""
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
-        """Remove and return the next item, or return None if none comes in time."""
+        """Remove and return the next item, or return None if there is none by the time `until`."""
 
 
 class Scheduler(Protocol):
@@ -45,7 +45,7 @@ class Scheduler(Protocol):
 
     @property
     def uniform(self) -> Callable[[float, float], float]:
-        """The function that returns a random number between two bounds. Only waits after faults are random."""
+        """A function that returns a random number between two bounds. It is used only for waits after faults."""
 
     def lock(self) -> AbstractContextManager[object]:
         """Return a new lock, which may be held during a wait."""
@@ -56,7 +56,7 @@ class Scheduler(Protocol):
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """Start a task. If it raises, pass the exception to `failed`. Raises RuntimeError if no task can start."""
 
-    def unforeseen(self, where: str, fault: BaseException) -> None:
+    def log_unexpected(self, where: str, fault: BaseException) -> None:
         """Log an unexpected exception."""
 
 
@@ -64,10 +64,10 @@ class HoldingConsumer(Protocol):
     """The reader of the held leases. Its methods are called in a task of the worker and must not wait."""
 
     def begin(self, holding: Holding) -> None:
-        """Start reading; stop as soon as `holding.lost` is set."""
+        """Start reading the shard, and stop as soon as `holding.lost` is set."""
 
     def release(self, holding: Holding) -> None:
-        """Finish the running batch, then `holding.release`."""
+        """Call `holding.release` once the running batch is done."""
 
 
 class Unread:

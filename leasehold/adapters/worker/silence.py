@@ -23,22 +23,22 @@ from leasehold.stores.printable import escaped, few
 
 log = escaped(logging.getLogger("leasehold.silence"))
 
-MARGIN = 1 / 3
+RESPONSE_MARGIN = 1 / 3
 """How much later than this worker another owner must have received a response, in multiples of `lease_seconds`.
 
-If the margin were smaller, we could not conclude that the stream responds to other workers. Reads are not simultaneous
-and clocks differ, so even in an outage of the stream one owner was the last to get a response.
+With a smaller margin, we could not conclude that the stream still responds to other workers. Reads are not simultaneous
+and clocks differ, so even in an outage of the stream some owners got their last response later than others.
 """
-TRIAL = 3
+TRIAL_AFTER = 3
 """How long a stream is silent before one lease is released as a trial, in multiples of `lease_seconds` (D4).
 
 A stream that is merely slow responds within that time.
 """
-REST = 2
-"""How long the first rest from leases or a stream lasts, in multiples of `lease_seconds` (D5)."""
-REST_SECONDS_MOST = 300.0
-UNLISTED_SECONDS = 1.0
-"""How long a stream may fail to respond before a worker stops listing its shards.
+FIRST_REST = 2
+"""For how long this worker first leaves a lease or a stream to others, in multiples of `lease_seconds` (D5)."""
+REST_SECONDS_MAX = 300.0
+STOP_LISTING_SECONDS = 1.0
+"""After how many seconds without a response from a stream a worker stops listing its shards.
 
 Listing the shards of a silent stream would get no response either, and would block the turn.
 """
@@ -46,7 +46,7 @@ Listing the shards of a silent stream would get no response either, and would bl
 
 @frozen
 class SilentLease:
-    """A lease to leave to other workers for at least `seconds`, or until one of them takes it.
+    """A lease that this worker leaves to others for at least `seconds`, or until one of them takes it.
 
     If `to` is set, the lease is released to that worker.
     """
@@ -70,7 +70,7 @@ class _Rest:
 
     def begin(self, now: float) -> float:
         """Begin a rest, and return how long it takes."""
-        seconds, self.seconds = self.seconds, min(2 * self.seconds, REST_SECONDS_MOST)
+        seconds, self.seconds = self.seconds, min(2 * self.seconds, REST_SECONDS_MAX)
         self.until = now + seconds
         return seconds
 
@@ -80,10 +80,10 @@ class _StreamState:
     """The state of one stream, as far as this worker knows it.
 
     Attributes:
-        rest: The rest from the stream.
+        rest: The period for which the stream's leases are left to other workers.
         trial_due: When the next lease may be released as a trial.
         checkpoints: The checkpoints of other owners at the first read of the table during the current silence.
-        read_by: Another owner that has read the stream since.
+        read_by: Another owner that has read the stream since then, or "".
         silent_at: When the stream was last found not to respond.
     """
 
@@ -95,7 +95,7 @@ class _StreamState:
 
 
 class StreamSilence:
-    """Judges whether the streams respond to one worker.
+    """Determines whether the streams respond to one worker.
 
     Args:
         me: The worker's id.
@@ -104,49 +104,53 @@ class StreamSilence:
 
     def __init__(self, me: str, config: Config) -> None:
         self._me, self._lease_seconds = me, config.lease_seconds
-        self._streams: dict[str, _StreamState] = {}
-        self._shards: dict[str, _Rest] = {}
-        self._next = -math.inf
+        self._stream_states: dict[str, _StreamState] = {}
+        self._rests_by_shard: dict[str, _Rest] = {}
+        self._next_check = -math.inf
 
     @property
     def _stuck_seconds(self) -> float:
         return max(2 * self._lease_seconds, SILENT_SECONDS)
 
     def due(self, holdings: Collection[Holding], now: float) -> float:
-        """Return when to call `judge`, or infinity if no lease waits for a response. Extra calls do no harm."""
-        if now < self._next:
+        """Return when to call `judge`, or infinity if no lease waits for a response. An earlier call does no harm."""
+        if now < self._next_check:
             return math.inf
-        silences = self._silences(holdings, now)
-        dues = [since + self._lease_seconds for since in silences.values()]
-        dues += [self._shard_due(holding, now) for holding in holdings]
-        dues += [
-            called + self._stuck_seconds for holding in holdings if (called := holding.progress.called) is not None
+        silent_since_by_stream = self._find_silent_streams(holdings, now)
+        due_times = [silent_since + self._lease_seconds for silent_since in silent_since_by_stream.values()]
+        due_times += [self._shard_release_due(holding, now) for holding in holdings]
+        due_times += [
+            called_at + self._stuck_seconds
+            for holding in holdings
+            if (called_at := holding.progress.call_began_at) is not None
         ]
-        due = min(dues, default=math.inf)
+        due = min(due_times, default=math.inf)
         # A silence that begins now leads to a release after `lease_seconds` at the earliest, so more frequent checks
         # are not needed.
-        self._next = now + min(max(due - now, min(1.0, self._lease_seconds / 8)), self._lease_seconds / 2)
+        self._next_check = now + min(max(due - now, min(1.0, self._lease_seconds / 8)), self._lease_seconds / 2)
         return due
 
-    def waits(self, holdings: Collection[Holding], now: float) -> bool:
-        """Return whether a stream has not responded for `UNLISTED_SECONDS`."""
-        return any(now - since >= UNLISTED_SECONDS for since in _silent_since(holdings).values())
+    def is_silent(self, holdings: Collection[Holding], now: float) -> bool:
+        """Return whether a stream has not responded for `STOP_LISTING_SECONDS`."""
+        return any(now - silent_since >= STOP_LISTING_SECONDS for silent_since in _silent_since(holdings).values())
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
-        """Return the actions without those that take a lease while this worker rests from it or its stream (D5)."""
-        resting_streams = {name for name, stream in self._streams.items() if now < stream.rest.until}
-        resting_keys = {key for key, rest in self._shards.items() if now < rest.until}
+        """Return the actions, except those that take a lease which this worker leaves to others for now (D5)."""
+        resting_streams = {name for name, stream in self._stream_states.items() if now < stream.rest.until}
+        resting_keys = {key for key, rest in self._rests_by_shard.items() if now < rest.until}
         return tuple(action for action in actions if not self._left_to_others(action, resting_streams, resting_keys))
 
     def _left_to_others(self, action: Action, streams: Collection[str], shards: Collection[str]) -> bool:
         is_resting = action.lease.stream in streams or action.lease.key in shards
         if not isinstance(action, Claim | Steal | RequestHandoff) or not is_resting:
             return False
-        # If no other worker has taken the lease in this time, none is likely to take it, so this worker tries again.
+        # If no other worker has taken the lease within this time, probably none will, so this worker tries it again.
         idle_limit = self._lease_seconds * (1 if action.lease.owner is None else 2)
         return not (isinstance(action, Claim) and action.lease.idle >= idle_limit)
 
-    def judge(self, leases: Collection[Lease], holdings: Collection[Holding], now: float) -> list[SilentLease]:
+    def find_leases_to_leave(
+        self, leases: Collection[Lease], holdings: Collection[Holding], now: float
+    ) -> list[SilentLease]:
         """Return the leases to leave to other workers.
 
         Args:
@@ -154,41 +158,41 @@ class StreamSilence:
             holdings: The leases held now.
             now: The time by the worker's clock.
         """
-        leaving = list[SilentLease]()
-        silences = self._silences(holdings, now)
+        leases_to_leave = list[SilentLease]()
+        silent_since_by_stream = self._find_silent_streams(holdings, now)
         for name in {holding.lease.stream for holding in holdings}:
             stream_holdings = [holding for holding in holdings if holding.lease.stream == name]
             stream = self._state_of(name)
-            since = silences.get(name)
-            if since is None:
-                if any(holding.progress.heard > stream.rest.until for holding in stream_holdings):
-                    # There was a response since the last rest, so the next one is short again.
-                    stream.rest.seconds, stream.trial_due = REST * self._lease_seconds, -math.inf
+            silent_since = silent_since_by_stream.get(name)
+            if silent_since is None:
+                if any(holding.progress.last_response_at > stream.rest.until for holding in stream_holdings):
+                    # The stream has responded since the last rest, so make the next rest short again.
+                    stream.rest.seconds, stream.trial_due = FIRST_REST * self._lease_seconds, -math.inf
                 stream.checkpoints, stream.read_by = None, ""
                 continue
             if stream.silent_at == now:
-                self._compare(stream, name, leases)
-            if now - since >= self._lease_seconds:
-                leaving += self._leave_stream(stream, name, leases, stream_holdings, since, now)
-        chosen_holdings = {lease.holding for lease in leaving}
+                self._note_moved_checkpoints(stream, name, leases)
+            if now - silent_since >= self._lease_seconds:
+                leases_to_leave += self._leave_stream(stream, name, leases, stream_holdings, silent_since, now)
+        chosen_holdings = {silent_lease.holding for silent_lease in leases_to_leave}
         for holding in holdings:
-            if holding not in chosen_holdings and self._shard_due(holding, now) <= now:  # D7
-                leaving.append(self._leave_shard(holding, leases, now))
+            if holding not in chosen_holdings and self._shard_release_due(holding, now) <= now:  # D7
+                leases_to_leave.append(self._leave_shard(holding, leases, now))
                 chosen_holdings.add(holding)
         for holding in holdings:
-            called_at = holding.progress.called
+            called_at = holding.progress.call_began_at
             # D6
             if holding not in chosen_holdings and called_at is not None and now - called_at >= self._stuck_seconds:
-                leaving.append(SilentLease(holding, self._stuck_seconds))
+                leases_to_leave.append(SilentLease(holding, self._stuck_seconds))
                 log.error(
                     "shard %s: a call of its source has not returned for %.0f s; released, not taken again before it "
                     "has returned",
                     holding.key,
                     now - called_at,
                 )
-        return leaving
+        return leases_to_leave
 
-    def _compare(self, stream: _StreamState, name: str, leases: Iterable[Lease]) -> None:
+    def _note_moved_checkpoints(self, stream: _StreamState, name: str, leases: Iterable[Lease]) -> None:
         """Note whether another owner's checkpoint has moved since the first call during this silence."""
         current_checkpoints = {
             lease.key: (lease.owner, lease.checkpoint.order)
@@ -208,76 +212,76 @@ class StreamSilence:
     ) -> list[SilentLease]:
         if now < stream.rest.until:
             return []
-        silence = f"the stream has not responded to this worker for {now - since:.0f} s"
+        silence_description = f"the stream has not responded to this worker for {now - since:.0f} s"
         annotating_owners = [*self._annotating_owners(name, leases, held, since, now)]
-        read_by = stream.read_by or next((owner for owner, read in annotating_owners if read), "")
+        read_by = stream.read_by or next((owner for owner, has_read in annotating_owners if has_read), "")
         if read_by:  # D2
-            leases_to_leave, reason = held, f"{silence}, and {read_by} has read it since"
-        elif annotating_owners or now < max(since + TRIAL * self._lease_seconds, stream.trial_due):  # D3
+            leases_to_leave, reason = held, f"{silence_description}, and {read_by} has read it since"
+        elif annotating_owners or now < max(since + TRIAL_AFTER * self._lease_seconds, stream.trial_due):  # D3
             return []
         else:  # D4
             leases_to_leave = [min(held, key=lambda holding: holding.key)]
-            reason = f"{silence}; another worker may try it"
-        rest = stream.rest.begin(now)
-        stream.trial_due = now + 2 * rest
+            reason = f"{silence_description}; another worker may try it"
+        rest_seconds = stream.rest.begin(now)
+        stream.trial_due = now + 2 * rest_seconds
         log.warning(
             "%s; releasing %s, leaving its leases to others for %.0f s: check this worker's connection to the stream",
             reason,
             few([holding.key for holding in leases_to_leave]),
-            rest,
+            rest_seconds,
         )
         # The lease is not left to other workers for the whole rest. If no other worker has taken it after
         # `lease_seconds`, this worker tries it again (D5).
         return [SilentLease(holding, self._lease_seconds) for holding in leases_to_leave]
 
     def _state_of(self, name: str) -> _StreamState:
-        return self._streams.setdefault(name, _StreamState(_Rest(REST * self._lease_seconds)))
+        return self._stream_states.setdefault(name, _StreamState(_Rest(FIRST_REST * self._lease_seconds)))
 
-    def _silences(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
-        """Return the start of the silence of each stream that does not respond, and record these streams as silent."""
-        silences = _silent_since(holdings)
-        for name, since in silences.items():
-            if now - since >= self._lease_seconds * MARGIN:
+    def _find_silent_streams(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
+        """Return when the silence of each silent stream began. Record the streams that have been silent for long."""
+        silent_since_by_stream = _silent_since(holdings)
+        for name, silent_since in silent_since_by_stream.items():
+            if now - silent_since >= self._lease_seconds * RESPONSE_MARGIN:
                 self._state_of(name).silent_at = now
-        return silences
+        return silent_since_by_stream
 
-    def _shard_due(self, holding: Holding, now: float) -> float:
+    def _shard_release_due(self, holding: Holding, now: float) -> float:
         """Return when to release a lease whose shard does not respond although other shards do (D7).
 
         If the shard responds, return infinity.
         """
         progress = holding.progress
         if progress.silent_since is None:
-            if progress.heard > -math.inf:
-                self._shards.pop(holding.key, None)
+            if progress.last_response_at > -math.inf:
+                self._rests_by_shard.pop(holding.key, None)
             return math.inf
         # After an outage of the stream, give every shard the full time to respond again.
-        since = max(progress.silent_since, self._state_of(holding.lease.stream).silent_at)
-        if progress.failed_at < since:  # the time at which the failed read began
+        silent_since = max(progress.silent_since, self._state_of(holding.lease.stream).silent_at)
+        if progress.failed_at < silent_since:  # the time at which the failed read began
             return math.inf
-        if progress.read_lately(now, self._lease_seconds):
-            return since + max(self._lease_seconds, 2 * progress.waited)
-        rest = self._shards.get(holding.key)
-        # If no worker gets a response from the shard, each worker that takes the lease keeps it for longer than the
-        # time before.
-        return since + max(TRIAL * self._lease_seconds, rest.seconds if rest else 0.0)
+        if progress.has_responded_within(now, self._lease_seconds):
+            return silent_since + max(self._lease_seconds, 2 * progress.response_seconds)
+        rest = self._rests_by_shard.get(holding.key)
+        # If no worker gets a response from the shard, this worker keeps the lease for longer each time that it takes
+        # it.
+        return silent_since + max(TRIAL_AFTER * self._lease_seconds, rest.seconds if rest else 0.0)
 
     def _leave_shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
-        """Return a lease whose shard does not respond, with the owner of the fewest leases as its next owner."""
-        rest = self._shards.setdefault(holding.key, _Rest(REST * self._lease_seconds)).begin(now)
-        others = Counter(
+        """Return the lease of a silent shard, to be released to the living owner that has the fewest leases."""
+        rest_seconds = self._rests_by_shard.setdefault(holding.key, _Rest(FIRST_REST * self._lease_seconds)).begin(now)
+        lease_counts = Counter(
             lease.owner
             for lease in leases
             if lease.owner not in {None, self._me} and lease.yields and lease.idle <= self._lease_seconds
         )
-        new_owner = min(others, key=lambda owner: (others[owner], owner), default=None)
+        new_owner = min(lease_counts, key=lambda owner: (lease_counts[owner], owner), default=None)
         log.warning(
             "shard %s has not responded to this worker for %.0f s, although its stream has; releasing it%s, not taken "
             "again for %.0f s",
             holding.key,
             now - (holding.progress.silent_since or now),
             f" to {new_owner}" if new_owner else "",
-            rest,
+            rest_seconds,
         )
         return SilentLease(holding, self._lease_seconds, new_owner)
 
@@ -293,7 +297,7 @@ class StreamSilence:
                 continue
             progress = progress_of(lease)
             if progress is not None and progress.owner == lease.owner:
-                yield progress.owner, (progress.read or 0.0) > last_response + MARGIN * self._lease_seconds
+                yield progress.owner, (progress.read or 0.0) > last_response + RESPONSE_MARGIN * self._lease_seconds
 
 
 def _silent_since(holdings: Iterable[Holding]) -> dict[str, float]:
@@ -301,7 +305,7 @@ def _silent_since(holdings: Iterable[Holding]) -> dict[str, float]:
     last_responses, waiting_since = dict[str, float](), dict[str, float]()
     for holding in holdings:
         name, progress = holding.lease.stream, holding.progress
-        last_responses[name] = max(last_responses.get(name, -math.inf), progress.heard)
+        last_responses[name] = max(last_responses.get(name, -math.inf), progress.last_response_at)
         if progress.silent_since is not None:
             waiting_since[name] = min(waiting_since.get(name, math.inf), progress.silent_since)
-    return {name: max(since, last_responses[name]) for name, since in waiting_since.items()}
+    return {name: max(start, last_responses[name]) for name, start in waiting_since.items()}

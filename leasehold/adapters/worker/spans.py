@@ -1,4 +1,4 @@
-"""Defines where spans begin and end in a worker. The class here does nothing, and is for workers without tracing."""
+"""Defines the places in a worker where spans begin and end. The class here is for workers that are not traced."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,15 +11,18 @@ from leasehold.stores.protocol import Store
 Handle = TypeVar("Handle", bound=Callable[..., object])
 Acted = TypeVar("Acted")
 
-NOTHING = nullcontext()
+NO_SPAN = nullcontext()
 
 
 class WorkerSpans:
-    """The spans of a worker that is not traced. Each method returns its argument, or a span without effect."""
+    """The spans of a worker that is not traced.
 
-    def over(self, name: str) -> AbstractContextManager[object]:  # noqa: ARG002  there is no span to name
+    Each method returns its argument, or a context manager without effect.
+    """
+
+    def span_around(self, name: str) -> AbstractContextManager[object]:  # noqa: ARG002  there is no span to name
         """Return a context manager that makes a span of its block."""
-        return NOTHING
+        return NO_SPAN
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
         """Wrap the function so that its writes, in any thread, get the current span and the action's rule."""

@@ -1,8 +1,8 @@
-"""Keeps what one worker has read of its lease table, and tracks what may have changed unnoticed since.
+"""Keeps the rows that one worker has read from its lease table, and tracks changes that the rows do not show.
 
-1. `Watch` keeps the rows and for how long each has been unchanged. This module adds when they were read, and two kinds
-   of changes that a read does not show: leases that were dropped here while their rows still name this worker, and
-   leases that others have finished while this process was paused.
+1. `Watch` keeps the rows, each with the time for which it has been unchanged. This module adds the time of the last
+   read, and tracks two kinds of changes: leases that this worker dropped although their rows still name it as owner,
+   and leases that other workers finished while this process was paused.
 2. A failed read changes only the record of outages, and must be repeated.
 """
 
@@ -31,16 +31,16 @@ class TableView:
         clock: The worker's clock.
 
     Attributes:
-        watch: The rows that were read, and for how long each has been unchanged.
+        watch: The rows that were read, each with the time for which it has been unchanged.
     """
 
     def __init__(self, store: Store, config: Config, clock: Callable[[], float]) -> None:
         self._store, self._config, self._clock = store, config, clock
         self.watch = first_watch(config, store.capabilities)
-        self._read_at, self._listing_since = -math.inf, math.inf
+        self._last_read_at, self._listing_began_at = -math.inf, math.inf
         self._has_dropped_rows = Event()
         self._finished_since: dict[str, float] = {}
-        self._awake_at, self._keys_before_pause = math.inf, frozenset[str]()
+        self._last_running_at, self._keys_before_pause = math.inf, frozenset[str]()
 
     # Reading
 
@@ -49,17 +49,17 @@ class TableView:
         """Whether the whole table must be read, because a lease was dropped whose row still names this worker (C17)."""
         return self._has_dropped_rows.is_set()
 
-    def lease_dropped(self) -> None:
+    def note_lease_dropped(self) -> None:
         """Note that a lease was dropped without a write."""
         self._has_dropped_rows.set()
 
     def read(self, keys: tuple[str, ...] | None, *, stale_ok: bool) -> Listing:
-        """Read these rows, or the whole table. Raises StoreError."""
-        began, had_dropped_rows = self._clock(), keys is None and self._has_dropped_rows.is_set()
+        """Read the rows of these keys, or the whole table if `keys` is None. Raises StoreError."""
+        read_began, had_dropped_rows = self._clock(), keys is None and self._has_dropped_rows.is_set()
         if had_dropped_rows:
             # Reset the event before the read. A lease that is dropped during the read then requests another full read.
             self._has_dropped_rows.clear()
-        self._read_at, self._listing_since = began, began if keys is None else math.inf
+        self._last_read_at, self._listing_began_at = read_began, read_began if keys is None else math.inf
         try:
             if keys is None:
                 listing = self._store.list()
@@ -67,18 +67,18 @@ class TableView:
             else:
                 listing = Listing(self._store.get(keys, stale_ok=stale_ok))
         except StoreError:
-            self.watch = self.watch.unanswered(began)
+            self.watch = self.watch.unanswered(read_began)
             if had_dropped_rows:
                 # There was no response, so a full read is still needed.
                 self._has_dropped_rows.set()
             raise
         finally:
-            self._listing_since = math.inf
+            self._listing_began_at = math.inf
         return listing
 
     def listing_seconds(self, now: float) -> float:
-        """Return for how long the table has been read, or 0 if it is not being read now."""
-        return max(0.0, now - self._listing_since)
+        """Return how many seconds ago the running read of the whole table began, or 0 if none is running."""
+        return max(0.0, now - self._listing_began_at)
 
     def look(
         self,
@@ -87,7 +87,7 @@ class TableView:
         keys: Collection[str] | None,
         reports: Reports = NO_REPORTS,
     ) -> Sequence[Lease]:
-        """Keep these rows. Return every lease, with the time for which it has been unchanged.
+        """Store these rows. Return all known leases, each with the time for which it has been unchanged.
 
         Args:
             rows: The rows, as read or as returned by writes.
@@ -95,39 +95,41 @@ class TableView:
             keys: The keys that were read; None: the whole table.
             reports: The reports of KCL 3.x workers that were read with the rows.
         """
-        ended = self._clock()
-        self.watch, leases = self.watch.look(rows, began, ended, keys, reports)
+        read_ended = self._clock()
+        self.watch, leases = self.watch.look(rows, began, read_ended, keys, reports)
         if keys is None:
-            known = self._finished_since
-            self._finished_since = {lease.key: known.get(lease.key, ended) for lease in leases if lease.ended}
+            finished_before = self._finished_since
+            self._finished_since = {
+                lease.key: finished_before.get(lease.key, read_ended) for lease in leases if lease.ended
+            }
         return leases
 
-    def recall(self, released: Mapping[str, Lease], shards: tuple[Shard, ...] | None) -> None:
-        """Remember the leases that this worker has released, in case their rows are deleted (L13)."""
-        self.watch = self.watch.recalling(released, shards)
+    def remember_released(self, released_leases: Mapping[str, Lease], shards: tuple[Shard, ...] | None) -> None:
+        """Remember the leases that this worker has released, so that deleted rows can be recreated (L13)."""
+        self.watch = self.watch.recalling(released_leases, shards)
 
-    def outdated(self, now: float) -> bool:
-        """Return whether the last read is too old for creating leases, because others may have finished them since."""
-        return self._is_old(self._read_at, now)
+    def is_outdated(self, now: float) -> bool:
+        """Return whether the last read is too old to create leases. Other workers may have finished them since."""
+        return self._is_old(self._last_read_at, now)
 
-    def _is_old(self, time: float, now: float) -> bool:
-        return now - time > self._config.lease_seconds
+    def _is_old(self, read_at: float, now: float) -> bool:
+        return now - read_at > self._config.lease_seconds
 
     def finished_long_ago(self, now: float) -> frozenset[str]:
         """Return the keys of the leases that were already finished `lease_seconds` ago, so that they may be deleted.
 
-        A worker that read the table before such a row existed is `outdated` by now. If the row were deleted earlier,
+        A worker that read the table before such a row existed is `is_outdated` by now. If the row were deleted earlier,
         that worker could create it again, and its shard would be read twice under the same fencing numbers.
         """
         return frozenset(key for key, since in self._finished_since.items() if self._is_old(since, now))
 
     # Pauses of this process
 
-    def awake(self, now: float) -> None:
-        """Note that this process is running. After a long pause, note which leases others may have finished."""
-        if now - self._awake_at > self._config.lease_seconds:
+    def note_running(self, now: float) -> None:
+        """Note that this process is running. After a long pause, note the leases that others may have finished."""
+        if now - self._last_running_at > self._config.lease_seconds:
             self._keys_before_pause = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
-        self._awake_at = now
+        self._last_running_at = now
 
     def history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
         """Return the history, with leases marked finished that other workers finished while this process paused (L13).

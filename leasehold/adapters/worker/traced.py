@@ -34,65 +34,65 @@ from leasehold.stores.writes import Write
 
 log = escaped(logging.getLogger("leasehold.spans"))
 
-SCOPE = "leasehold"
-RULE = context.create_key("leasehold-rule")
+TRACER_NAME = "leasehold"
+RULE_KEY = context.create_key("leasehold-rule")
 
 
-def own_tracer() -> Tracer | None:
+def program_tracer() -> Tracer | None:
     """Return a tracer of the provider that the program has set, or None if it has set none."""
     # A provider without exporters would still create a span per call.
     provider_is_unset = isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
-    return None if provider_is_unset else get_tracer(SCOPE)
+    return None if provider_is_unset else get_tracer(TRACER_NAME)
 
 
 class TracedSpans(WorkerSpans):
-    """The spans of one worker; each carries its id."""
+    """Makes the spans of one worker. Each span has the worker's id as an attribute."""
 
     def __init__(self, tracer: Tracer, worker: str) -> None:
-        self._tracer, self._worker, self._logged = tracer, worker, False
+        self._tracer, self._worker, self._failure_logged = tracer, worker, False
 
     @contextmanager
     def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
-        """Make a span for a block and make it the current span there. If the block raises, mark the span as failed.
+        """Make a span for a block, and make it the current span inside the block. If the block raises, the span fails.
 
-        If the tracer raises an error, the span is lost, but the block still runs and its result is returned.
+        If the tracer raises an exception, the span is lost, but the block still runs.
         """
-        span = self._started(name, attributes)
+        span = self._start_span(name, attributes)
         try:
             with use_span(span):
                 yield span
         finally:
-            self._end(span)
+            self._end_span(span)
 
-    def note(self, span: Span, attributes: Mapping[str, AttributeValue]) -> None:
+    def annotate_span(self, span: Span, attributes: Mapping[str, AttributeValue]) -> None:
         """Set attributes of a span, ignoring any exception."""
         try:
             span.set_attributes(attributes)
         except Exception as fault:  # noqa: BLE001  tracing must not make a call fail
-            self._failed(fault)
+            self._log_first_failure(fault)
 
-    def _started(self, name: str, attributes: dict[str, Any]) -> Span:
+    def _start_span(self, name: str, attributes: dict[str, Any]) -> Span:
         try:
             return self._tracer.start_span(f"leasehold.{name}", attributes=self._attributes(attributes))
         except Exception as fault:  # noqa: BLE001  a sampler or a processor may raise anything
-            self._failed(fault)
+            self._log_first_failure(fault)
             return INVALID_SPAN
 
-    def _end(self, span: Span) -> None:
+    def _end_span(self, span: Span) -> None:
         try:
             span.end()
-        except Exception as fault:  # noqa: BLE001  likewise
-            self._failed(fault)
+        except Exception as fault:  # noqa: BLE001  a processor may raise anything
+            self._log_first_failure(fault)
 
-    def _failed(self, fault: Exception) -> None:
-        first, self._logged = not self._logged, True
-        if first:
+    def _log_first_failure(self, fault: Exception) -> None:
+        is_first, self._failure_logged = not self._failure_logged, True
+        if is_first:
             log.error("a span failed; logged only once, and the worker continues: %s", said(fault), exc_info=fault)
 
     def _attributes(self, attributes: dict[str, Any]) -> dict[str, AttributeValue]:
         return {f"leasehold.{name}": value for name, value in {**attributes, "worker": self._worker}.items()}
 
-    def over(self, name: str) -> AbstractContextManager[object]:
+    def span_around(self, name: str) -> AbstractContextManager[object]:
         return self.span(name)
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
@@ -100,7 +100,7 @@ class TracedSpans(WorkerSpans):
         current_context = context.get_current()
 
         def wrapped(action: Action) -> Acted:
-            token = context.attach(context.set_value(RULE, action.rule, current_context))
+            token = context.attach(context.set_value(RULE_KEY, action.rule, current_context))
             try:
                 return act(action)
             finally:
@@ -116,18 +116,18 @@ class TracedSpans(WorkerSpans):
 
     def handler(self, handler: Handle) -> Handle:
         def handle(batch: Any, *arguments: object) -> object:  # noqa: ANN401  the callable's own arguments
-            # OpenTelemetry logs a warning about an attribute that is None.
-            fence = {} if batch.epoch is None else {"epoch": batch.epoch}
-            attributes = {"lease": batch.lease, "records": len(batch.records), **fence}
-            span, returned_awaitable = self._started("handle", attributes), False
+            # Omit the epoch if it is None, because OpenTelemetry logs a warning about such an attribute.
+            epoch_attribute = {} if batch.epoch is None else {"epoch": batch.epoch}
+            attributes = {"lease": batch.lease, "records": len(batch.records), **epoch_attribute}
+            span, returned_awaitable = self._start_span("handle", attributes), False
             try:
                 with use_span(span):
                     result: Any = handler(batch, *arguments)
                 returned_awaitable = inspect.isawaitable(result)
             finally:
-                # If the call returned an awaitable, the span ends when the awaitable has ended.
+                # If the call returned an awaitable, end the span only once the awaitable is done.
                 if not returned_awaitable:
-                    self._end(span)
+                    self._end_span(span)
             if not returned_awaitable:
                 return result
 
@@ -136,7 +136,7 @@ class TracedSpans(WorkerSpans):
                     with use_span(span):
                         return await result
                 finally:
-                    self._end(span)
+                    self._end_span(span)
 
             return awaited()
 
@@ -153,7 +153,7 @@ class TracedStore(PassingStore):
     def list(self) -> Listing:
         with self._spans.span("list") as span:
             listing = self._store.list()
-            self._spans.note(span, {"leasehold.leases": len(listing.leases)})
+            self._spans.annotate_span(span, {"leasehold.leases": len(listing.leases)})
         return listing
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -163,15 +163,15 @@ class TracedStore(PassingStore):
 
     def write(self, write: Write) -> Outcome:
         """Apply the write in a span with its outcome and, if a plan required the write, with the action's rule."""
-        rule = context.get_value(RULE)
+        rule = context.get_value(RULE_KEY)
         rule_attribute = {"rule": str(rule)} if rule else {}
         with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **rule_attribute) as span:
             try:
                 outcome = self._store.write(write)
             except OutcomeUnknown:
-                self._spans.note(span, {"leasehold.outcome": "unknown"})
+                self._spans.annotate_span(span, {"leasehold.outcome": "unknown"})
                 raise
-            self._spans.note(span, {"leasehold.outcome": "done" if isinstance(outcome, Done) else "refused"})
+            self._spans.annotate_span(span, {"leasehold.outcome": "done" if isinstance(outcome, Done) else "refused"})
         return outcome
 
 
@@ -196,8 +196,10 @@ class TracedReader:
         with self._spans.span("read", lease=self._lease) as span:
             batch = self._reader.read()
             # If the lag is unknown, leave it out, because 0 would mean that the reader is at the tip.
-            lag = {} if batch.behind_seconds is None else {"leasehold.behind_seconds": batch.behind_seconds}
-            self._spans.note(span, {"leasehold.records": batch.count, "leasehold.bytes": batch.size, **lag})
+            lag_attribute = {} if batch.behind_seconds is None else {"leasehold.behind_seconds": batch.behind_seconds}
+            self._spans.annotate_span(
+                span, {"leasehold.records": batch.count, "leasehold.bytes": batch.size, **lag_attribute}
+            )
         return batch
 
     def close(self) -> None:

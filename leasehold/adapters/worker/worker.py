@@ -19,7 +19,7 @@ from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import NamedSource, Source
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.annotations import Identity
-from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter, StreamRecreated, expired_unread
+from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter, StreamRecreated, describe_unread_records
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.lease_book import LeaseBook, LeaseEvents
@@ -30,7 +30,7 @@ from leasehold.adapters.worker.renewing import (
     Renewing,
     SlowPeers,
     bulletin_renewals,
-    renew_pause,
+    renew_pause_seconds,
 )
 from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
 from leasehold.adapters.worker.spans import WorkerSpans
@@ -54,15 +54,15 @@ if TYPE_CHECKING:  # an extra
 
 log = escaped(logging.getLogger("leasehold.worker"))
 
-SOON_SECONDS = 0.05
-TOLD_MOST = 10
+MIN_PAUSE_SECONDS = 0.05
+LOGGED_ROWS_MAX = 10
 """The maximum number of rows that one log line names."""
 
 
 def check_worker_id(me: object, capabilities: Capabilities) -> None:
     """Raise ValueError if a store with these capabilities cannot store the worker id `me` as an owner.
 
-    Without this check, every claim of such a worker would fail.
+    If such an id were accepted, every claim by the worker would fail later.
     """
     if not isinstance(me, str) or not me:
         raise ValueError(f"worker: {me!r} is not a worker id; use a non-empty string")
@@ -84,12 +84,12 @@ class Worker:
         me: This worker's id. If it stays the same across restarts, leases are re-adopted instead of moving.
         config: The configuration, which must be the same for the whole fleet.
         consumer: Reads the shards of held leases. If it is None, the runner does so once it is created. Use `Unread()`
-            for a worker that a program calls by itself and that reads nothing.
+            for a worker that reads nothing and whose `turn` and `renew` the program calls itself.
         scheduler: Provides what differs from run to run: the clock, tasks and locks, random waits, and an id for this
             run of the process. The default uses threads and a clock that also advances while the machine is suspended.
         tracer: Makes the spans. If it is None, the program's own tracer provider is used, if one was set before.
         if_recreated: Where the leases start again if the stream was deleted and recreated under its name. If it is
-            None, nothing is read then, and a log message contains the remedy (L14).
+            None, reading stops in that case, and a log message says what to do (L14).
 
     Examples:
         >>> from leasehold import Config
@@ -119,35 +119,35 @@ class Worker:
         self.scheduler: Scheduler = scheduler or ThreadScheduler()
         self.clock, self.uniform = self.scheduler.clock, self.scheduler.uniform
         self.consumer, self._own_consumer = consumer, consumer is not None
-        self.hurried: Callable[[], None] = wake_nothing
+        self.wake_runner: Callable[[], None] = wake_nothing
         """Requests an earlier call of `turn`. The runner sets this callback, and any thread may call it."""
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
-        name = source.name if isinstance(source, NamedSource) else ""
-        self._identity = Identity(me, self.scheduler.process_id, lambda: self.discovery.incarnation, name)
+        stream_name = source.name if isinstance(source, NamedSource) else ""
+        self._identity = Identity(me, self.scheduler.process_id, lambda: self.discovery.incarnation, stream_name)
         self._restarter = LeaseRestarter(self.store, me, self.discovery, if_recreated)
-        self._hurry = Event()
-        events = LeaseEvents(
+        self._full_read_requested = Event()
+        lease_events = LeaseEvents(
             lease_taken=self._lease_taken,
             lease_given=self._lease_given,
-            lease_taken_back=self._hurry.set,  # the worker that did not accept it may request it again
+            lease_taken_back=self._full_read_requested.set,  # the worker that did not claim it may request it again
             lease_gone=self._lease_gone,
             row_recreated=self._row_recreated,
             release=self._release,
         )
         self._book = LeaseBook(
-            self.store, self._identity, self.config, events, clock=self.clock, lock=self.scheduler.lock
+            self.store, self._identity, self.config, lease_events, clock=self.clock, lock=self.scheduler.lock
         )
         self._renewing = Renewing(self.config, self._release, self.clock)
         self.table, self._look, self._look_due = TableView(self.store, self.config, self.clock), Look(0.0), -math.inf
         self._creations = PendingCreations(self.config, self.source.latest)
         self._turns, self._closing = 0, False
-        self.rows_remade, self._gone_rows = 0, deque[str]()
+        self.rows_remade, self._recreated_rows = 0, deque[str]()
         # The waits are limited (C17). After an outage, every worker must have read the table before the first of them
         # considers a lease expired.
         retry_seconds_max = min(self.config.cycle_seconds, self.config.lease_seconds / 2)
         self._backoff = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
-        self._retake = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
-        self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, self.uniform)
+        self._take_backoff = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
+        self._listing_backoff = Backoff(RETRY_SECONDS, self.config.cycle_seconds, self.uniform)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
@@ -164,8 +164,8 @@ class Worker:
 
         Args:
             now: The time by the worker's clock.
-            each: Applies a function to each item. It need not wait for the calls to end, so that a renewal that stalls
-                delays no other.
+            each: Applies a function to each item. It need not wait for the calls to end. A renewal that stalls
+                then does not delay the others.
 
         Returns:
             When to call again.
@@ -173,25 +173,25 @@ class Worker:
         Raises:
             WorkerError: Another living process uses this worker's id.
         """
-        self.table.awake(now)
+        self.table.note_running(now)
         listing_seconds = self.table.listing_seconds(now)
         look, pause = (
             evolve(self._look, annotations=prolonged_annotations(self._look.annotations, listing_seconds)),
-            renew_pause(self.table.watch, self.config),
+            renew_pause_seconds(self.table.watch, self.config),
         )
-        checked = self._renewing.begin(self.holdings, now, self._current_me(), look, each, pause=pause)
-        if self.discovery.has_unknown_contradiction(holding.lease for holding in checked):
+        checked_holdings = self._renewing.begin(self.holdings, now, self._current_me(), look, each, pause=pause)
+        if self.discovery.has_unknown_contradiction(holding.lease for holding in checked_holdings):
             self.hurry()
         self._book.holdings.check_identity()
         silence_due = self._book.silence_due(now)
         if silence_due <= now:
             # D1: only a full read of the table shows whether the stream responds to other workers.
-            self.table.lease_dropped()
+            self.table.note_lease_dropped()
             self._look_due = min(self._look_due, now)
-            self.hurried()
+            self.wake_runner()
         next_due = min(self._renewing.due(now), now + pause, silence_due if silence_due > now else math.inf)
         # There must always be a pause. Otherwise, a renewal that is due but cannot be made yet would keep a core busy.
-        return max(now + SOON_SECONDS, next_due)
+        return max(now + MIN_PAUSE_SECONDS, next_due)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
         """Read the table, plan, and carry out the plan if that is due.
@@ -211,44 +211,44 @@ class Worker:
             SourceError: The first look shows that the stream cannot be used at all.
             WorkerError: Another living process uses this worker's id, or the table belongs to another stream.
         """
-        self.table.awake(now)
+        self.table.note_running(now)
         next_call = self._book.handoffs.check_timeouts(now, each)
-        remade_rows = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
-        if remade_rows:
+        recreated_rows = [self._recreated_rows.popleft() for _ in range(len(self._recreated_rows))]
+        if recreated_rows:
             log.warning(
                 "rows of the lease table were deleted while workers were running; recreated from memory: %s",
-                few(remade_rows, TOLD_MOST, "; "),
+                few(recreated_rows, LOGGED_ROWS_MAX, "; "),
             )
         # Leases that were given away are tracked even while this worker drains. If a next owner never claims its lease,
         # no worker reads the shard.
         if self._closing:
             return next_call
-        if not self._book.holdings.rests:
+        if not self._book.holdings.takes_paused:
             list(each(self._book.holdings.readopt, self._book.holdings.unconfirmed))  # H4
-        if self._hurry.is_set() or now >= self._look_due:
+        if self._full_read_requested.is_set() or now >= self._look_due:
             # The event must be cleared before the look, so that a request during the look leads to another one.
-            full_read = self._hurry.is_set()
-            self._hurry.clear()
+            full_read = self._full_read_requested.is_set()
+            self._full_read_requested.clear()
             # The rows of dropped leases still name this worker as owner, and only a full read is sure to return them
             # (C17).
             full_read |= self.table.needs_listing
             self._look_due = now  # if the look raises, the next turn looks again
-            self._look_due = now + self._look_or_wait(now, None if full_read else self._look.keys, each)
+            self._look_due = now + self._look_or_back_off(now, None if full_read else self._look.keys, each)
         self._book.holdings.check_identity()
         if self._book.holdings.unconfirmed:
-            # The rows of these leases may name this worker as owner. No worker then reads the shards until this worker
-            # has claimed the leases.
+            # The rows of these leases may name this worker as owner. If they do, no worker reads the shards until this
+            # worker has claimed the leases, so try again soon.
             next_call = min(next_call, now + RETRY_SECONDS)
-        return now if self._hurry.is_set() else min(next_call, self._look_due)
+        return now if self._full_read_requested.is_set() else min(next_call, self._look_due)
 
     def hurry(self) -> None:
         """Read the whole table and list the shards at the next turn, because a shard has ended or disappeared."""
-        self.discovery.want()
-        self._hurry.set()
-        self.hurried()
+        self.discovery.request_listing()
+        self._full_read_requested.set()
+        self.wake_runner()
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
-        """Return the leases of a lease's parents by key, as stored, or as last read if a row was deleted (L13).
+        """Return the parents' leases by key, as they are stored, or as last read if their rows were deleted (L13).
 
         A finished lease is deleted only once its children have started (L8). If the given lease has not started, a
         missing parent row therefore does not mean that the parent is finished. The parent is treated as unfinished, and
@@ -257,15 +257,17 @@ class Worker:
         stored_parents = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:
             return stored_parents
-        last_known = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored_parents)
-        missing_parents = {parent.key: parent for parent in last_known if parent is not None and not parent.ended}
-        still_listed = self.table.watch.sightings.keys() & missing_parents.keys()
-        if still_listed:
+        last_known_parents = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored_parents)
+        missing_parents = {
+            parent.key: parent for parent in last_known_parents if parent is not None and not parent.ended
+        }
+        still_listed_keys = self.table.watch.sightings.keys() & missing_parents.keys()
+        if still_listed_keys:
             self.hurry()
         undecided_keys = (
             missing_parents.keys()
-            if not self.discovery.current
-            else still_listed | (self._creations.keys & missing_parents.keys())
+            if not self.discovery.is_current
+            else still_listed_keys | (self._creations.keys & missing_parents.keys())
         )
         return {**stored_parents, **{key: missing_parents[key] for key in undecided_keys}}
 
@@ -276,7 +278,7 @@ class Worker:
         would try to read the shard forever.
         """
         self._book.leave_alone(key, seconds)
-        self.discovery.want()
+        self.discovery.request_listing()
 
     def close(self) -> None:
         """Take no more leases, and withdraw all requests. The consumer releases the held leases."""
@@ -284,37 +286,39 @@ class Worker:
         self._closing = True
         self._book.handoffs.withdraw()
 
-    def _look_or_wait(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> float:
+    def _look_or_back_off(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> float:
         if requested_keys is None:
             self._look = evolve(self._look, keys=None)  # must be set first, in case this look fails
         try:
-            with self.spans.over("look"):
+            with self.spans.span_around("look"):
                 self._look_and_act(now, requested_keys, each)
         except StreamRecreated:
             raise  # the stream that this worker is bound to no longer exists
         except (StoreError, SourceError) as fault:
             # If the store or source rejects requests and has never worked, give up. If it has worked before, a
             # rejection may be temporary, for example until a role or a token is renewed.
-            worked_before = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
+            worked_before = self._turns and (isinstance(fault, StoreError) or self.discovery.has_listed)
             if not (worked_before or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
                 raise
-            self._creations.table_silent()
-            wait, count = self._backoff.next(), len(self.holdings)
-            consequence = f"{count} leases are read while they can be renewed" if count else "nothing is held"
+            self._creations.restart_waits()
+            wait_seconds, held_count = self._backoff.next(), len(self.holdings)
+            consequence = f"{held_count} leases are read while they can be renewed" if held_count else "nothing is held"
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
                 self._look = evolve(self._look, keys=None)  # one row may be the cause, and a listing skips such rows
-            log.warning("the leases could not be looked at, trying again in %.1f s; %s: %s", wait, consequence, fault)
-            return wait
+            log.warning(
+                "the leases could not be looked at, trying again in %.1f s; %s: %s", wait_seconds, consequence, fault
+            )
+            return wait_seconds
         self._backoff.reset()
         return self._look.seconds
 
     def _look_and_act(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> None:
-        began, rows = self.clock(), self.table.read(requested_keys, stale_ok=self._look.stale_ok)
-        listing = self.discovery.without_other_streams(rows)
-        leases = self.table.look(listing.leases, began, requested_keys, rows.reports)
+        read_began, unfiltered_listing = self.clock(), self.table.read(requested_keys, stale_ok=self._look.stale_ok)
+        listing = self.discovery.without_other_streams(unfiltered_listing)
+        leases = self.table.look(listing.leases, read_began, requested_keys, unfiltered_listing.reports)
         me = self._current_me()
         # Before the first listing we don't know whether a lease that names this worker belongs to the current stream.
-        is_first_listing = requested_keys is None and not self.discovery.answered
+        is_first_listing = requested_keys is None and not self.discovery.has_listed
         shards = (
             self._first_listing(now, listing, me, leases) if is_first_listing and self._can_list_shards(now) else None
         )
@@ -325,28 +329,28 @@ class Worker:
             leases if requested_keys is None else (sightings[key].lease for key in requested_keys if key in sightings)
         )
         self._book.holdings.note_read(leases_read)
-        unheld_leases = self._book.holdings.unheld(leases_read, ended=self.config.rules.counts_ended)
-        takes_nothing = self.discovery.refusing or self._book.holdings.rests
+        unheld_leases = self._book.holdings.adoptable(leases_read, include_ended=self.config.rules.counts_ended)
+        takes_nothing = self.discovery.leases_unusable or self._book.holdings.takes_paused
         adopted_leases = () if takes_nothing else tuple(filter(None, each(self._book.holdings.readopt, unheld_leases)))
         me = self._current_me()
-        table_keys = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
+        table_keys = {lease.key for lease in listing.leases} | {renewal.key for renewal in listing.malformed}
         expected_keys = (
-            [held.key for held in self.holdings]
+            [holding.key for holding in self.holdings]
             if requested_keys is None
             else filter(self._book.holdings.get, requested_keys)
         )
         missing_keys = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
-        doubtful_holdings = self._book.holdings.doubtful(listing.leases, missing_keys)
-        list(each(Holding.reconfirm, doubtful_holdings))
+        doubtful_holdings = self._book.holdings.possibly_lost(listing.leases, missing_keys)
+        list(each(Holding.renew_to_find_owner, doubtful_holdings))
         # Judge silent streams before the shards are listed, because listing takes long if the stream does not respond.
         if requested_keys is None:  # only a read of the whole table shows which other workers get responses
             self._book.leave_silent(leases, now, each)
         if requested_keys is None and not is_first_listing and self._can_list_shards(now):
             shards = self.discovery.shards(now, listing, me, leases, self.table.finished_long_ago(now))
-        self.table.recall(self._book.holdings.released, None if listing.malformed else shards)
+        self.table.remember_released(self._book.holdings.released, None if listing.malformed else shards)
         config, history = self._restarter.planning_inputs(self.config, self.table.history(leases, shards or ()))
         me = evolve(self._current_me(), history=history)
-        with self.spans.over("plan"):
+        with self.spans.span_around("plan"):
             actions = self._book.without_excluded(plan(leases, shards, me, config), now)
         if requested_keys is None and shards is not None:
             self._restarter.note_read(actions, leases)
@@ -354,34 +358,38 @@ class Worker:
             # Leases that were not just read may have changed, so the lookout or our next full read must handle them.
             actions = tuple(action for action in actions if action.lease.key in requested_keys)
             adopted_leases += leases_read
-        actions = self._book.holdings.without_takes_at_rest(
+        actions = self._book.holdings.without_paused_takes(
             actions + self._book.handoffs.repeated_requests(adopted_leases)
         )
-        if self.discovery.refusing:
+        if self.discovery.leases_unusable:
             actions = tuple(action for action in actions if isinstance(action, Renew))
             self._release_all()
-        known_leases, dropped = (*leases, *history.gone), self._book.holdings.dropped
-        delayed = {} if shards is None else self._creations.held_back(actions, known_leases, dropped, now, each)
-        allowed = (action for action in actions if action not in delayed and self._is_allowed(action, shards))
-        all_leases = self._carry_out(list(map(self._creations.pinned, allowed)), leases, each)
-        if delayed:
-            # Only a listing of the shards plans these creations again.
-            self.discovery.want()
+        known_leases, dropped_keys = (*leases, *history.gone), self._book.holdings.dropped_keys
+        delayed_creations = (
+            {} if shards is None else self._creations.creations_to_delay(actions, known_leases, dropped_keys, now, each)
+        )
+        allowed_actions = (
+            action for action in actions if action not in delayed_creations and self._is_allowed(action, shards)
+        )
+        all_leases = self._carry_out(list(map(self._creations.with_latest_position, allowed_actions)), leases, each)
+        if delayed_creations:
+            # The creations are planned again only in a turn that lists the shards.
+            self.discovery.request_listing()
         if requested_keys is None and (shards is not None or self.discovery.contradictions):
             self._resolve_contradictions(leases)
-        self._look = self._advanced_look(look_again(actions, all_leases, me, self.config), delayed)
+        self._look = self._make_look_earlier(look_again(actions, all_leases, me, self.config), delayed_creations)
         if requested_keys is None:
-            # Only full reads of the table show how seldom other workers renew.
+            # The gaps between the renewals of other workers are known only from full reads of the table.
             self._slow_peers.observe(me, self.config)
         self._turns += 1
-        bulletins = (
+        renewals_with_bulletin = (
             bulletin_renewals(self.holdings, self.me) if self._look.annotations and requested_keys is None else []
         )
-        list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), bulletins))
+        list(each(lambda renewal: self._renewing.renew(*renewal, self._look, patient=False), renewals_with_bulletin))
 
     def _resolve_contradictions(self, leases: Sequence[Lease]) -> None:
         """Resolve contradictions, unless the last read of the table is out of date (L14)."""
-        if not self.table.outdated(self.clock()) and self._restarter.resolve(leases, self.holdings):
+        if not self.table.is_outdated(self.clock()) and self._restarter.restart_or_annotate(leases, self.holdings):
             self.hurry()  # read the result, and list the shards
 
     def _release_all(self) -> None:
@@ -391,25 +399,25 @@ class Worker:
             self._release(holding)
 
     def _can_list_shards(self, now: float) -> bool:
-        """Return whether to list the shards. If a stream does not answer reads, it would not answer a listing."""
+        """Return whether to list the shards. A stream that does not respond to reads would not respond to a listing."""
         return not self._book.stream_silent(now)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap = map) -> None:
-        """Release the leases that are being given up and whose readers wait for a call of the source.
+        """Release the leases that are being given up while their readers are blocked in a call of the source.
 
-        Only readers that have waited for `seconds` count.
+        Only readers that have been blocked for at least `seconds` count.
         """
         self._book.leave_stuck(now, seconds, each)
 
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
-        """List the shards. Raise WorkerError if the table belongs to another stream.
+        """List the shards for the first time. Raise WorkerError if the table belongs to another stream.
 
-        If the table belongs to another stream at the start, a setting is wrong. If rows of another stream appear later,
-        workers wait until these rows have been removed.
+        At the start, a table of another stream means that a setting is wrong. If rows of another stream appear later,
+        the workers wait until these rows have been removed.
         """
         shards = self.discovery.shards(now, listing, me, leases)
-        if (other := self.discovery.other_stream) is not None:
-            raise WorkerError(other)
+        if (other_stream_error := self.discovery.other_stream) is not None:
+            raise WorkerError(other_stream_error)
         return shards
 
     def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
@@ -417,45 +425,45 @@ class Worker:
 
         The response to a write contains the row, so the result is known without another read (C10).
         """
-        began = self.clock()
+        writes_began = self.clock()
         taken_leases = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
         if not taken_leases or self.table.watch.bulletins is None:
             return leases
-        return self.table.look(taken_leases, began, [lease.key for lease in taken_leases])
+        return self.table.look(taken_leases, writes_began, [lease.key for lease in taken_leases])
 
-    def _advanced_look(self, look: Look, delayed: Mapping[Action, float]) -> Look:
+    def _make_look_earlier(self, look: Look, delayed_creations: Mapping[Action, float]) -> Look:
         """Make the next full read of the table earlier while leases must be created or a listing is pending.
 
         The read is also made earlier while the leases of a recreated stream are being restarted.
         """
-        waits = [max(SOON_SECONDS, min(delayed.values()))] if delayed else []
-        if self.discovery.refused:
+        wait_limits = [max(MIN_PAUSE_SECONDS, min(delayed_creations.values()))] if delayed_creations else []
+        if self.discovery.listing_failed:
             # C18: the next full read of the table may be minutes away, and until then a new group has no leases.
-            waits.append(self._relist.next())
+            wait_limits.append(self._listing_backoff.next())
         else:
-            self._relist.reset()
-        if self._book.holdings.not_written:
-            # The store can be read but not written. Look again soon, so that a lease need not wait for a whole cycle
-            # once writes succeed again.
-            waits.append(self._retake.next())
+            self._listing_backoff.reset()
+        if self._book.holdings.take_failed:
+            # The store can be read but not written. Look again soon. Otherwise, once writes succeed again, a lease
+            # could wait for a whole cycle until it is taken.
+            wait_limits.append(self._take_backoff.next())
         else:
-            self._retake.reset()
+            self._take_backoff.reset()
         if self._restarter.beginning:
             # No worker holds the leases. If all rows were deleted, a worker that joins would create them after its wait
             # (L13).
-            waits.append(self.config.renew_seconds)
-        return evolve(look, keys=None, seconds=min(look.seconds, *waits)) if waits else look
+            wait_limits.append(self.config.renew_seconds)
+        return evolve(look, keys=None, seconds=min(look.seconds, *wait_limits)) if wait_limits else look
 
     def _current_me(self) -> Me:
         return Me(self.me, self._turns, self.table.watch.history)
 
     def _is_allowed(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         if self._closing:
-            return False  # a draining worker does not wait for a turn that waits for the stream
+            return False  # `close` does not wait for a turn that the stream blocks, so drop the actions of such a turn
         match action:
             case Renew():
-                return False  # `renew` keeps its own schedule
-            # We may have taken the lease back or adopted it since the plan was made.
+                return False  # `renew` renews the leases on its own schedule
+            # This worker may have taken the lease back or adopted it since the plan was made.
             case Claim() | Steal():
                 return self._book.holdings.get(action.lease.key) is None
             case Delete() if action.lease.ended and action.lease.key not in self.table.finished_long_ago(self.clock()):
@@ -478,19 +486,23 @@ class Worker:
                 holding.ask_release(action.next_owner)
             self._release(holding)
             return None
-        begun = self.clock()
-        if isinstance(action, Create) and self.table.outdated(begun):
+        write_began = self.clock()
+        if isinstance(action, Create) and self.table.is_outdated(write_began):
             self.hurry()
             return None
         try:
             outcome = execute(self.store, action, self.me, annotations=self._identity.annotations_on(action.lease))
-            if isinstance(action, Create) and isinstance(outcome, Done) and self.table.outdated(self.clock()):
-                self.store.write(DeleteLease(outcome.lease))  # if it is still missing, the next plan creates it
+            if isinstance(action, Create) and isinstance(outcome, Done) and self.table.is_outdated(self.clock()):
+                self.store.write(
+                    DeleteLease(outcome.lease)
+                )  # if the lease is still missing then, the next plan creates it again
                 self.hurry()
                 return None
         except StoreError as fault:
             if isinstance(action, Claim | Steal):  # H4
-                self._book.holdings.note_failed_take(fault, action.lease, begun, claimed=isinstance(action, Claim))
+                self._book.holdings.note_failed_take(
+                    fault, action.lease, write_began, was_claim=isinstance(action, Claim)
+                )
             log.warning(
                 "%s of lease %s: %s",
                 type(action).__name__,
@@ -504,7 +516,7 @@ class Worker:
         taken_lease: Lease | None = None
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
-                self._book.holdings.hold(lease, begun)
+                self._book.holdings.hold(lease, write_began)
                 taken_lease = lease
             case Delete(lease), Done() if (holding := self._book.holdings.get(lease.key)) is not None:
                 holding.drop("its shard is gone")  # otherwise its next write would recreate the row
@@ -523,8 +535,8 @@ class Worker:
                 extra = _log_fields(action, "done", key) | _reason_field(action, key)
                 log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
                 if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
-                    # Only the worker that deletes the row logs the gap. The group therefore logs it once.
-                    log.warning("%s", expired_unread(action.lease))
+                    # Only the worker that deletes the row logs the gap, so the whole group logs it only once.
+                    log.warning("%s", describe_unread_records(action.lease))
             case _ as never:
                 assert_never(never)
         return taken_lease
@@ -539,20 +551,20 @@ class Worker:
 
     def _lease_gone(self, holding: Holding) -> None:
         if holding.expired:
-            self.table.lease_dropped()
-        if not self._own_consumer:  # wake the runner's reader, which may wait for hours; others watch `lost`
+            self.table.note_lease_dropped()
+        if not self._own_consumer:  # wake the runner's reader, which may sleep for hours; other consumers watch `lost`
             self._release(holding)
 
-    def _row_recreated(self, what: str) -> None:
+    def _row_recreated(self, description: str) -> None:
         self.rows_remade += 1
-        self._gone_rows.append(what)
+        self._recreated_rows.append(description)
         self.hurry()  # other rows may have been deleted, too, perhaps without an owner to recreate them
 
     def _lease_given(self, now: float) -> None:
-        # A worker that was alone looks at the table seldom. It must notice if the next owner dies right after it has
-        # got the lease (C13).
+        # A worker that was alone rarely reads the table, but it must notice if the next owner dies right after getting
+        # the lease (C13).
         self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
-        self.hurried()
+        self.wake_runner()
 
 
 def _log_fields(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
@@ -579,14 +591,14 @@ def wake_nothing() -> None:
 
 
 def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
-    """Return an object that records this worker's spans, with the given tracer or with the program's own provider.
+    """Return an object that records this worker's spans with the given tracer, or with the program's tracer provider.
 
-    Without OpenTelemetry, or if no tracer provider is set when a worker is created, its store, source and handlers are
-    not wrapped.
+    If OpenTelemetry is not installed, or no tracer provider is set when a worker is created, its store, source and
+    handlers are not wrapped.
     """
     try:
-        from leasehold.adapters.worker.traced import TracedSpans, own_tracer  # noqa: PLC0415  OpenTelemetry is an extra
+        from leasehold.adapters.worker.traced import TracedSpans, program_tracer  # noqa: PLC0415  OpenTelemetry is an extra
     except ModuleNotFoundError:
         return WorkerSpans()
-    chosen_tracer = tracer or own_tracer()
+    chosen_tracer = tracer or program_tracer()
     return WorkerSpans() if chosen_tracer is None else TracedSpans(chosen_tracer, worker)

@@ -17,7 +17,7 @@ from attrs import evolve
 from rich.console import Console
 
 from leasehold.adapters.cli.lease_tables import format_move
-from leasehold.adapters.cli.live import HELP, LiveView, draw_view
+from leasehold.adapters.cli.live import KEY_HELP, LiveView, draw_view
 from leasehold.adapters.consumer.status import LeaseLag
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.balancer.model import Lease, Position
@@ -77,7 +77,7 @@ def test_read_errors_and_an_empty_table_are_shown() -> None:
 
 def test_the_help_lists_every_key() -> None:
     text = "\n".join(shown(LiveView(page="help")))
-    assert all(keys in text for keys, _ in HELP)
+    assert all(keys in text for keys, _ in KEY_HELP)
 
 
 class Person:

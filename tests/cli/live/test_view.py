@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from leasehold.adapters.cli.common.columns import Column, TextTable
-from leasehold.adapters.cli.live import HELP, LiveView, apply_key, arrange_rows, find_selected_row
+from leasehold.adapters.cli.live import KEY_HELP, LiveView, apply_key, arrange_rows, find_selected_row
 
 CELLS = TextTable(
     (Column("lease"), Column("owner"), Column("lag s", right=True)),
@@ -90,7 +90,7 @@ def test_q_quits_from_every_view(view: LiveView) -> None:
 def test_the_help_lists_every_key_and_closes_with_any() -> None:
     assert pressed("?").page == "help"
     assert pressed("?", "s") == LiveView()
-    documented = {key for keys, _ in HELP for key in keys.split(", ")}
+    documented = {key for keys, _ in KEY_HELP for key in keys.split(", ")}
     assert {"s", "r", "/", "b", "enter", "escape", "?", "q", "up", "down", "page-up", "home"} <= documented
 
 

@@ -243,7 +243,7 @@ def test_a_second_reset_to_latest_pins_the_lease_again() -> None:
     checkpoint_moves.reset(store, move)
     row = expect_applied(store.write(ClaimLease(store.get(["0"])[0], "ann")))
     assert row.annotation("other") == "x"
-    holding = Holding(store, row, identity=Identity("ann", "p"), clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
+    holding = Holding(store, row, identity=Identity("ann", "p"), clock=lambda: 0.0, write_began=0.0, lease_seconds=10.0)
     assert ReadingStart(holding, cast("Source", Noon()), Config()).find({}) == NOON
     assert store.get(["0"])[0].annotation(LATEST_MS) == str(NOON.sub)
 
@@ -285,7 +285,10 @@ def test_a_second_copy_raises_an_outdated_fencing_number() -> None:
     source = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
     stored = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
     assert decisions(checkpoint_moves.planned_copies(source, stored, ())) == [("raise", ""), ("same", "")]
-    assert decisions(checkpoint_moves.planned_copies(source, stored, (), counts=False)) == [("same", ""), ("same", "")]
+    assert decisions(checkpoint_moves.planned_copies(source, stored, (), counts_owners=False)) == [
+        ("same", ""),
+        ("same", ""),
+    ]
 
 
 class Forgetful(MemoryStore):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli import copy_leases, reset
 from leasehold.adapters.consumer.status import LeaseLag, lag_of
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.blob import CONNECTION_STRING
@@ -164,7 +164,7 @@ def test_a_reset_sets_only_the_given_leases(new_table: tuple[str, MemoryStore]) 
 def test_the_lag_after_a_reset_is_unknown_until_the_shard_is_read(new_table: tuple[str, MemoryStore]) -> None:
     url, store = new_table
     told = Progress(at=1_700_000_000.0, owner="w-1", behind=0.0, end=True, read=1_700_000_000.0, done=1_700_000_000.0)
-    filled(url, (Lease("s-0", checkpoint=Position("7"), annotations=((NOTE, told.note),)),))
+    filled(url, (Lease("s-0", checkpoint=Position("7"), annotations=((PROGRESS_ANNOTATION, told.note),)),))
     assert ran(reset.app, url, "--to", "TRIM_HORIZON")[0] == 0
     (lease,) = store.list().leases
     assert (lease.checkpoint, lag_of(lease, 1_700_000_030.0, 10.0)) == (TRIM_HORIZON, LeaseLag())
@@ -197,7 +197,7 @@ def test_a_reset_shifts_each_lease_from_its_own_position(
     url, store = new_table
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
     note = Progress(1_699_999_990.0, "a", arrived=1_699_990_000.0).note
-    filled(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), annotations=((NOTE, note),))))
+    filled(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), annotations=((PROGRESS_ANNOTATION, note),))))
     assert ran(reset.app, url, "--to", "now-3h", "--key", "s-0", "--even-if-owned")[0] == 0
     assert ran(reset.app, url, "--shift-by", "-15m")[0] == 0
     assert [lease.checkpoint for lease in store.list().leases] == [

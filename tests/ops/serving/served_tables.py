@@ -2,7 +2,7 @@
 
 import time
 
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
@@ -15,7 +15,9 @@ def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
     """Return a lease written by one of our workers, which reported this lag."""
     now = time.time()
     reach = Progress(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
-    return Lease(key, owner=owner, weight=2048, annotations=((NOTE, reach.note), ("process", f"p/{owner}")))
+    return Lease(
+        key, owner=owner, weight=2048, annotations=((PROGRESS_ANNOTATION, reach.note), ("process", f"p/{owner}"))
+    )
 
 
 class Table(MemoryStore):

@@ -24,7 +24,7 @@ from incidents import (
     slipping,
 )
 
-from leasehold.adapters.ops.serving.app import exposition
+from leasehold.adapters.ops.serving.app import prometheus_text
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 from leasehold.errors import OutcomeUnknown
@@ -42,7 +42,7 @@ def series(incident: Incident) -> list[dict[str, str]]:
         table.minute = minute
         with suppress(OutcomeUnknown):  # the server reports that its data is old
             watcher.look()
-        for line in exposition([(watcher.state(), watcher.is_fresh)]).splitlines():
+        for line in prometheus_text([(watcher.state(), watcher.is_fresh)]).splitlines():
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 read[name][minute] = value

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from leasehold.adapters.cli.consume import app as consume
 from leasehold.adapters.cli.steer.serve import app as serve
-from leasehold.adapters.ops.serving.app import exposition
+from leasehold.adapters.ops.serving.app import prometheus_text
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
 
@@ -69,7 +69,7 @@ def test_the_scaling_metric_is_one_that_the_server_exports() -> None:
     watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN + 540)
     watcher.look()
     (trigger,) = scaled()["spec"]["triggers"]
-    lines = exposition([(watcher.state(), True)]).splitlines()
+    lines = prometheus_text([(watcher.state(), True)]).splitlines()
     assert f"{trigger['metadata']['valueLocation']} 95" in lines
     (metric,) = example("hpa.yml")[0]["spec"]["metrics"]
     assert any(line.startswith(metric["external"]["metric"]["name"] + "{") for line in lines)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.adapters.ops.serving.app import HELP
+from leasehold.adapters.ops.serving.app import METRIC_HELP
 
 BOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "grafana.json"
 
@@ -27,8 +27,8 @@ def panel_queries() -> list[str]:
 def test_every_panel_uses_metrics_that_exist() -> None:
     """An empty panel would look like good news."""
     named = {name for query in panel_queries() for name in re.findall(r"leasehold_[a-z_]+", query)}
-    assert named - HELP.keys() == set()
-    assert len(named) >= len(HELP) - 2
+    assert named - METRIC_HELP.keys() == set()
+    assert len(named) >= len(METRIC_HELP) - 2
 
 
 def test_panels_do_not_overlap() -> None:

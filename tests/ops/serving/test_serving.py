@@ -24,10 +24,10 @@ from served_tables import EVIL, Table, held
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.serve import app
-from leasehold.adapters.ops.serving.app import BoundedConnection, exposition, saved_page, server
+from leasehold.adapters.ops.serving.app import BoundedConnection, prometheus_text, saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, LagPoint, TableWatcher, ViewRequest
 from leasehold.adapters.ops.watching import SeenMove
-from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.embedded.memory import MemoryStore
@@ -174,12 +174,12 @@ def test_metrics_cover_every_lease_and_the_fleet(port: int) -> None:
 def test_metrics_show_whether_a_lag_is_a_lower_bound() -> None:
     table, now = Table(), time.time()
     silent = Progress(now, "a", behind=90.0, read=now - 90.0)
-    create_lease_with_owner(table, Lease("s-0", owner="a", annotations=((NOTE, silent.note),)))
+    create_lease_with_owner(table, Lease("s-0", owner="a", annotations=((PROGRESS_ANNOTATION, silent.note),)))
     create_lease_with_owner(table, held("s-1", "a"))
     create_lease_with_owner(table, Lease("s-2", owner="java"))
     watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
     watcher.look()
-    lines = exposition([(watcher.state(), True)]).splitlines()
+    lines = prometheus_text([(watcher.state(), True)]).splitlines()
     bounds = [line.replace('store="memory://x"', "") for line in lines if "lower_bound{" in line]
     assert bounds == [
         "leasehold_lag_is_lower_bound{} 1",
@@ -296,7 +296,7 @@ def test_the_history_survives_a_restart_of_the_server(tmp_path: Path) -> None:
 def test_an_unread_table_has_no_metrics() -> None:
     """Metrics that were never measured are left out, because a zero would keep an alarm silent."""
     unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
-    lines = exposition([(unread.state(), unread.is_fresh)]).splitlines()
+    lines = prometheus_text([(unread.state(), unread.is_fresh)]).splitlines()
     assert [line for line in lines if line[0] != "#"] == ['leasehold_up{store="x"} 0', 'leasehold_status{store="x"} 3']
 
 

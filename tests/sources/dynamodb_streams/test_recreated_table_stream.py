@@ -59,7 +59,7 @@ def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
         later[0] = 2.0  # a table cannot get two streams in one second
         table.enable_stream()
         new = put("new")
-        assert read("b", present, lambda _, worker: worker.discovery.refusing) == set()
+        assert read("b", present, lambda _, worker: worker.discovery.leases_unusable) == set()
         (message,) = reported(store.list().leases)
         assert ":orders was made anew at " in message
         assert remaining <= read("c", former, lambda received, _: remaining <= received)

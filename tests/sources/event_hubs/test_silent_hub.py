@@ -15,7 +15,7 @@ from leasehold.adapters.consumer.status import Status, lag_of, status_of
 from leasehold.adapters.sources.event_hubs import poller
 from leasehold.adapters.sources.event_hubs.access import Access
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.worker.progress import NOTE, ProgressMeter
+from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, ProgressMeter
 from leasehold.balancer.model import Lease, Position
 
 ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", "made up")
@@ -78,7 +78,7 @@ class World:
 
     def __attrs_post_init__(self) -> None:
         self.meter = ProgressMeter(self.lease, "me", self.now, LEASE_SECONDS)
-        self.meter.tell("vm", self.wall, self.now)
+        self.meter.enable_annotations("vm", self.wall, self.now)
         self.reader = poller.PartitionReader(
             cast("Any", self.service), ACCESS, "0", Position("0"), epoch=0, prefetch=10, clock=lambda: self.now
         )
@@ -91,14 +91,14 @@ class World:
         for _ in range(round(seconds / STEP_SECONDS)):
             self.now += STEP_SECONDS
             if self.due <= self.now:
-                self.meter.asking(self.now)
+                self.meter.call_began(self.now)
                 batch = self.reader.read()
                 self.meter.read(batch, self.now)
                 self.meter.done(self.now)
                 self.due = self.now + batch.wait_seconds
             if self.meter.annotation_due(self.now):
                 self.lease = evolve(self.lease, annotations=self.meter.annotations(self.now))
-            if self.lease.annotation(NOTE):
+            if self.lease.annotation(PROGRESS_ANNOTATION):
                 yield status_of(self.lease, lag_of(self.lease, self.wall(), 50.0), self.wall(), LEASE_SECONDS)
 
 

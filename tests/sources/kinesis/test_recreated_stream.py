@@ -57,7 +57,7 @@ def test_recreated_stream_is_read_whole_or_not_at_all(
         make_and_put(b"new")
         new = {b"new%d" % number for number in range(20)}
         if if_recreated is None:
-            until(lambda: all(worker.discovery.refusing for worker in workers), "each of them sees it")
+            until(lambda: all(worker.discovery.leases_unusable for worker in workers), "each of them sees it")
             (message,) = reported(store.list().leases)
             assert (f":{name} was made anew at " in message, new & set(received)) == (True, set())
         else:

@@ -233,11 +233,11 @@ def test_throttled_stream_is_listed_again_soon(caplog: pytest.LogCaptureFixture,
     discovery, nothing, me = Discovery(streams), Listing(()), Me("a-1")
     listed = [discovery.shards(now, nothing, me) for now in (0.0, 1.0)]
     assert [[shard.stream for shard in shards or ()] for shards in listed] == [["1:a:7"]] * 2
-    assert (discovery.refused, discovery.current) == (True, True)
+    assert (discovery.listing_failed, discovery.is_current) == (True, True)
     slow.fault = None
     listed = [discovery.shards(now, nothing, me) for now in (2.0, 3.0)]
     assert [shards and [shard.stream for shard in shards] for shards in listed] == [["1:a:7", "1:b:7"], None]
-    assert not discovery.refused
+    assert not discovery.listing_failed
     why = "the shards of a stream could not be listed, trying again until they can: b is slow"
     assert caplog.messages == [why, "the shards are listed again"]
 

@@ -363,7 +363,7 @@ class StreamClient:
             world.scenario.network.patience,
             clock=scheduler.clock,
             start=lambda work: scheduler.start(
-                "leasehold-slow", work, lambda fault: scheduler.unforeseen("slow call", fault)
+                "leasehold-slow", work, lambda fault: scheduler.log_unexpected("slow call", fault)
             ),
         )
         self._source: ListSource = world.source

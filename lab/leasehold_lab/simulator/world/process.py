@@ -219,7 +219,7 @@ class Process:
         if again:
             self._restart()
 
-    def unforeseen(self, where: str, fault: BaseException) -> None:
+    def log_unexpected(self, where: str, fault: BaseException) -> None:
         """Record an exception that no code handles."""
         if isinstance(fault, TaskKilled):
             return  # the run is over

@@ -166,7 +166,7 @@ class TaskHost(Protocol):
     def idle(self) -> None:
         """Apply a pause that is due, after a task has waited on a queue."""
 
-    def unforeseen(self, where: str, fault: BaseException) -> None:
+    def log_unexpected(self, where: str, fault: BaseException) -> None:
         """Record an exception that no code handles."""
 
 
@@ -183,7 +183,7 @@ class VirtualTime:
     ) -> None:
         self.uniform, self.process_id = draw.uniform, process_id
         self.tasks, self.host, self._offset, self._rate = tasks, host, offset, rate
-        self.unforeseen = host.unforeseen
+        self.log_unexpected = host.log_unexpected
         self.named: dict[str, Task] = {}
 
     def clock(self) -> float:
@@ -254,7 +254,7 @@ class VirtualExecutor:
 
     def start(self, work: Callable[[], None]) -> None:
         """Start the work in a new task."""
-        self._time.start("leasehold-handle", work, lambda fault: self._time.unforeseen("handle", fault))
+        self._time.start("leasehold-handle", work, lambda fault: self._time.log_unexpected("handle", fault))
 
     def withdraw(self, work: Callable[[], None]) -> bool:  # noqa: ARG002  nothing waits for a task
         """Return False: the work has already started."""

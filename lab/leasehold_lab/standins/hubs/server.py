@@ -130,7 +130,10 @@ def start_reader(
         message = f"Receiver with a higher epoch '{highest_epoch}' already exists."
         raise HubRejection(STOLEN, f"{message} Receiver with epoch {epoch} cannot be created.")
     if epoch is None and len(other_readers) >= EPOCHLESS_READERS_MAX:
-        limit_description = f"the maximum number of allowed receivers per partition in a consumer group which is {EPOCHLESS_READERS_MAX}"
+        limit_description = (
+            "the maximum number of allowed receivers per partition in a consumer group which is "
+            f"{EPOCHLESS_READERS_MAX}"
+        )
         raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit_description}.")
     # The filter on the link's source contains the start position, as a described or a plain value.
     filters, selector = link.remote_source.filter, None

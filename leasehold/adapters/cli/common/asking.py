@@ -12,12 +12,12 @@ from leasehold.adapters.options import Options
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
 
-WATCH_SHARE = 1.2
-"""How long to watch a table, in multiples of `lease_seconds`. An owner that renews no lease in that time is assumed
+WATCH_MULTIPLE = 1.2
+"""How long to watch a table, in multiples of `lease_seconds`. An owner that renews no lease in that time is considered
 dead."""
 
 StoreUrl = Annotated[str, typer.Argument(help="Read the leases here, a URL.", show_default=False)]
-For = Annotated[
+WatchSeconds = Annotated[
     float | None,
     typer.Option(
         "--for", help="Watch this long first; 0 to read once. [1.2 x lease_seconds]", parser=make_seconds_parser()
@@ -39,7 +39,7 @@ def make_fleet_config(options: Options, source: str = "") -> Config:
 
 def watch_table(store: Store, config: Config, watch_seconds: float | None) -> WatchedTable:
     """Watch a table for `watch_seconds` and return its state. On a terminal, print the reason for the wait."""
-    watch_seconds = WATCH_SHARE * config.lease_seconds if watch_seconds is None else watch_seconds
+    watch_seconds = WATCH_MULTIPLE * config.lease_seconds if watch_seconds is None else watch_seconds
     console = Console(stderr=True)
     if not watch_seconds or not console.is_terminal:
         return watch_for(store, watch_seconds, config.lease_seconds)

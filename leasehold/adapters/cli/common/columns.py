@@ -1,4 +1,4 @@
-"""Prints tables, either drawn on a terminal, or as plain text with one complete row per line.
+"""Prints tables, either drawn on a terminal or as plain text with one complete row per line.
 
 `print_moves` prints the results of `copy-leases` and `reset` as such a table or as JSON.
 """
@@ -19,7 +19,7 @@ from leasehold.adapters.ops.checkpoints import Move
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import printable
 
-NOTHING = "-"
+EMPTY_CELL = "-"
 """Replaces an empty cell in a plain-text table, so that every row has as many fields as the header."""
 
 
@@ -30,16 +30,16 @@ class Column:
     Attributes:
         name: The heading.
         right: Whether the cells contain numbers, which are right-aligned.
-        spare: The order in which columns are left out on a narrow screen. The column with the highest value is left out
-            first, and a column with 0 is never left out.
+        spare: The order in which columns are omitted on a narrow screen. The column with the highest value is omitted
+            first, and a column with 0 is never omitted.
         words: Whether the cells contain sentences, whose spaces are kept in plain text. Only the last column may set
-            it.
+            this.
     """
 
     name: str
     right: bool = False
-    spare: int = 0
-    words: bool = False
+    hide_order: int = 0
+    is_sentence: bool = False
 
 
 @frozen
@@ -59,67 +59,69 @@ class TextTable:
     styles: tuple[tuple[tuple[int, int], str], ...] = ()
 
 
-def format_as_plain_text(cells: TextTable) -> str:
+def format_as_plain_text(table: TextTable) -> str:
     """Return the table as lines of fields, separated by two spaces.
 
-    An empty cell is replaced by `-`. Only the last field may contain spaces, and only if its column sets `words`.
+    An empty cell is replaced by `-`. Only the last field may contain spaces, and only if its column sets `is_sentence`.
     """
-    rows = [[column.name.upper().replace(" ", "-") for column in cells.columns]]
-    for row in cells.rows:
-        printed_cells = [(printable(cell), column.words) for cell, column in zip(row, cells.columns, strict=True)]
-        rows.append([(cell if words else cell.replace(" ", "\\x20")) or NOTHING for cell, words in printed_cells])
+    rows = [[column.name.upper().replace(" ", "-") for column in table.columns]]
+    for row in table.rows:
+        printed_cells = [(printable(cell), column.is_sentence) for cell, column in zip(row, table.columns, strict=True)]
+        rows.append(
+            [(cell if is_sentence else cell.replace(" ", "\\x20")) or EMPTY_CELL for cell, is_sentence in printed_cells]
+        )
     padded_columns = []
-    for index, column in enumerate(cells.columns):
+    for index, column in enumerate(table.columns):
         width = max(len(row[index]) for row in rows)
         padded_columns.append([row[index].rjust(width) if column.right else row[index].ljust(width) for row in rows])
     return "\n".join("  ".join(row).rstrip() for row in zip(*padded_columns, strict=True))
 
 
-def draw_table(cells: TextTable, width: int) -> tuple[Table, tuple[str, ...]]:
+def draw_table(text_table: TextTable, width: int) -> tuple[Table, tuple[str, ...]]:
     """Return the table for a screen of this width, and the names of the columns that don't fit."""
-    visible_columns = dict(enumerate(cells.columns))
+    visible_columns = dict(enumerate(text_table.columns))
     widths = {
-        index: max(len(column.name), *(len(row[index]) for row in cells.rows), 0) + 3
-        for index, column in enumerate(cells.columns)
+        index: max(len(column.name), *(len(row[index]) for row in text_table.rows), 0) + 3
+        for index, column in enumerate(text_table.columns)
     }
     while sum(widths[index] for index in visible_columns) + 1 > width and any(
-        column.spare for column in visible_columns.values()
+        column.hide_order for column in visible_columns.values()
     ):
-        del visible_columns[max(visible_columns, key=lambda index: cells.columns[index].spare)]
-    styles = dict(cells.styles)
-    table = Table(title=cells.title or None)
+        del visible_columns[max(visible_columns, key=lambda index: text_table.columns[index].hide_order)]
+    styles = dict(text_table.styles)
+    table = Table(title=text_table.title or None)
     for column in visible_columns.values():
         table.add_column(column.name, overflow="fold", justify="right" if column.right else "left")
-    for number, row in enumerate(cells.rows):
+    for row_index, row in enumerate(text_table.rows):
         table.add_row(
-            *(Text(printable(row[index]), style=styles.get((number, index), "")) for index in visible_columns)
+            *(Text(printable(row[index]), style=styles.get((row_index, index), "")) for index in visible_columns)
         )
-    return table, tuple(column.name for index, column in enumerate(cells.columns) if index not in visible_columns)
+    return table, tuple(column.name for index, column in enumerate(text_table.columns) if index not in visible_columns)
 
 
 def should_draw(*, wide: bool) -> bool:
-    """Return true if standard output is a terminal and `wide` does not request plain text."""
+    """Return whether to draw the table: standard output is a terminal, and `wide` does not request plain text."""
     return not wide and sys.stdout.isatty()
 
 
-def print_table(cells: TextTable, *, wide: bool = False) -> None:
+def print_table(text_table: TextTable, *, wide: bool = False) -> None:
     """Print the table, drawn if standard output is a terminal. Otherwise, or with `wide`, print it as plain text."""
     if not should_draw(wide=wide):
-        print(format_as_plain_text(cells))
+        print(format_as_plain_text(text_table))
         return
     console = Console()
-    table, left_out = draw_table(cells, console.width)
+    table, hidden_columns = draw_table(text_table, console.width)
     console.print(table)
-    if left_out:
-        console.print(format_hidden_columns_hint(left_out))
+    if hidden_columns:
+        console.print(format_hidden_columns_hint(hidden_columns))
 
 
-def format_hidden_columns_hint(left_out: Sequence[str]) -> Text:
+def format_hidden_columns_hint(hidden_columns: Sequence[str]) -> Text:
     """Return a message with the names of the columns that don't fit on the screen."""
-    return Text(f"no room here for: {', '.join(left_out)}; --wide shows every column", style="dim")
+    return Text(f"no room here for: {', '.join(hidden_columns)}; --wide shows every column", style="dim")
 
 
-_DONE = {
+_DONE_WORDS = {
     "create": "created",
     "forward": "moved forward",
     "back": "set back",
@@ -127,7 +129,7 @@ _DONE = {
     "same": "as it was",
     "refuse": "refused",
 }
-_WOULD = {
+_DRY_RUN_WORDS = {
     "create": "create",
     "forward": "move forward",
     "back": "set back",
@@ -154,17 +156,17 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
         ]
         print(json.dumps({"dry_run": dry_run, "refused": refused_count, "leases": documents}))
     elif moves:
-        words, outcome = (_WOULD, "would") if dry_run else (_DONE, "outcome")
+        action_words, outcome_heading = (_DRY_RUN_WORDS, "would") if dry_run else (_DONE_WORDS, "outcome")
         rows = tuple(
             (
                 move.lease.key,
                 format_position(move.stored.checkpoint) if move.stored else "",
                 format_position(move.lease.checkpoint),
-                words[move.do] + (f": {move.why}" if move.why else ""),
+                action_words[move.do] + (f": {move.why}" if move.why else ""),
             )
             for move in moves
         )
-        columns = (Column("lease"), Column("is"), Column("wanted"), Column(outcome, words=True))
+        columns = (Column("lease"), Column("is"), Column("wanted"), Column(outcome_heading, is_sentence=True))
         print_table(TextTable(columns, rows, title="Dry run" if dry_run else ""))
     else:
         print("There is no lease to move.")

@@ -25,7 +25,7 @@ def exit_on_failure(
 ) -> Iterator[None]:
     """Catch an error of the command, print it, and exit.
 
-    The status is 2 for a `misuse` error or a missing optional dependency, and 1 for the other `failures`.
+    The exit status is 2 for a `misuse` error or a missing optional dependency, and 1 for the other `failures`.
     """
     try:
         yield
@@ -37,11 +37,11 @@ def exit_on_failure(
         raise typer.Exit(2 if is_misuse else 1) from None
 
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+END_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class EndSignal(BaseException):
-    """A signal to end has arrived."""
+    """Raised when a signal that ends the command has arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -50,13 +50,13 @@ class EndSignal(BaseException):
 
 @contextmanager
 def raise_on_signal() -> Iterator[None]:
-    """Raise Ended in the main thread on the first signal, and ignore later signals until the context is left.
+    """Raise EndSignal in the main thread on the first signal, and ignore later signals until the context is left.
 
     A signal that the process already ignores, such as SIGHUP under nohup, stays ignored.
     """
     old_handlers = {
         signal_number: handler
-        for signal_number in ENDING
+        for signal_number in END_SIGNALS
         if (handler := signal.getsignal(signal_number)) != signal.SIG_IGN
     }
 

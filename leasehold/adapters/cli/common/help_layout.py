@@ -1,4 +1,4 @@
-"""Draws the options of a command so that no name is cut on a terminal with 80 columns.
+"""Draws the options of a command so that no option name is cut off on a terminal with 80 columns.
 
 Typer puts the long, short and negative names of an option into separate columns, which leaves too little room for each.
 """

@@ -1,6 +1,6 @@
-"""Prepares the standard streams of a command, and turns a failure of standard output into a message and a status.
+"""Prepares the standard streams of a command, and turns a failure of standard output into a message and an exit status.
 
-A shell closes a stream with `>&-`. Python then sets the stream to None, so `print` writes nothing. If standard error is
+In a shell, `>&-` closes a stream. Python then sets the stream to None, so `print` writes nothing. If standard error is
 closed, `print` even writes errors to standard output. The next file that the process opens gets the free descriptor, so
 a child process would write its output to that file.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 PIPE_STATUS = 141
 """The exit status that a shell reports for a program that was killed by SIGPIPE."""
 
-IN_ASCII = {"≥": ">=", "…": "..."}
-"""ASCII replacements for characters that the locale cannot encode. Without them, a lag of `≥75.0` would appear as
+ASCII_REPLACEMENTS = {"≥": ">=", "…": "..."}
+"""ASCII replacements for characters that the locale cannot encode. Otherwise a lag of `≥75.0` would be printed as
 `?75.0`."""
 
-REPLACED, ESCAPED = "leasehold-replaced", "leasehold-escaped"
-"""The names under which our handlers of encoding errors are registered with Python."""
+REPLACE_HANDLER, ESCAPE_HANDLER = "leasehold-replaced", "leasehold-escaped"
+"""The names under which our handlers of encoding errors are registered in `codecs`."""
 
 
 def _make_ascii_error_handler(fallback: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
@@ -34,14 +34,14 @@ def _make_ascii_error_handler(fallback: Callable[[str], str]) -> Callable[[Unico
         if not isinstance(error, UnicodeEncodeError):
             raise error
         characters = error.object[error.start : error.end]
-        return "".join(IN_ASCII.get(character) or fallback(character) for character in characters), error.end
+        return "".join(ASCII_REPLACEMENTS.get(character) or fallback(character) for character in characters), error.end
 
     return replace_characters
 
 
-codecs.register_error(REPLACED, _make_ascii_error_handler(lambda _sign: "?"))
+codecs.register_error(REPLACE_HANDLER, _make_ascii_error_handler(lambda _sign: "?"))
 codecs.register_error(
-    ESCAPED, _make_ascii_error_handler(lambda sign: sign.encode("ascii", "backslashreplace").decode())
+    ESCAPE_HANDLER, _make_ascii_error_handler(lambda sign: sign.encode("ascii", "backslashreplace").decode())
 )
 
 
@@ -52,13 +52,13 @@ class _FaultRecordingOutput(io.FileIO):
         began: Whether standard output was open when the process started.
     """
 
-    def __init__(self, *, began: bool) -> None:
+    def __init__(self, *, open_at_start: bool) -> None:
         super().__init__(1, "w", closefd=False)
-        self.began, self.fault = began, cast("OSError | None", None)
+        self.open_at_start, self.fault = open_at_start, cast("OSError | None", None)
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
-            if not self.began:
+            if not self.open_at_start:
                 # End the command in the same way as if the reader of a pipe had gone.
                 raise BrokenPipeError(errno.EPIPE, "standard output is closed")
             written_count = super().write(data)
@@ -80,36 +80,36 @@ class _ClosedInput(io.RawIOBase):
 
 
 def prepare_standard_streams() -> None:
-    """Replace closed streams, and make output in an ASCII locale replace characters that it cannot encode."""
-    for number in range(3):
+    """Replace closed streams, and make output replace characters that the locale cannot encode."""
+    for descriptor in range(3):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
-            file = os.open(os.devnull, os.O_RDWR)
-            if file != number:
-                os.dup2(file, number)
-                os.close(file)
-            os.set_inheritable(number, True)
+            null_device = os.open(os.devnull, os.O_RDWR)
+            if null_device != descriptor:
+                os.dup2(null_device, descriptor)
+                os.close(null_device)
+            os.set_inheritable(descriptor, True)
     sys.stdin = sys.stdin or TextIOWrapper(io.BufferedReader(_ClosedInput()))
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    original, raw = sys.stdout, _FaultRecordingOutput(began=sys.stdout is not None)
-    is_unbuffered = isinstance(getattr(original, "buffer", None), io.RawIOBase)  # PYTHONUNBUFFERED
+    original_stdout, raw_stdout = sys.stdout, _FaultRecordingOutput(open_at_start=sys.stdout is not None)
+    is_unbuffered = isinstance(getattr(original_stdout, "buffer", None), io.RawIOBase)  # PYTHONUNBUFFERED
     sys.stdout = TextIOWrapper(
-        cast("io.BufferedWriter", raw) if is_unbuffered else io.BufferedWriter(raw),
-        encoding=getattr(original, "encoding", None),
-        line_buffering=original is not None and original.isatty(),
+        cast("io.BufferedWriter", raw_stdout) if is_unbuffered else io.BufferedWriter(raw_stdout),
+        encoding=getattr(original_stdout, "encoding", None),
+        line_buffering=original_stdout is not None and original_stdout.isatty(),
         write_through=is_unbuffered,
     )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # help texts are not ASCII
-            stream.reconfigure(errors=ESCAPED if stream is sys.stderr else REPLACED)
+            stream.reconfigure(errors=ESCAPE_HANDLER if stream is sys.stderr else REPLACE_HANDLER)
 
 
 def discard_if_output_closed() -> None:
-    """If standard output is closed, discard what the user's code prints, as Python does."""
+    """If standard output is closed, discard the output of the user's code, as Python does."""
     output = _find_own_output()
     if output is not None:
-        output.began = True  # its descriptor is that of the null device
+        output.open_at_start = True  # its descriptor now belongs to the null device
 
 
 def find_output_fault() -> OSError | None:
@@ -136,7 +136,7 @@ def run_and_check_output(command: Callable[[], object]) -> NoReturn:
         sys.stdout.flush()
     output = _find_own_output()
     if output is not None and output.fault is not None:
-        was_open_at_start = output.began
+        was_open_at_start = output.open_at_start
         if not was_open_at_start:
             print("leasehold: standard output is closed", file=sys.stderr)
         elif not isinstance(output.fault, BrokenPipeError):
@@ -146,7 +146,7 @@ def run_and_check_output(command: Callable[[], object]) -> NoReturn:
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, 1)
         os.close(null_device)
-        output.began = True
+        output.open_at_start = True
         is_broken_pipe = isinstance(output.fault, BrokenPipeError) and was_open_at_start
         # Click itself ends with 1 on a broken pipe.
         exit_request = SystemExit(PIPE_STATUS) if is_broken_pipe and exit_request.code in {None, 0, 1} else exit_request
@@ -155,7 +155,7 @@ def run_and_check_output(command: Callable[[], object]) -> NoReturn:
 
 
 def _find_own_output() -> _FaultRecordingOutput | None:
-    """Return our file below standard output, or None if a test or a caller has replaced standard output."""
-    file = getattr(sys.stdout, "buffer", None)
-    file = getattr(file, "raw", file)
-    return file if isinstance(file, _FaultRecordingOutput) else None
+    """Return our raw file that standard output uses, or None if a test or a caller has replaced standard output."""
+    raw_file = getattr(sys.stdout, "buffer", None)
+    raw_file = getattr(raw_file, "raw", raw_file)
+    return raw_file if isinstance(raw_file, _FaultRecordingOutput) else None

@@ -21,9 +21,9 @@ class _TakenLeasesHandler(logging.Handler):
         self._worker = worker
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (why := getattr(record, "taken", None)) is not None:
+        if (reason := getattr(record, "taken", None)) is not None:
             lease, rule = record.__dict__["lease"], record.__dict__["rule"]
-            _print_line(f"took {lease}: {why} ({rule}); {self._worker.discovery.open_shards} shards are open")
+            _print_line(f"took {lease}: {reason} ({rule}); {self._worker.discovery.open_shards} shards are open")
 
 
 @contextmanager
@@ -45,22 +45,22 @@ def print_start_lines(worker: Worker, source: str, store: str) -> Iterator[None]
     )
     _print_line(f"to see who reads what: leasehold leases '{store}'")
     log, handler = logging.getLogger("leasehold.worker"), _TakenLeasesHandler(worker)
-    level, shown_level, other_handlers = log.level, log.getEffectiveLevel(), logging.getLogger().handlers
+    original_level, shown_level, other_handlers = log.level, log.getEffectiveLevel(), logging.getLogger().handlers
 
     def was_shown_before(record: logging.LogRecord) -> bool:
         return record.levelno >= shown_level or record.name != log.name
 
     log.addHandler(handler)
-    for other in other_handlers:
-        other.addFilter(was_shown_before)
+    for other_handler in other_handlers:
+        other_handler.addFilter(was_shown_before)
     log.setLevel(min(logging.INFO, shown_level))
     try:
         yield
     finally:
         log.removeHandler(handler)
-        for other in other_handlers:
-            other.removeFilter(was_shown_before)
-        log.setLevel(level)
+        for other_handler in other_handlers:
+            other_handler.removeFilter(was_shown_before)
+        log.setLevel(original_level)
         _print_line(f"{worker.me} ended")
 
 

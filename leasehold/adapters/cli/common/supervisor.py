@@ -1,8 +1,8 @@
 """Runs several processes of one command, restarts processes that end by themselves, and drains all of them together.
 
 The standard input of each process is a pipe from the supervisor. When the supervisor closes the pipe, the process
-drains. If the supervisor dies, even by SIGKILL, the pipe is closed too, so no process is left behind. The supervisor
-also passes on the output of the processes, in whole lines.
+drains. If the supervisor dies, even by SIGKILL, the pipe is also closed, so no process keeps running. The supervisor
+also passes on the output of the processes in whole lines.
 """
 
 import errno
@@ -29,15 +29,15 @@ from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.supervisor"))
 
-SUPERVISED = "LEASEHOLD_SUPERVISED"
+SUPERVISED_VARIABLE = "LEASEHOLD_SUPERVISED"
 """If this environment variable is set, the process is supervised, and drains when its standard input ends."""
 
-LEAST_PAUSE_SECONDS = 1.0
-MOST_PAUSE_SECONDS = 60.0
-STEADY_SECONDS = 60.0
+RESTART_PAUSE_MIN = 1.0
+RESTART_PAUSE_MAX = 60.0
+PAUSE_RESET_SECONDS = 60.0
 """If a process has run for this long, the pause before its next restart is reset to the minimum."""
-SLACK_SECONDS = 5.0
-"""The time that a process may take to start, close and exit, in addition to its time to drain, before it is killed."""
+EXIT_LIMIT_SECONDS = 5.0
+"""How long a process may take to start, close and exit, in addition to the time to drain, before it is killed."""
 CHUNK_BYTES = 2**16
 
 TEMPORARY_ERRORS = frozenset(
@@ -45,24 +45,24 @@ TEMPORARY_ERRORS = frozenset(
 )
 """Errors after which a write may succeed later."""
 
-REFUSED_SECONDS = 0.1, 5.0
+WRITE_RETRY_SECONDS = 0.1, 5.0
 
 
 @define
 class _SupervisedProcess:
-    """A process of the fleet, with the times of its latest and its next start."""
+    """One of the processes, with the times of its last and its next start."""
 
     name: str
     command: Sequence[str]
     process: "Popen[bytes] | None" = None
     started: float = 0.0
     due: float = 0.0
-    pause: float = LEAST_PAUSE_SECONDS
+    pause: float = RESTART_PAUSE_MIN
 
 
 @define
 class _SupervisedProcessEnded:
-    """Event: a process has ended, and all its output was passed on."""
+    """An event: a process has ended, and all its output has been passed on."""
 
     child: _SupervisedProcess
     status: int
@@ -74,21 +74,21 @@ class Supervisor:
 
     Attributes:
         commands: The command of each process, by the name of the process. A restarted process keeps its name.
-        drain_seconds: How long a process may take to drain. Five seconds later it is killed.
+        drain_seconds: How long a process may take to drain. It is killed `EXIT_LIMIT_SECONDS` after that.
         final: The exit statuses after which a restart would not help. If a process ends with one of them, the
-            supervisor ends all processes.
+            supervisor drains the others and ends.
     """
 
     commands: Mapping[str, Sequence[str]]
     drain_seconds: float
-    final: Collection[int]
+    final_statuses: Collection[int]
     _events: ThreadQueue = field(factory=lambda: ThreadQueue(time.monotonic), init=False)
-    _out: Lock = field(factory=Lock, init=False)
+    _output_lock: Lock = field(factory=Lock, init=False)
     _sinks: tuple[WholeLines, WholeLines] = field(
         factory=lambda: (WholeLines(sys.stdout), WholeLines(sys.stderr)), init=False
     )
 
-    def run(self, ending: Iterable[signal.Signals]) -> int:
+    def run(self, end_signals: Iterable[signal.Signals]) -> int:
         """Run the processes until one of these signals arrives. Must be called in the main thread.
 
         Returns:
@@ -96,7 +96,7 @@ class Supervisor:
             status in `final`, or failed while it drained, it is the status of that process. A second signal kills all
             processes, and the status is 128 plus the number of the signal.
         """
-        for signal_number in ending:
+        for signal_number in end_signals:
             replace_handler(signal_number, lambda number, _frame: self._events.put(number))
         children = self.create_processes()
         try:
@@ -105,7 +105,7 @@ class Supervisor:
             running_children = [child for child in children if child.process is not None]
             for child in running_children:
                 _request_drain(child)
-            deadline = time.monotonic() + self.drain_seconds + SLACK_SECONDS
+            deadline = time.monotonic() + self.drain_seconds + EXIT_LIMIT_SECONDS
             while running_children:
                 match self._events.get(deadline):
                     case _SupervisedProcessEnded(child, status):
@@ -145,18 +145,18 @@ class Supervisor:
                     # Close the pipe to the ended process, which uses a file descriptor of this process.
                     _request_drain(child)
                     child.process = None
-                    if status in self.final:
+                    if status in self.final_statuses:
                         self._log_line("%s ended with status %d, so all processes end", child.name, status)
                         return status
                     now = time.monotonic()
-                    if now - child.started >= STEADY_SECONDS:
-                        child.pause = LEAST_PAUSE_SECONDS
+                    if now - child.started >= PAUSE_RESET_SECONDS:
+                        child.pause = RESTART_PAUSE_MIN
                     shell_status = _convert_to_shell_status(status)
                     self._log_line(
                         "%s ended with status %d: it starts again in %g s", child.name, shell_status, child.pause
                     )
                     child.due = now + child.pause
-                    child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
+                    child.pause = min(RESTART_PAUSE_MAX, 2 * child.pause)
                 case int():
                     return 0
                 case None:
@@ -169,7 +169,7 @@ class Supervisor:
         except (OSError, RuntimeError, MemoryError) as fault:
             self._log_line("%s cannot be started: %s; tried again in %g s", child.name, said(fault), child.pause)
             child.process, child.due = None, time.monotonic() + child.pause
-            child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
+            child.pause = min(RESTART_PAUSE_MAX, 2 * child.pause)
 
     def _start_child(self, child: _SupervisedProcess) -> None:
         child.started = time.monotonic()
@@ -179,25 +179,27 @@ class Supervisor:
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
-            env={**os.environ, SUPERVISED: "1"},
+            env={**os.environ, SUPERVISED_VARIABLE: "1"},
             # Ctrl-C sends a signal to the terminal's whole process group, but only the supervisor must receive it.
             start_new_session=True,
         )
         pipes = ((process.stdout, self._sinks[0]), (process.stderr, self._sinks[1]))
-        relays: list[Thread] = []
+        relay_threads: list[Thread] = []
 
         def on_relay_failure(fault: BaseException) -> None:
-            """Log that output is no longer passed on. The process will end, because its output pipe is closed."""
+            """Log that output is no longer passed on. The process will end, because its output pipe is now closed."""
             self._log_line("the output of %s cannot be passed on: %s", child.name, said(fault))
 
         def wait_for_exit() -> None:
             status = process.wait()
-            for relay in relays:
-                relay.join(SLACK_SECONDS)  # no longer, because a process that it started may keep the pipes open
+            for relay in relay_threads:
+                relay.join(
+                    EXIT_LIMIT_SECONDS
+                )  # limited, because a process that the child has started may keep the pipes open
             self._events.put(_SupervisedProcessEnded(child, status))
 
         def on_watch_failure(fault: BaseException) -> None:
-            """Kill the process and have it restarted, because no thread waits for it to end any more."""
+            """Kill the process so that it is restarted, because no thread waits for its end any more."""
             self._log_line("%s is killed: its end could not be waited for: %s", child.name, said(fault))
             process.kill()
             self._events.put(_SupervisedProcessEnded(child, process.wait()))
@@ -205,14 +207,14 @@ class Supervisor:
         try:
             for source, sink in pipes:
                 assert source is not None  # noqa: S101  it is a pipe
-                relays.append(
+                relay_threads.append(
                     spawn(f"relay-{child.name}", partial(self._relay_output, process, source, sink), on_relay_failure)
                 )
             spawn(f"watch-{child.name}", wait_for_exit, on_watch_failure)
         except RuntimeError:  # no thread could be started to pass on its output or to detect its end
             process.kill()
             process.wait()
-            for pipe in (process.stdin, *(source for source, _ in pipes[len(relays) :])):
+            for pipe in (process.stdin, *(source for source, _ in pipes[len(relay_threads) :])):
                 if pipe is not None:
                     pipe.close()
             raise
@@ -220,9 +222,9 @@ class Supervisor:
     def _relay_output(self, process: "Popen[bytes]", source: IO[bytes], sink: WholeLines) -> None:
         """Pass on whole lines until the process closes its output, or the reader of our output has gone.
 
-        If the reader has gone, the process's output is closed. While the sink cannot be written to, for example because
-        a disk is full, the lines are kept here and the process blocks. If a process was killed, an incomplete last line
-        is dropped.
+        If the reader has gone, close the process's output. While the sink cannot be written, for example because a disk
+        is full, keep the lines here, so that the process blocks. If the process was killed, drop an incomplete last
+        line.
         """
         partial_line = b""
         with source, suppress(BrokenPipeError):
@@ -233,9 +235,9 @@ class Supervisor:
                 self._write_with_retries(sink, partial_line + b"\n")
 
     def _write_with_retries(self, sink: WholeLines, data: bytes) -> None:
-        backoff = Backoff(*REFUSED_SECONDS)
+        backoff = Backoff(*WRITE_RETRY_SECONDS)
         while True:
-            with self._out:
+            with self._output_lock:
                 partial_write = sink.write(data)
             if partial_write is None:
                 return
@@ -247,7 +249,7 @@ class Supervisor:
             time.sleep(backoff.next())
 
     def _log_line(self, text: str, *values: object) -> None:
-        with self._out:
+        with self._output_lock:
             log.warning(text, *values)
 
 
@@ -261,13 +263,13 @@ def _convert_to_shell_status(status: int) -> int:
 
 
 def call_at_end_of_supervisor(stop: Callable[[], None]) -> None:
-    """Call `stop` once the supervisor asks this process to drain, or dies. Do nothing if there is no supervisor."""
+    """Call `stop` once the supervisor requests this process to drain, or dies. Do nothing if there is no supervisor."""
 
     def wait_for_closed_input() -> None:
         while os.read(0, CHUNK_BYTES):
             pass
         stop()
 
-    if os.environ.pop(SUPERVISED, None) is not None:
-        # Stop if reading fails too, otherwise this process would not notice the death of its supervisor.
+    if os.environ.pop(SUPERVISED_VARIABLE, None) is not None:
+        # Also stop if reading fails. Otherwise this process would not notice the death of its supervisor.
         spawn("leasehold-supervised", wait_for_closed_input, lambda _fault: stop())

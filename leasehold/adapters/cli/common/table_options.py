@@ -14,7 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def add_table_options(*names: str) -> Callable[[Function], Function]:
-    """Replace `**options: Unpack[TABLE]` of a command by one parameter per option, as Typer requires.
+    """Replace the parameter `**options: Unpack[TABLE]` of a command by one parameter per option, as Typer requires.
 
     The new parameters come before the command's keyword-only parameters. The command receives their values in
     `options`, by name.

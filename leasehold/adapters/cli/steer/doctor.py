@@ -8,14 +8,14 @@ import typer
 from leasehold.adapters.cli.common.asking import AsJson, make_fleet_config
 from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.cli.common.table_options import add_table_options
-from leasehold.adapters.ops.doctor.attempts import none_wrong
+from leasehold.adapters.ops.doctor.attempts import has_no_wrong_finding
 from leasehold.adapters.ops.doctor.examination import ExaminedFleet, examine
 from leasehold.adapters.options import Options, options_by_name
 from leasehold.stores.printable import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 Run it on a worker's machine, with a worker's credentials. Each right is used once; it has the name that policies use.
 
     leasehold doctor 'kinesis://orders?region=eu-central-1' --store 'dynamodb://orders-app?region=eu-central-1'
@@ -33,7 +33,7 @@ Exit status: 0 if nothing is wrong, 1 if something is, 2 on bad usage.
 """
 
 
-@app.command(help="Check rights, conditional writes and clocks, and estimate costs.", epilog=MORE)
+@app.command(help="Check rights, conditional writes and clocks, and estimate costs.", epilog=EPILOG)
 @add_table_options("rules", "lease_seconds", "set", "checkpoint_seconds")
 def command(  # noqa: PLR0917  one for each option
     source: Annotated[str, typer.Argument(help="Read this stream, a URL.", show_default=False)],
@@ -62,13 +62,15 @@ def command(  # noqa: PLR0917  one for each option
         examination = examine(source, store, fleet)
     if as_json:
         print(json.dumps(examination.as_json()))
-        raise typer.Exit(0 if none_wrong(examination.findings) else 1)
+        raise typer.Exit(0 if has_no_wrong_finding(examination.findings) else 1)
     what_width = max(len(finding.what) for finding in examination.findings)
     for finding in examination.findings:
         shown_state = "WRONG" if finding.state == "wrong" else finding.state
         print(f"{shown_state:7}  {finding.what:{what_width}}  {printable(finding.says)}")
         if finding.todo:
             print(f"{'':7}  {'':{what_width}}  -> {printable(finding.todo)}")
-    wrong, unknown = (sum(finding.state == state for finding in examination.findings) for state in ("wrong", "unknown"))
-    print(f"{len(examination.findings)} findings: {wrong} wrong, {unknown} unknown")
-    raise typer.Exit(0 if none_wrong(examination.findings) else 1)
+    wrong_count, unknown_count = (
+        sum(finding.state == state for finding in examination.findings) for state in ("wrong", "unknown")
+    )
+    print(f"{len(examination.findings)} findings: {wrong_count} wrong, {unknown_count} unknown")
+    raise typer.Exit(0 if has_no_wrong_finding(examination.findings) else 1)

@@ -9,8 +9,8 @@ import typer
 
 from leasehold.adapters.cli.common.asking import (
     AsJson,
-    For,
     StoreUrl,
+    WatchSeconds,
     make_fleet_config,
     watch_table,
 )
@@ -26,7 +26,7 @@ from leasehold.stores.printable import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 The table is watched for a while, because most stores do not show when a lease was last renewed. Then the plan of each
 worker is computed, and every rule in these plans is explained in a sentence. For a lease, its status, its reading
 progress and the reason why it stays are shown, too. Pass the settings of the fleet: `--rules`, `--lease-seconds` and
@@ -44,7 +44,7 @@ Nothing is written. Exit status: 0, 1 if the store failed, 2 on bad usage.
 """
 
 
-@app.command(help="Explain what each worker would do now, and why a lease has its owner.", epilog=MORE)
+@app.command(help="Explain what each worker would do now, and why a lease has its owner.", epilog=EPILOG)
 @add_table_options("to", "rules", "lease_seconds", "set")
 def command(
     store: StoreUrl,
@@ -52,7 +52,7 @@ def command(
         str | None, typer.Option("--worker", help="Show only this worker, which may not have joined yet.")
     ] = None,
     lease: Annotated[str | None, typer.Option(help="Explain the lease with this key.")] = None,
-    span: For = None,
+    span: WatchSeconds = None,
     as_json: AsJson = False,
     **options: Unpack[Options],
 ) -> None:
@@ -88,7 +88,8 @@ def command(
     else:
         free_count = len(leases_by_owner(table.leases).get(None, ()))
         summary_text = (
-            f"{len(table.unended)} unfinished leases, {free_count} without an owner; rules {config.rules.name}"
+            f"{len(table.unfinished_leases)} unfinished leases, {free_count} without an owner; rules "
+            f"{config.rules.name}"
         )
         lines = [
             f"{summary_text}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s",

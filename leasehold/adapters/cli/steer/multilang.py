@@ -71,7 +71,7 @@ def command(
         handler = ChildHandler(
             children, attempts=attempts, dead_letter=dead_letter, send_empty=settings.send_empty, strict=strict
         )
-        setup = check_consumption_options(
+        consumption = check_consumption_options(
             settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, flag_name
         )
         table_session = settings.table_credentials.session()
@@ -81,15 +81,15 @@ def command(
             if (to := options["to"]) is not None and split_store_url(to)[0] in {"dynamodb", "s3"}
             else None
         )
-        setup = evolve(setup, sessions=(settings.credentials.session(), table_session, target_session))
+        consumption = evolve(consumption, sessions=(settings.credentials.session(), table_session, target_session))
         received_signals = list[int]()
 
         def on_begun(runner: Runner) -> None:
             handler.set_runner(runner)
             _record_signals(received_signals)
 
-        with handler, setup.open_worker() as worker:
-            setup.run(worker, begun=on_begun)
+        with handler, consumption.open_worker() as worker:
+            consumption.run(worker, on_runner_started=on_begun)
     if strict:
         raise typer.Exit(1 if handler.fault is not None or not received_signals else 128 + received_signals[0])
 

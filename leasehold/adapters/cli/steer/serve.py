@@ -21,16 +21,16 @@ from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.ops.swapping import open_for_reading
 from leasehold.adapters.options import Options
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
-from leasehold.adapters.worker.progress import STEP_SECONDS, STEPS
+from leasehold.adapters.worker.progress import LAG_STEP_SECONDS, LAG_STEPS
 from leasehold.errors import SourceError, StoreError
 from leasehold.stores.printable import said
 from leasehold.stores.urls import display_name
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-LOOPBACK = ("127.0.0.1", "localhost")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 
-MORE = """
+EPILOG = """
     leasehold serve sqlite:///srv/orders.db
     leasehold serve 'dynamodb://orders-app?region=eu-central-1' --history moves.db
     leasehold serve sqlite:///srv/orders.db --once page.html
@@ -51,7 +51,7 @@ Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be
 """
 
 
-@app.command(help="Serve a live, read-only web page of lease tables.", epilog=MORE)
+@app.command(help="Serve a live, read-only web page of lease tables.", epilog=EPILOG)
 @add_table_options("rules", "lease_seconds", "set")
 def command(  # noqa: PLR0917  one for each option
     stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Read the leases here, URLs.")],
@@ -62,7 +62,7 @@ def command(  # noqa: PLR0917  one for each option
         list[str] | None,
         typer.Option("--to", help="Name the store to which `leasehold swap` moves the leases; `-` for none."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Listen on this address.")] = LOOPBACK[0],
+    host: Annotated[str, typer.Option(help="Listen on this address.")] = LOOPBACK_HOSTS[0],
     port: Annotated[int, typer.Option(help="Listen on this port; 0 for a free one.", min=0, max=65535)] = 8095,
     allow_host: Annotated[list[str] | None, typer.Option(help="Accept requests for this host name, too.")] = None,
     once: Annotated[Path | None, typer.Option(help="Write the page to this file and exit; it needs no server.")] = None,
@@ -74,7 +74,10 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Watch the tables and serve the page, or write it to a file."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    with exit_on_failure("serve", StoreError, SourceError, OSError), suppress(EndSignal):  # the way to end it
+    with (
+        exit_on_failure("serve", StoreError, SourceError, OSError),
+        suppress(EndSignal),
+    ):  # a signal is the way to end the command
         config = make_fleet_config(options)
         if source and len(source) != len(stores):
             raise ValueError("--source: give one for each STORE, or none")
@@ -94,7 +97,7 @@ def command(  # noqa: PLR0917  one for each option
                 return
             for watcher in watchers:
                 watcher.start()
-            _serve_pages(watchers, host, port, (*LOOPBACK, host, *(allow_host or ())))
+            _serve_pages(watchers, host, port, (*LOOPBACK_HOSTS, host, *(allow_host or ())))
 
 
 def _write_pages_periodically(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
@@ -104,13 +107,13 @@ def _write_pages_periodically(watchers: Sequence[TableWatcher], file: Path, ever
     """
     if not file.parent.is_dir() or file.is_dir():
         raise ValueError(f"--once: {file} cannot be written; name a file in an existing folder")
-    deadline = time.monotonic() + STEPS * STEP_SECONDS
+    deadline = time.monotonic() + LAG_STEPS * LAG_STEP_SECONDS
     while True:
         for watcher in watchers:
             watcher.try_look()
             if watcher.last_state.table is None:
                 raise StoreError(f"{watcher.name}: {watcher.last_state.trouble}")
-        if time.monotonic() >= deadline or all(watcher.all_known for watcher in watchers):
+        if time.monotonic() >= deadline or all(watcher.all_statuses_known for watcher in watchers):
             break
         time.sleep(every)
     file.write_text(saved_page(watchers), encoding="utf-8")
@@ -124,20 +127,20 @@ def _serve_pages(watchers: Sequence[TableWatcher], host: str, port: int, allowed
     is_dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` accepts IPv4 clients, too
     try:  # listen before printing the address, so that a reader of the line can connect at once
         listener = socket.create_server((host, port), family=family, dualstack_ipv6=is_dual_stack)
-    except OSError as problem:
+    except OSError as error:
         raise ValueError(
-            f"--host {host} --port {port}: {problem.strerror or problem}; "
+            f"--host {host} --port {port}: {error.strerror or error}; "
             "give an address of this machine, and a port on which nothing listens (0 takes a free one)"
-        ) from problem
+        ) from error
     bound_port = listener.getsockname()[1]
     tables_text = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     uvicorn_server = uvicorn.Server(config)
     # Run uvicorn in another thread, in which it doesn't handle signals. In the main thread, a signal that arrives while
     # uvicorn starts makes it fail or is ignored.
-    faults: list[BaseException] = []
+    server_errors: list[BaseException] = []
     thread = None
     try:
-        thread = spawn("leasehold-page", lambda: uvicorn_server.run([listener]), faults.append)
+        thread = spawn("leasehold-page", lambda: uvicorn_server.run([listener]), server_errors.append)
         print(f"http://{host}:{bound_port}/ ({tables_text}); Ctrl-C ends it.", flush=True)
         while thread.is_alive():
             thread.join(SIGNAL_SECONDS)  # the main thread handles signals, whichever thread receives them
@@ -146,5 +149,5 @@ def _serve_pages(watchers: Sequence[TableWatcher], host: str, port: int, allowed
         if thread is not None:
             thread.join()
         listener.close()
-    if faults:
-        raise OSError(f"the page cannot be served any more: {said(faults[0])}")
+    if server_errors:
+        raise OSError(f"the page cannot be served any more: {said(server_errors[0])}")

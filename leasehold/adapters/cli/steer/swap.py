@@ -15,11 +15,11 @@ from leasehold.adapters.inputs import format_time
 from leasehold.adapters.ops.swapping import (
     SwapProgress,
     end_swap,
-    ended_at,
     move_until_arrived,
     open_joined,
-    progress,
+    read_swap_progress,
     set_direction,
+    swap_ended_at,
     wait_until_known,
 )
 from leasehold.errors import StoreError
@@ -28,7 +28,7 @@ from leasehold.stores.urls import display_name, open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-MORE = """
+EPILOG = """
 FROM and TO are store URLs. No worker stops, no record is lost or skipped, and no shard is read twice at a time: each
 owner moves its own leases and continues to read.
 
@@ -53,7 +53,7 @@ Exit status: 0 when every lease has arrived, or with `--status`; 1 if it was ref
 """
 
 
-@app.command(help="Move the lease table of a running fleet to another store or layout.", epilog=MORE)
+@app.command(help="Move the lease table of a running fleet to another store or layout.", epilog=EPILOG)
 def command(  # noqa: PLR0917  one for each option
     from_: Annotated[
         str,
@@ -70,20 +70,20 @@ def command(  # noqa: PLR0917  one for each option
     as_json: AsJson = False,
 ) -> None:
     """Start or reverse a swap, and follow it until every lease has arrived."""
-    with exit_on_failure("swap", StoreError), ExitStack() as opened:
+    with exit_on_failure("swap", StoreError), ExitStack() as stack:
         check_tables_differ(from_, to, "TO")
         if status and back:
             raise ValueError("choose one of --status and --back")
         table_names = (display_name(from_), display_name(to))
         source = open_store(from_, create=False)
-        opened.callback(source.close)
+        stack.callback(source.close)
         target = open_store(to, create=create and not (status or back))
-        opened.callback(target.close)
+        stack.callback(target.close)
         tables = (source, target)
         if swap_is_over(tables, table_names):
             if back:
                 raise StoreError("the swap is over; to go back, swap from TO to a new, empty table")
-            ended_seconds = ended_at(tables)
+            ended_seconds = swap_ended_at(tables)
             if as_json:
                 document = {"way": "over", "from": table_names[0], "to": table_names[1], "ended_at": ended_seconds}
                 print(json.dumps({name: value for name, value in document.items() if value is not None}))
@@ -97,16 +97,16 @@ def command(  # noqa: PLR0917  one for each option
             store = SwapStore(tables, table_names[TO])
             get_or_create_control_row(tables, table_names)
         if status:
-            _print_progress(progress(tables, store, table_names[TO]), as_json=as_json)
+            _print_progress(read_swap_progress(tables, store, table_names[TO]), as_json=as_json)
             return
         if not back:
             wait_until_known(tables, store, table_names[TO], wait)
         set_direction(tables, "from" if back else "to")
         last_progress = None
-        for swap in move_until_arrived(tables, store, table_names[TO]):
-            if swap != last_progress:
-                _print_progress(swap, as_json=as_json)
-            last_progress = swap
+        for swap_progress in move_until_arrived(tables, store, table_names[TO]):
+            if swap_progress != last_progress:
+                _print_progress(swap_progress, as_json=as_json)
+            last_progress = swap_progress
         if back:
             set_direction(tables, "")
         else:
@@ -121,10 +121,10 @@ _FINAL_MESSAGES = {
 }
 
 
-def _print_progress(swap: SwapProgress, *, as_json: bool) -> None:
+def _print_progress(swap_progress: SwapProgress, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({**asdict(swap), "unaware": [name for name, _ in swap.unaware]}), flush=True)
+        print(json.dumps({**asdict(swap_progress), "unaware": [name for name, _ in swap_progress.unaware]}), flush=True)
         return
-    print(swap.says, flush=True)
-    if swap.unaware:
-        print(f"owners that do not know TO: {', '.join(name for name, _ in swap.unaware)}", file=sys.stderr)
+    print(swap_progress.says, flush=True)
+    if swap_progress.unaware:
+        print(f"owners that do not know TO: {', '.join(name for name, _ in swap_progress.unaware)}", file=sys.stderr)

@@ -153,7 +153,7 @@ class DeadLetterHolding:
 
     lease: Lease
     worker: str
-    fence: int | None = None
+    fencing_number: int | None = None
     lost: Event = Factory(Event)
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Tries rights, with one request for each, and returns the results as findings.
+"""Tries each right with one request, and returns the results as findings.
 
-Rule 1: A right that the service denies is distinguished from a service that does not respond.
+Rule 1: A denied right is distinguished from a service that does not respond.
 Rule 2: If the service cannot be reached, or the table, bucket or stream does not exist, no further requests are sent.
-Rule 3: An attempt has no lasting effect. If it writes an object, it removes that object.
+Rule 3: An attempt has no lasting effect. If it has to write an object, it deletes the object again.
 
 A `Finding` is the result of one check. `compare_with_stream` is a pure function that checks whether the rows of a table
 are leases of this stream.
@@ -21,7 +21,7 @@ from leasehold.stores.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.urls import parse_date_header
 
 FindingState = Literal["ok", "wrong", "unknown"]
-"""The result of a check. The result `unknown` means that the check was impossible or not allowed."""
+"""The result of a check. It is `unknown` if the check was impossible or not allowed."""
 
 
 @frozen
@@ -29,9 +29,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        what: The object of the check: the service's name of a right, or a word such as "clock".
+        what: What was checked: a right, by the service's name for it, or something else such as "clock".
         state: Whether the check succeeded.
-        says: The result, as a sentence.
+        says: A sentence that describes the result.
         todo: What the user should do; "" if there is nothing to do, or if `says` contains the remedy.
     """
 
@@ -45,23 +45,26 @@ class Finding:
         return asdict(self)
 
 
-def none_wrong(findings: Iterable[Finding]) -> bool:
+def has_no_wrong_finding(findings: Iterable[Finding]) -> bool:
     """Return whether no finding is wrong. Unknown results don't count as wrong."""
     return all(finding.state != "wrong" for finding in findings)
 
 
-def clock_finding(service: str, ahead: float | None) -> Finding:
+def clock_finding(service: str, seconds_ahead: float | None) -> Finding:
     """Return the finding about our clock.
 
     Args:
         service: The name of the service.
-        ahead: How many seconds our clock is ahead of the service's clock; None if the service sent no time.
+        seconds_ahead: How many seconds our clock is ahead of the service's clock; None if the service sent no time.
     """
     what = f"clock of {service}"
-    if ahead is None:
+    if seconds_ahead is None:
         return Finding(what, "unknown", "the service's responses contain no time")
-    sentence = f"ours is {abs(ahead):.1f} s {'ahead of' if ahead >= 0 else 'behind'} it (measured in whole seconds)"
-    if abs(ahead) <= SKEW_SECONDS:
+    sentence = (
+        f"ours is {abs(seconds_ahead):.1f} s {'ahead of' if seconds_ahead >= 0 else 'behind'} it (measured in whole "
+        "seconds)"
+    )
+    if abs(seconds_ahead) <= SKEW_SECONDS:
         return Finding(what, "ok", sentence)
     return Finding(
         what,
@@ -99,13 +102,13 @@ class RightAttempt:
 
     Attributes:
         right: The service's name of the right.
-        ask: Uses the right without a lasting effect. May return a string, which replaces "allowed" in the finding.
+        ask: Sends the request that uses the right. May return a string, which replaces "allowed" in the finding.
             Raises StoreError, SourceError, NotTried, Absent or NotALeaseTable.
         writes: Whether this is a right to write.
     """
 
     right: str
-    ask: Callable[[], object]
+    try_request: Callable[[], object]
     writes: bool = False
 
 
@@ -124,7 +127,7 @@ class RightsTrial:
     name: str
     attempts: tuple[RightAttempt, ...]
     clock: "ServiceClock | None" = None
-    prove: Callable[[], object] | None = None
+    check_conditions: Callable[[], object] | None = None
     close: Callable[[], None] = lambda: None
 
 
@@ -134,27 +137,33 @@ class ServiceClock(SkewWarning):
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)
         self._now = clock
-        self.ahead: float | None = None
+        self.seconds_ahead: float | None = None
 
     def observe(self, service_now: float) -> None:
-        """Record how far our clock is ahead of the service's time, which is in whole seconds since 1970."""
-        self.ahead = self._now() - service_now - HALF_SECOND
+        """Record by how much our clock is ahead of the service's clock.
+
+        `service_now` is in whole seconds since 1970.
+        """
+        self.seconds_ahead = self._now() - service_now - HALF_SECOND
 
     def read_date_header(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore passes any arguments to hooks
-        """Read the time from a response's Date header. Botocore calls this hook, also after failed requests."""
+        """Read the time from a response's Date header.
+
+        Botocore calls this hook after every request, even a failed one.
+        """
         if (service_time := parse_date_header(http_response.headers.get("date"))) is not None:
             self.observe(service_time)
 
 
 def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
-    """Try the rights, one after another. Stop after a failure that the remaining attempts would repeat (rule 2)."""
+    """Try the rights one after another. Stop after a failure that every remaining attempt would also meet (rule 2)."""
     for attempt in trial.attempts:
         right, name = attempt.right, trial.name
         if attempt.writes and read_only:
             yield Finding(right, "unknown", f"{name}: not tried, because it is a right to write (--read-only)")
             continue
         try:
-            remark = attempt.ask()
+            remark = attempt.try_request()
             yield Finding(right, "ok", f"{name}: {remark if isinstance(remark, str) else 'allowed'}")
         except Absent as error:
             yield Finding(right, "unknown", str(error), "let the first worker create it, and run this again")
@@ -171,9 +180,9 @@ def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
                 return
             yield Finding(right, "unknown", f"no usable response: {error}", "run this again later")
         except (StoreError, SourceError) as error:
-            denied = _is_denied(error)
-            yield Finding(right, "wrong", str(error), f"allow {right}" if denied else "")
-            if not denied:
+            is_denied = _is_denied(error)
+            yield Finding(right, "wrong", str(error), f"allow {right}" if is_denied else "")
+            if not is_denied:
                 return
 
 
@@ -189,7 +198,7 @@ def _is_denied(error: Exception) -> bool:
     return getattr(cause, "status_code", None) == _DENIED_STATUS
 
 
-WHAT = "table"
+TABLE_CHECK = "table"
 _OTHER_TABLE = "name another table, or the source that this one belongs to"
 NAMED_MAX = 3
 """The maximum number of rows that a message names."""
@@ -203,53 +212,76 @@ def compare_with_stream(
     Args:
         listing: The rows of the table.
         shards: The shards of the stream.
-        reads: Returns whether the source reads a lease's stream. May raise SourceError, which becomes a finding.
+        reads: Returns whether the source reads the stream of a lease. May raise SourceError, which becomes a finding.
     """
-    malformed, leases = listing.malformed, listing.leases
-    if malformed:
-        row = min(malformed, key=lambda row: row.key)
+    malformed_rows, leases = listing.malformed, listing.leases
+    if malformed_rows:
+        row = min(malformed_rows, key=lambda row: row.key)
         reason = f"for one {row.key!r}: {row.field}: {row.why}"
         if leases:
-            sentence = f"{len(malformed)} of {len(leases) + len(malformed)} rows cannot be read as leases, {reason}"
-            return (Finding(WHAT, "wrong", sentence, "correct or delete these rows: no worker reads their shards"),)
-        sentence = f"none of its {len(malformed)} rows is a lease, {reason}: the table belongs to another application"
-        return (Finding(WHAT, "wrong", sentence, _OTHER_TABLE),)
+            sentence = (
+                f"{len(malformed_rows)} of {len(leases) + len(malformed_rows)} rows cannot be read as leases, {reason}"
+            )
+            return (
+                Finding(TABLE_CHECK, "wrong", sentence, "correct or delete these rows: no worker reads their shards"),
+            )
+        sentence = (
+            f"none of its {len(malformed_rows)} rows is a lease, {reason}: the table belongs to another application"
+        )
+        return (Finding(TABLE_CHECK, "wrong", sentence, _OTHER_TABLE),)
     if not leases:
-        return (Finding(WHAT, "ok", f"it has no leases yet; workers create those of {len(shards)} shards"),)
+        return (Finding(TABLE_CHECK, "ok", f"it has no leases yet; workers create those of {len(shards)} shards"),)
     try:
         own_leases = tuple(lease for lease in leases if reads(lease))
     except SourceError as error:
-        return (Finding(WHAT, "wrong", str(error), _OTHER_TABLE),)
+        return (Finding(TABLE_CHECK, "wrong", str(error), _OTHER_TABLE),)
     return (_compare_with_shards(own_leases, len(leases) - len(own_leases), {shard.id: shard for shard in shards}),)
 
 
-def _compare_with_shards(leases: tuple[Lease, ...], others: int, listed: Mapping[str, Shard]) -> Finding:
-    remark = f"; {others} leases belong to streams that are not read here" if others else ""
-    listed_leases = [lease for lease in leases if lease.key in listed]
+def _compare_with_shards(
+    leases: tuple[Lease, ...], other_lease_count: int, shards_by_id: Mapping[str, Shard]
+) -> Finding:
+    other_streams_remark = (
+        f"; {other_lease_count} leases belong to streams that are not read here" if other_lease_count else ""
+    )
+    listed_leases = [lease for lease in leases if lease.key in shards_by_id]
     if leases and not listed_leases:
-        keys = _first_keys(leases)
-        sentence = f"the stream has no shard for any of its {len(leases)} leases ({keys}): it belongs to another stream"
-        return Finding(WHAT, "wrong", sentence + remark, _OTHER_TABLE)
-    ranges = [(lease, lease.hash_range, listed[lease.key].hash_range) for lease in listed_leases]
-    if mismatched := [lease for lease, own, actual in ranges if own and actual and own != actual]:
+        key_list = _first_keys(leases)
         sentence = (
-            f"{len(mismatched)} leases ({_first_keys(mismatched)}) have other hash ranges than the stream's shards"
+            f"the stream has no shard for any of its {len(leases)} leases ({key_list}): it belongs to another stream"
+        )
+        return Finding(TABLE_CHECK, "wrong", sentence + other_streams_remark, _OTHER_TABLE)
+    ranges = [(lease, lease.hash_range, shards_by_id[lease.key].hash_range) for lease in listed_leases]
+    if mismatched_leases := [
+        lease
+        for lease, lease_range, shard_range in ranges
+        if lease_range and shard_range and lease_range != shard_range
+    ]:
+        sentence = (
+            f"{len(mismatched_leases)} leases ({_first_keys(mismatched_leases)}) have other hash ranges than the "
+            "stream's shards"
         )
         return Finding(
-            WHAT,
+            TABLE_CHECK,
             "wrong",
-            f"{sentence}: it belongs to another stream, or the stream was recreated{remark}",
+            f"{sentence}: it belongs to another stream, or the stream was recreated{other_streams_remark}",
             _OTHER_TABLE,
         )
-    if unlisted := [lease for lease in leases if lease.key not in listed and not lease.ended]:
+    if unlisted_leases := [lease for lease in leases if lease.key not in shards_by_id and not lease.ended]:
         sentence = (
-            f"the stream has no shard for {len(unlisted)} unfinished leases ({_first_keys(unlisted)}): past retention"
+            f"the stream has no shard for {len(unlisted_leases)} unfinished leases ({_first_keys(unlisted_leases)}): "
+            "past retention"
         )
         return Finding(
-            WHAT, "unknown", sentence + remark, "workers remove them; check that no worker was that far behind"
+            TABLE_CHECK,
+            "unknown",
+            sentence + other_streams_remark,
+            "workers remove them; check that no worker was that far behind",
         )
-    owners = len({lease.owner for lease in leases if lease.owner})
-    return Finding(WHAT, "ok", f"it has {len(leases)} leases of this stream, and {owners} owners{remark}")
+    owner_count = len({lease.owner for lease in leases if lease.owner})
+    return Finding(
+        TABLE_CHECK, "ok", f"it has {len(leases)} leases of this stream, and {owner_count} owners{other_streams_remark}"
+    )
 
 
 def _first_keys(leases: Sequence[Lease]) -> str:

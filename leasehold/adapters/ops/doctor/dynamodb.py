@@ -58,9 +58,9 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
                 clients.reads.scan(TableName=table, Limit=1)
 
     def read_rows() -> None:
-        absent: Any = item_key(f"leasehold-probe-{uuid4().hex}", prefix)
+        absent_key: Any = item_key(f"leasehold-probe-{uuid4().hex}", prefix)
         with translate_errors(table):
-            clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
+            clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent_key], "ConsistentRead": True}})
 
     return RightsTrial(
         f"DynamoDB table {table}",
@@ -96,11 +96,11 @@ def _describe_table(clients: Clients, table: str, prefix: str) -> str:
     except StoreError as error:
         raise NotALeaseTable(str(error)) from error
     state_names = {True: "on", False: "off", None: "unknown"}
-    protection, recovery = (
-        state_names[value]
-        for value in (table_description.get("DeletionProtectionEnabled"), _has_recovery(clients.reads, table))
+    protection_state, recovery_state = (
+        state_names[setting]
+        for setting in (table_description.get("DeletionProtectionEnabled"), _has_recovery(clients.reads, table))
     )
-    settings = f"deletion protection: {protection}, point-in-time recovery: {recovery}"
+    settings = f"deletion protection: {protection_state}, point-in-time recovery: {recovery_state}"
     return f"it responds, and is {table_description['TableStatus']}; {settings}"
 
 

@@ -29,18 +29,18 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         reject_credentials(client.meta.endpoint_url)
     clock = ServiceClock()
     streams.meta.events.register("after-call.dynamodb-streams", clock.read_date_header)
-    examined = _ExaminedTable(streams, tables, place)
+    examined_table = _ExaminedTable(streams, tables, place)
 
     def close() -> None:
         streams.close()
         tables.close()
 
-    table_attempts = () if is_arn(place) else (RightAttempt("dynamodb:DescribeTable", examined.describe_table),)
+    table_attempts = () if is_arn(place) else (RightAttempt("dynamodb:DescribeTable", examined_table.describe_table),)
     attempts = (
         *table_attempts,
-        RightAttempt("dynamodb:DescribeStream", examined.describe_stream),
-        RightAttempt("dynamodb:GetShardIterator", examined.get_iterator),
-        RightAttempt("dynamodb:GetRecords", examined.get_records),
+        RightAttempt("dynamodb:DescribeStream", examined_table.describe_stream),
+        RightAttempt("dynamodb:GetShardIterator", examined_table.get_iterator),
+        RightAttempt("dynamodb:GetRecords", examined_table.get_records),
     )
     yield RightsTrial(f"stream {place}", attempts, clock, close=close)
 
@@ -73,9 +73,9 @@ class _ExaminedTable:
     def get_iterator(self) -> None:
         if not self._shard:
             raise NotTried("not tried, because no shard is known")
-        place = {"StreamArn": self._arn, "ShardId": self._shard, "ShardIteratorType": "TRIM_HORIZON"}
+        iterator_request = {"StreamArn": self._arn, "ShardId": self._shard, "ShardIteratorType": "TRIM_HORIZON"}
         with translate_errors(self._name, STREAMS):
-            self._iterator = self._streams.get_shard_iterator(**place)["ShardIterator"]
+            self._iterator = self._streams.get_shard_iterator(**iterator_request)["ShardIterator"]
 
     def get_records(self) -> None:
         if not self._iterator:

@@ -39,8 +39,8 @@ def _trial(name: str, store: Store, remark: str) -> RightsTrial:
 
     def send_rejected_write() -> str:
         """Renew a lease that does not exist, which needs the right to write but changes nothing."""
-        probe = f"leasehold-probe-{uuid4().hex}"
-        if not isinstance(store.write(RenewLease(Lease(probe, owner=probe))), Lost):
+        probe_key = f"leasehold-probe-{uuid4().hex}"
+        if not isinstance(store.write(RenewLease(Lease(probe_key, owner=probe_key))), Lost):
             raise StoreError("a write was applied under a condition that did not hold")
         return "a write transaction can be started"
 

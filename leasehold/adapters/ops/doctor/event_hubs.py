@@ -15,7 +15,7 @@ from leasehold.stores.objects.event_hubs_layout import BEGINNING
 
 LINK_SECONDS = 20.0
 """The timeout for connecting, signing in and opening a link, in total."""
-EMPTY_SECONDS, EMPTIES = 0.25, 4
+EMPTY_SECONDS, EMPTY_WAITS = 0.25, 4
 """The length and the number of the waits for events.
 
 A link that the hub rejects is open for a moment, so a link counts as accepted only once an event has arrived or all
@@ -24,24 +24,24 @@ waits have passed without an error.
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
-    """Yield the trial of the rights on a hub. The service's clock cannot be checked: its responses contain no time.
+    """Yield the trial of the rights on a hub. The service's clock cannot be checked, because responses contain no time.
 
     Raises:
         ValueError: The URL is not valid.
         SourceError: The hub cannot be used.
     """
     source = open_url(place, options)
-    examined = _ExaminedHub(source)
+    examined_hub = _ExaminedHub(source)
     attempts = (
-        RightAttempt("Listen (partitions)", examined.list_partitions),
-        RightAttempt("Listen (last events)", examined.get_last_event),
-        RightAttempt("Listen (receive)", examined.receive_event),
+        RightAttempt("Listen (partitions)", examined_hub.list_partitions),
+        RightAttempt("Listen (last events)", examined_hub.get_last_event),
+        RightAttempt("Listen (receive)", examined_hub.receive_event),
     )
     yield RightsTrial(f"event hub {place}", attempts, close=source.close)
 
 
 class _ExaminedHub:
-    """Sends requests about one hub. The first lists the partitions, and the others use one of them."""
+    """Sends requests about one hub. The first request lists the partitions, and the others use one of them."""
 
     def __init__(self, source: EventHubsSource) -> None:
         self._source, self._partition = source, ""
@@ -77,7 +77,7 @@ async def _open_link(access: Access, partition: str) -> None:
     """
     first_event: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    empty_waits = iter(range(EMPTIES))
+    empty_waits = iter(range(EMPTY_WAITS))
 
     async def receive(_context: object, events: object) -> None:
         if not first_event.done() and (events or next(empty_waits, None) is None):
@@ -88,7 +88,7 @@ async def _open_link(access: Access, partition: str) -> None:
             first_event.set_exception(error)
 
     async with access.create_client() as client:
-        receiving = asyncio.ensure_future(
+        receive_task = asyncio.ensure_future(
             client.receive_batch(
                 receive,
                 partition_id=partition,
@@ -102,5 +102,5 @@ async def _open_link(access: Access, partition: str) -> None:
         try:
             await first_event
         finally:
-            receiving.cancel()
-            await asyncio.gather(receiving, return_exceptions=True)
+            receive_task.cancel()
+            await asyncio.gather(receive_task, return_exceptions=True)

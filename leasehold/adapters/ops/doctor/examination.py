@@ -1,7 +1,7 @@
-"""Examines a source and a store, and computes what to expect of a fleet that uses them.
+"""Examines a source and a store, and predicts two values for a fleet that uses them.
 
-The source is checked first, then the store and its table. Two values are predicted: the longest time that a shard is
-unread after a crash, and the cost of the store. Both predictions assume that no worker joins or leaves the fleet.
+The source is checked first, then the store and its table. The predicted values are the longest time for which a shard
+is unread after a crash, and the cost of the store. Both predictions assume that no worker joins or leaves the fleet.
 `benchmarks/checkpoint_writes.py` measures the same values in virtual time.
 """
 
@@ -19,12 +19,12 @@ from leasehold.adapters.ops.doctor.attempts import (
     RightsTrial,
     clock_finding,
     compare_with_stream,
-    none_wrong,
+    has_no_wrong_finding,
     try_rights,
 )
 from leasehold.adapters.sources.protocol import IdentifiedSource, SelectiveSource, Source
 from leasehold.adapters.sources.urls import open_source, source_address
-from leasehold.adapters.worker.progress import TELL_SECONDS
+from leasehold.adapters.worker.progress import ANNOTATE_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import contradictions
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
@@ -33,21 +33,24 @@ from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.protocol import Capabilities, Listing, Store
 from leasehold.stores.urls import Scheme, open_store, split_store_url
 
-BILLED = frozenset({"dynamodb", "s3", "azblob", "gcs"})
+BILLED_SCHEMES = frozenset({"dynamodb", "s3", "azblob", "gcs"})
 """The schemes of stores that bill requests."""
 
 MONTH = 730 * 3600
 MILLION = 1_000_000
 ROW_BYTES, UNIT_BYTES = 360, 4096
-"""The sizes of a lease in DynamoDB and of a read unit. An eventually consistent read, such as a listing, costs half."""
+"""The sizes of a lease in DynamoDB and of a read unit.
+
+An eventually consistent read, such as a listing, costs half a unit.
+"""
 WRITE_BYTES = 1024
 """The size of a write unit."""
 SESSION_BYTES, ANNOTATIONS_BYTES = (250, 38), (330, 48)
-"""The compressed sizes of a session's row and of its annotations, each without leases and per lease.
+"""The compressed sizes of a session's row, and of its annotations. Each pair is the size without leases, and per lease.
 
 `row_bytes` of benchmarks/session_requests.py prints them, for names, sequence numbers and annotations of Kinesis.
 """
-ROW_SECONDS = 1.5
+ROW_READ_SECONDS = 1.5
 """The measured time between two reads of the lookout's row by another worker, if `lease_seconds` is 10."""
 
 
@@ -65,17 +68,17 @@ LIST_PRICES: Mapping[str, Price] = {
     "s3": Price(5.0, 0.4, "S3 Standard, us-east-1, 2025"),
     "gcs": Price(5.0, 0.4, "Cloud Storage Standard, one region, 2025"),
 }
-"""List prices by scheme. Azure's prices depend on redundancy and tier, so users must pass them to the command."""
+"""List prices by scheme. Azure's prices depend on redundancy and tier, so a user of Azure must pass prices."""
 
 
 @frozen
 class Load:
-    """The number of requests per second of a fleet to its store. For object stores, listings count as writes."""
+    """How many requests per second a fleet sends to its store. For object stores, listings count as writes."""
 
     writes: float
     reads: float
 
-    def month(self, price: Price) -> float:
+    def monthly_cost(self, price: Price) -> float:
         """Return the cost per month (730 hours) in US$."""
         return MONTH * (self.writes * price.write + self.reads * price.read) / MILLION
 
@@ -99,7 +102,7 @@ class Fleet:
     workers: int
     checkpoint_seconds: float
     shared: bool = True
-    parts: int = 1
+    listings_per_read: int = 1
     sessions: bool = False
 
     @property
@@ -109,9 +112,9 @@ class Fleet:
 
 
 def gap_seconds(config: Config) -> float:
-    """Return the longest time that a shard is unread after its worker has crashed.
+    """Return the longest time for which a shard is unread after its worker has crashed.
 
-    The time consists of two parts: the time until the lease expires, and the time until another worker's next turn.
+    This is the time until the lease expires, plus the time until another worker's next turn.
     """
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 
@@ -119,7 +122,7 @@ def gap_seconds(config: Config) -> float:
 def gap_finding(config: Config) -> Finding:
     """Return the finding about the longest time that a shard is unread after a crash."""
     sentence = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
-    parts = (
+    gap_parts = (
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
     )
     remark = ", usually sooner thanks to the lookout" if config.rules.keeps_lookout else ""
@@ -128,7 +131,7 @@ def gap_finding(config: Config) -> Finding:
     return Finding(
         "gap",
         "wrong" if is_long else "ok",
-        f"{sentence}: {parts} until the next turn{remark}; longer while the store does not respond",
+        f"{sentence}: {gap_parts} until the next turn{remark}; longer while the store does not respond",
         f"lease_seconds is in seconds, not in milliseconds as in the KCL; set it to {usual_seconds:g} or less"
         if is_long
         else "",
@@ -136,26 +139,31 @@ def gap_finding(config: Config) -> Finding:
 
 
 def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
-    """Return the load of an idle fleet, and the load if all its shards receive records all the time."""
+    """Return the load of an idle fleet, and the load of one whose shards all receive records all the time."""
     if fleet.sessions:
         return _loads_of_sessions(fleet, config)
-    objects = fleet.scheme in {"s3", "azblob", "gcs"}
+    is_object_store = fleet.scheme in {"s3", "azblob", "gcs"}
     has_lookout = config.rules.keeps_lookout and fleet.shared
-    looks = 1 / scaled(LOOK_SECONDS, config) if has_lookout else fleet.workers / config.cycle_seconds
-    row_reads = (fleet.workers - 1) / scaled(ROW_SECONDS, config) if has_lookout else 0.0
+    looks_per_second = 1 / scaled(LOOK_SECONDS, config) if has_lookout else fleet.workers / config.cycle_seconds
+    row_reads_per_second = (fleet.workers - 1) / scaled(ROW_READ_SECONDS, config) if has_lookout else 0.0
 
     def load(writes: float) -> Load:
-        if not objects:
+        if not is_object_store:
             scan_units = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
-            return Load(writes, looks * scan_units + row_reads / 2)
+            return Load(writes, looks_per_second * scan_units + row_reads_per_second / 2)
         page_size = 5000 if fleet.scheme == "azblob" else 1000
-        # In S3, a listing shows only which objects have changed. Each of them must then be read.
-        fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
-        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page_size), row_reads + fetched)
+        # In S3, a listing only shows which objects have changed, so each changed object must be read afterwards.
+        fetched_objects = min(writes, 2 * fleet.leases * looks_per_second) if fleet.scheme == "s3" else 0.0
+        return Load(
+            writes + looks_per_second * fleet.listings_per_read * math.ceil(fleet.leases / page_size),
+            row_reads_per_second + fetched_objects,
+        )
 
     idle_renewals = fleet.leases / config.renew_seconds
-    pause = fleet.checkpoint_seconds or 0.2
-    return load(idle_renewals), load(max(idle_renewals, fleet.leases * (2 if objects else 1) / pause))
+    checkpoint_seconds = fleet.checkpoint_seconds or 0.2
+    return load(idle_renewals), load(
+        max(idle_renewals, fleet.leases * (2 if is_object_store else 1) / checkpoint_seconds)
+    )
 
 
 def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
@@ -165,53 +173,63 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     """
     average_leases = math.ceil(fleet.leases / fleet.workers)
     session_size, size_of_annotations = (
-        first + more * average_leases for first, more in (SESSION_BYTES, ANNOTATIONS_BYTES)
+        base_size + size_per_lease * average_leases for base_size, size_per_lease in (SESSION_BYTES, ANNOTATIONS_BYTES)
     )
-    looks = 1 / scaled(LOOK_SECONDS, config)
-    # The lookout writes a renewal each time it reads the table. Checkpoints cannot replace these renewals, because a
-    # checkpoint doesn't contain the lookout's bulletin.
-    renewals = fleet.workers / config.renew_seconds + looks
-    annotation_writes = fleet.workers / TELL_SECONDS + 2 * looks
-    row_reads = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
+    looks_per_second = 1 / scaled(LOOK_SECONDS, config)
+    # The lookout writes a renewal each time it reads the table. A checkpoint cannot replace such a renewal, because it
+    # doesn't contain the lookout's bulletin.
+    renewals_per_second = fleet.workers / config.renew_seconds + looks_per_second
+    annotation_writes = fleet.workers / ANNOTATE_SECONDS + 2 * looks_per_second
+    row_reads = (fleet.workers - 1) / scaled(ROW_READ_SECONDS, config)
     page_size = 5000 if fleet.scheme == "azblob" else 1000
-    listings = 2 * math.ceil(fleet.workers / page_size) + math.ceil(fleet.leases / page_size)
+    listings_per_look = 2 * math.ceil(fleet.workers / page_size) + math.ceil(fleet.leases / page_size)
 
-    def load(groups: float, annotations: float) -> Load:
+    def load(session_writes: float, annotation_writes_per_second: float) -> Load:
         if fleet.scheme == "dynamodb":
-            write_units = groups * math.ceil(session_size / WRITE_BYTES) + annotations * math.ceil(
-                size_of_annotations / WRITE_BYTES
-            )
+            write_units = session_writes * math.ceil(
+                session_size / WRITE_BYTES
+            ) + annotation_writes_per_second * math.ceil(size_of_annotations / WRITE_BYTES)
             table_bytes = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_annotations)
-            return Load(write_units, looks * max(0.5, table_bytes / UNIT_BYTES / 2) + row_reads)
-        fetched = min(groups, fleet.workers * looks) + min(annotations, fleet.workers * looks)
-        return Load(groups + annotations + looks * listings, row_reads + (fetched if fleet.scheme == "s3" else 0.0))
+            return Load(write_units, looks_per_second * max(0.5, table_bytes / UNIT_BYTES / 2) + row_reads)
+        fetched_objects = min(session_writes, fleet.workers * looks_per_second) + min(
+            annotation_writes_per_second, fleet.workers * looks_per_second
+        )
+        return Load(
+            session_writes + annotation_writes_per_second + looks_per_second * listings_per_look,
+            row_reads + (fetched_objects if fleet.scheme == "s3" else 0.0),
+        )
 
-    return load(renewals, renewals), load(
+    return load(renewals_per_second, renewals_per_second), load(
         annotation_writes + fleet.workers / (fleet.checkpoint_seconds or 0.2), annotation_writes
     )
 
 
 def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
-    """Return the fleet in its current layout and, if its store has another layout, the fleet in that layout, too."""
+    """Return the fleet in its current layout and, if its store offers another layout, also in that layout."""
     return (fleet, evolve(fleet, sessions=not fleet.sessions)) if fleet.shared else (fleet,)
 
 
 def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
     """Return the finding about the number and the cost of requests to the store, in each layout."""
-    unit, two_digits = (" units" if fleet.scheme == "dynamodb" else ""), 10
+    unit, rounding_limit = (" units" if fleet.scheme == "dynamodb" else ""), 10
 
     def describe(load: Load) -> str:
-        writes, reads = (f"{rate:.2g}" if rate < two_digits else f"{rate:,.0f}" for rate in (load.writes, load.reads))
+        writes, reads = (
+            f"{rate:.2g}" if rate < rounding_limit else f"{rate:,.0f}" for rate in (load.writes, load.reads)
+        )
         rates = f"{writes} writes and {reads} read{unit or 's'} a second"
-        return rates + (f", US$ {load.month(price):,.2f} a month" if price else "")
+        return rates + (f", US$ {load.monthly_cost(price):,.2f} a month" if price else "")
 
     fleet_description = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
-    idle, busy = loads(fleet, config)
+    idle_load, busy_load = loads(fleet, config)
     sentences = [
-        f"{fleet_description}, layout {fleet.layout}: when idle {describe(idle)}",
-        f"with records all the time {describe(busy)}",
+        f"{fleet_description}, layout {fleet.layout}: when idle {describe(idle_load)}",
+        f"with records all the time {describe(busy_load)}",
     ]
-    sentences += [f"in layout {other.layout} {describe(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
+    sentences += [
+        f"in layout {other_fleet.layout} {describe(loads(other_fleet, config)[1])}"
+        for other_fleet in layouts(fleet)[1:]
+    ]
     return Finding("cost", "ok", "; ".join(sentences) + (f" ({price.source})" if price else ""))
 
 
@@ -220,7 +238,7 @@ RESPONSE_SECONDS = 0.02
 
 A store on another continent needs at least 0.1 s.
 """
-CELLS_MAX = 2_000_000
+LEASES_TIMES_WORKERS_MAX = 2_000_000
 """The maximum product of leases and workers.
 
 With a larger product, DynamoDB is too slow for every worker to read the table within the duration of a lease.
@@ -232,21 +250,24 @@ def size_finding(leases: int, workers: int, config: Config) -> Finding:
 
     The state is "unknown" from half of a limit, and "wrong" above the limit. The limits are from docs/limits.md.
     """
-    per_worker, cells = math.ceil(leases / workers), leases * workers
-    response_seconds = RENEWERS_MOST * config.renew_seconds / max(1, per_worker)
-    margin = min(response_seconds / RESPONSE_SECONDS, CELLS_MAX / max(1, cells))
+    leases_per_worker, leases_times_workers = math.ceil(leases / workers), leases * workers
+    response_seconds = RENEWERS_MOST * config.renew_seconds / max(1, leases_per_worker)
+    limit_ratio = min(response_seconds / RESPONSE_SECONDS, LEASES_TIMES_WORKERS_MAX / max(1, leases_times_workers))
     milliseconds = f"{response_seconds * 1000:,.0f} ms"
-    sentence = f"{per_worker} leases a worker are renewed in time if the store responds within {milliseconds}"
-    sentence += f"; {leases} leases x {workers} workers are {cells:,}, of at most some {CELLS_MAX:,}"
-    if margin > 2:  # noqa: PLR2004  half of a limit
+    sentence = f"{leases_per_worker} leases a worker are renewed in time if the store responds within {milliseconds}"
+    sentence += (
+        f"; {leases} leases x {workers} workers are {leases_times_workers:,}, of at most some "
+        f"{LEASES_TIMES_WORKERS_MAX:,}"
+    )
+    if limit_ratio > 2:  # noqa: PLR2004  half of a limit
         return Finding("size", "ok", sentence)
-    too_few_workers = response_seconds / RESPONSE_SECONDS < CELLS_MAX / max(1, cells)
+    too_few_workers = response_seconds / RESPONSE_SECONDS < LEASES_TIMES_WORKERS_MAX / max(1, leases_times_workers)
     todo = (
         "more workers, or a longer --lease-seconds"
         if too_few_workers
         else "fewer workers, or a table for each part of the shards"
     )
-    return Finding("size", "unknown" if margin >= 1 else "wrong", sentence, todo)
+    return Finding("size", "unknown" if limit_ratio >= 1 else "wrong", sentence, todo)
 
 
 _HERE = "leasehold.adapters.ops.doctor."
@@ -307,21 +328,21 @@ class Examination:
     def as_json(self) -> dict[str, Any]:
         """Return the examination as JSON values."""
         findings = [finding.as_json() for finding in self.findings]
-        return {"well": none_wrong(self.findings), "findings": findings, "expected": dict(self.expected)}
+        return {"well": has_no_wrong_finding(self.findings), "findings": findings, "expected": dict(self.expected)}
 
 
 def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     """Examine a source and a store. Failures become findings. Raises ValueError for a URL that is not valid."""
-    scheme, place, options = source_address(source)
+    source_scheme, source_place, source_options = source_address(source)
     store_scheme, store_place, store_options = split_store_url(store)
     if store_scheme == "file":
         raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
-    for kind, url_scheme, checks in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
-        if url_scheme not in checks:
+    for kind, url_scheme, known_schemes in (("source", source_scheme, _SOURCES), ("store", store_scheme, _STORES)):
+        if url_scheme not in known_schemes:
             raise ValueError(f"{kind} URL: another package adds {url_scheme}://, and doctor has no checks for it")
     price, results = _price_list(store_scheme, fleet), _Results()
     with _failures_as_findings(results, "source"):
-        for source_trial in _SOURCES[scheme].load("source", SourceError).trials(place, options):
+        for source_trial in _SOURCES[source_scheme].load("source", SourceError).trials(source_place, source_options):
             _try_rights(results, source_trial, fleet)
     with _failures_as_findings(results, "store"):
         module, name = _STORES[store_scheme]
@@ -334,7 +355,7 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
                     results.capabilities, results.listing = table.capabilities, table.list()
     if results.listing is not None:
         _compare_table(results, source, results.listing)
-    parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
+    listings_per_read = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
     # The longest gap can always be computed. The cost can only be computed if the number of shards is known and the
     # store bills its requests.
     findings, expected = (
@@ -343,49 +364,57 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     )
     if results.shards is None:
         return Examination(tuple(findings), expected)
-    rows = () if results.listing is None else results.listing.leases
-    owners = len({lease.owner for lease in rows if lease.owner and not lease.ended})
-    shards = sum(shard.open for shard in results.shards)
-    workers, pause = fleet.workers or max(1, owners), fleet.checkpoint_seconds
-    findings.append(size_finding(shards, workers, fleet.config))
-    if store_scheme not in BILLED:
+    leases = () if results.listing is None else results.listing.leases
+    owner_count = len({lease.owner for lease in leases if lease.owner and not lease.ended})
+    open_shard_count = sum(shard.open for shard in results.shards)
+    workers, checkpoint_seconds = fleet.workers or max(1, owner_count), fleet.checkpoint_seconds
+    findings.append(size_finding(open_shard_count, workers, fleet.config))
+    if store_scheme not in BILLED_SCHEMES:
         return Examination(tuple(findings), expected)
-    grouped = results.capabilities.groups_writes or store_options.get("layout") == "sessions"
-    current = Fleet(store_scheme, shards, workers, pause, results.capabilities.free_annotations, parts, grouped)
-    findings.append(cost_finding(current, fleet.config, price))
+    is_sessions = results.capabilities.groups_writes or store_options.get("layout") == "sessions"
+    current_fleet = Fleet(
+        store_scheme,
+        open_shard_count,
+        workers,
+        checkpoint_seconds,
+        results.capabilities.free_annotations,
+        listings_per_read,
+        is_sessions,
+    )
+    findings.append(cost_finding(current_fleet, fleet.config, price))
     costs = {
         candidate.layout: {
             name: {
                 "writes": round(load.writes, 3),
                 "reads": round(load.reads, 3),
-                "us_dollars_a_month": None if price is None else round(load.month(price), 2),
+                "us_dollars_a_month": None if price is None else round(load.monthly_cost(price), 2),
             }
             for name, load in zip(("at_rest", "under_records"), loads(candidate, fleet.config), strict=True)
         }
-        for candidate in layouts(current)
+        for candidate in layouts(current_fleet)
     }
     costs_shown = {
-        "shards": shards,
+        "shards": open_shard_count,
         "workers": workers,
-        "layout": current.layout,
-        **costs[current.layout],
+        "layout": current_fleet.layout,
+        **costs[current_fleet.layout],
         "layouts": costs,
     }
     return Examination(tuple(findings), {**expected, **costs_shown})
 
 
 @contextmanager
-def _failures_as_findings(results: _Results, what: str) -> Iterator[None]:
+def _failures_as_findings(results: _Results, part: str) -> Iterator[None]:
     """Turn an error that stops this part of the examination into a finding."""
     try:
         yield
     except OutcomeUnknown as error:
-        if what != "table":
-            results.findings.append(Finding(what, "wrong", str(error)))
+        if part != "table":
+            results.findings.append(Finding(part, "wrong", str(error)))
         else:
-            results.findings.append(Finding(what, "unknown", f"no usable response: {error}", "run this again later"))
+            results.findings.append(Finding(part, "unknown", f"no usable response: {error}", "run this again later"))
     except (StoreError, SourceError) as error:
-        results.findings.append(Finding(what, "wrong", str(error)))
+        results.findings.append(Finding(part, "wrong", str(error)))
 
 
 def _try_rights(results: _Results, trial: RightsTrial, fleet: ExaminedFleet) -> bool:
@@ -393,10 +422,10 @@ def _try_rights(results: _Results, trial: RightsTrial, fleet: ExaminedFleet) -> 
     with closing(trial):
         findings = tuple(try_rights(trial, read_only=fleet.read_only))
         results.findings += findings
-        if trial.prove is not None:
-            results.findings.append(_try_conditional_writes(trial.prove, trial, findings))
+        if trial.check_conditions is not None:
+            results.findings.append(_try_conditional_writes(trial.check_conditions, trial, findings))
     if trial.clock is not None:
-        results.findings.append(clock_finding(trial.name, trial.clock.ahead))
+        results.findings.append(clock_finding(trial.name, trial.clock.seconds_ahead))
     return findings[0].state == "ok"
 
 
@@ -438,11 +467,11 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
 
 def _price_list(scheme: str, fleet: ExaminedFleet) -> Price | None:
     """Return the prices of this store. Prices that the user passed replace list prices."""
-    listed = LIST_PRICES.get(scheme)
+    list_price = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:
-        return listed
-    write = fleet.write_price if fleet.write_price is not None else listed.write if listed else None
-    read = fleet.read_price if fleet.read_price is not None else listed.read if listed else None
-    if write is None or read is None:
+        return list_price
+    write_price = fleet.write_price if fleet.write_price is not None else list_price.write if list_price else None
+    read_price = fleet.read_price if fleet.read_price is not None else list_price.read if list_price else None
+    if write_price is None or read_price is None:
         raise ValueError("--write-price and --read-price: no list price is known for this store; give both")
-    return Price(write, read, "prices as given")
+    return Price(write_price, read_price, "prices as given")

@@ -33,8 +33,8 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         options.get("endpoint"),
         create_boto3_session(options, "source URL"),
     )
-    for text in place.split(","):
-        stream = parse_stream_address(text, region, "source URL")
+    for stream_text in place.split(","):
+        stream = parse_stream_address(stream_text, region, "source URL")
         name = stream.name
         with translate_errors(name):
             client = create_reading_client(
@@ -43,15 +43,15 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         reject_credentials(client.meta.endpoint_url)
         clock = ServiceClock()
         client.meta.events.register("after-call.kinesis", clock.read_date_header)
-        examined = _ExaminedStream(client, name)
+        examined_stream = _ExaminedStream(client, name)
         attempts = [
-            RightAttempt("kinesis:DescribeStreamSummary", examined.describe_stream),
-            RightAttempt("kinesis:ListShards", examined.list_shards),
-            RightAttempt("kinesis:GetShardIterator", examined.get_iterator),
-            RightAttempt("kinesis:GetRecords", examined.get_records),
+            RightAttempt("kinesis:DescribeStreamSummary", examined_stream.describe_stream),
+            RightAttempt("kinesis:ListShards", examined_stream.list_shards),
+            RightAttempt("kinesis:GetShardIterator", examined_stream.get_iterator),
+            RightAttempt("kinesis:GetRecords", examined_stream.get_records),
         ]
         if consumer := options.get("consumer"):
-            attempts.append(RightAttempt("kinesis:DescribeStreamConsumer", partial(examined.consumer, consumer)))
+            attempts.append(RightAttempt("kinesis:DescribeStreamConsumer", partial(examined_stream.consumer, consumer)))
         yield RightsTrial(f"stream {name}", tuple(attempts), clock, close=client.close)
 
 
@@ -71,14 +71,14 @@ class _ExaminedStream:
 
     def list_shards(self) -> None:
         with translate_errors(self._name):
-            rows = self._client.list_shards(StreamName=self._name)["Shards"]
-        if not rows:
+            shards = self._client.list_shards(StreamName=self._name)["Shards"]
+        if not shards:
             raise SourceError(f"stream {self._name!r} has no shards")
-        self._shard = rows[0]["ShardId"]
+        self._shard = shards[0]["ShardId"]
 
     def get_iterator(self) -> None:
-        # If the shards could not be listed, try the id of a stream's first shard. That shard exists unless the stream
-        # was resharded.
+        # If the shards could not be listed, use the id of the first shard of a new stream. That shard exists unless the
+        # stream was resharded.
         shard = self._shard or "shardId-000000000000"
         with translate_errors(self._name):
             response = self._client.get_shard_iterator(
@@ -90,20 +90,20 @@ class _ExaminedStream:
         if not self._iterator:
             raise NotTried("not tried without an iterator")
         with translate_errors(self._name):
-            rows: list[Any] = self._client.get_records(ShardIterator=self._iterator, Limit=1)["Records"]
-        if self._encrypted and not rows:
+            records: list[Any] = self._client.get_records(ShardIterator=self._iterator, Limit=1)["Records"]
+        if self._encrypted and not records:
             return "allowed; without a record, the right to use its key (kms:Decrypt) could not be tried"
         return "allowed"
 
     def consumer(self, name: str) -> str:
         if not self._arn:
             raise NotTried("not tried, because the stream could not be described")
-        which: dict[str, Any] = (
+        consumer_request: dict[str, Any] = (
             {"ConsumerARN": name} if name.startswith("arn:") else {"StreamARN": self._arn, "ConsumerName": name}
         )
         try:
             with translate_errors(self._name):
-                entry = self._client.describe_stream_consumer(**which)["ConsumerDescription"]
+                description = self._client.describe_stream_consumer(**consumer_request)["ConsumerDescription"]
         except SourceError as error:
             cause = error.__cause__
             if name.startswith("arn:") or not isinstance(cause, ClientError) or error_code(cause) != _ABSENT:
@@ -111,4 +111,7 @@ class _ExaminedStream:
             message = f"there is no consumer {name}; a worker registers it if it has the right"
             raise Absent(f"{message} (kinesis:RegisterStreamConsumer, not tried)") from error
         # Don't try to subscribe, because a second subscription would end a worker's subscription.
-        return f"consumer {entry['ConsumerName']} is {entry['ConsumerStatus']}; kinesis:SubscribeToShard is not tried"
+        return (
+            f"consumer {description['ConsumerName']} is {description['ConsumerStatus']}; kinesis:SubscribeToShard is "
+            "not tried"
+        )

@@ -24,7 +24,7 @@ _UNKNOWN_ETAG = "0x8D00000000000000"
 S3 = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
 """The rights to list, read, write and delete objects, by their names in policies and roles."""
 
-BLOB = ("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
+BLOB_RIGHTS = ("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
 """The same rights in Azure, under `Microsoft.Storage/storageAccounts/blobServices/containers/`.
 
 The role 'Storage Blob Data Contributor' has all of them.
@@ -48,7 +48,7 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), S3, clock)
 
 
-GCS = ("storage.objects.list", "storage.objects.get", "storage.objects.create", "storage.objects.delete")
+GCS_RIGHTS = ("storage.objects.list", "storage.objects.get", "storage.objects.create", "storage.objects.delete")
 """The same rights in Google Cloud. The role 'Storage Object User' has all of them.
 
 To overwrite an object, a worker needs the last two.
@@ -64,7 +64,7 @@ def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     objects = module.GcsObjects(
         bucket, project=options.get("project"), endpoint=endpoint, skew=clock, timeouts=timeouts
     )
-    return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), GCS, clock, unknown="1")
+    return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), GCS_RIGHTS, clock, unknown_etag="1")
 
 
 def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
@@ -74,9 +74,9 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     # Pass a client that sends no request yet. Otherwise a missing container would raise an error here instead of
     # becoming a finding.
     client = module.create_client(place, check_endpoint(options.get("endpoint")), REQUEST_SECONDS)
-    hub = EventHubLayout(*module.parse_hub_options(options)) if "eventhub" in options else None
-    layout = hub or ObjectLayout(options.get("prefix", ""))
-    return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), layout, BLOB, clock)
+    hub_layout = EventHubLayout(*module.parse_hub_options(options)) if "eventhub" in options else None
+    layout = hub_layout or ObjectLayout(options.get("prefix", ""))
+    return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), layout, BLOB_RIGHTS, clock)
 
 
 def _trial(
@@ -86,15 +86,15 @@ def _trial(
     rights: tuple[str, ...],
     clock: ServiceClock,
     *,
-    unknown: str = _UNKNOWN_ETAG,
+    unknown_etag: str = _UNKNOWN_ETAG,
 ) -> RightsTrial:
     list_right, read_right, write_right, delete_right = rights
     folder = layout.prefix("ownership").removesuffix("ownership/")
-    probe = f"{folder}{FOLDER}{uuid4().hex}"
+    probe_name = f"{folder}{FOLDER}{uuid4().hex}"
 
     def list_objects() -> str:
         try:
-            objects.list(probe)
+            objects.list(probe_name)
         except StoreError as error:
             if any(code in str(error) or code in str(error.__cause__) for code in _ABSENT):
                 raise Absent(
@@ -108,13 +108,13 @@ def _trial(
 
         If the service ignores the condition, delete the object.
         """
-        if (etag := objects.put_over(probe, {"probe": "0"}, unknown)) is not None:
-            objects.delete(probe, etag)
+        if (etag := objects.put_over(probe_name, {"probe": "0"}, unknown_etag)) is not None:
+            objects.delete(probe_name, etag)
 
     attempts = (
         RightAttempt(list_right, list_objects),
-        RightAttempt(read_right, partial(objects.get, probe)),
+        RightAttempt(read_right, partial(objects.get, probe_name)),
         RightAttempt(write_right, write_object, writes=True),
-        RightAttempt(delete_right, partial(objects.delete, probe, unknown), writes=True),
+        RightAttempt(delete_right, partial(objects.delete, probe_name, unknown_etag), writes=True),
     )
     return RightsTrial(name, attempts, clock, partial(check_conditions_honored, objects, folder), objects.close)

@@ -41,15 +41,16 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 def _describe_standbys(store: PostgresStore) -> str:
     """Return a sentence about whether commits wait for standbys.
 
-    Raises NotTried if there are standbys but commits wait for none of them, because a standby that takes over may then
-    lack the last commits.
+    Raises NotTried if there are standbys but commits wait for none of them. A standby that takes over may then lack the
+    last commits.
     """
-    standbys, awaited = store.standbys()
-    if not standbys:
+    standby_count, awaited_count = store.standbys()
+    if not standby_count:
         return "no standby follows it; if you add one that may take over, let commits wait for it"
-    if awaited:
-        return f"{standbys} standbys follow it, and commits wait for {awaited}"
+    if awaited_count:
+        return f"{standby_count} standbys follow it, and commits wait for {awaited_count}"
     raise NotTried(
-        f"{standbys} standbys follow it, and commits wait for none: if one takes over, the last checkpoints that were "
+        f"{standby_count} standbys follow it, and commits wait for none: if one takes over, the last checkpoints "
+        "that were "
         "answered may be lost with their leases' owners; set synchronous_standby_names, unless none ever does"
     )

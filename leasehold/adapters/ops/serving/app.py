@@ -1,6 +1,6 @@
-"""The read-only HTTP server: the page, its events, its lag chart, explanations, metrics and health checks.
+"""A read-only HTTP server for the page, its events, its lag chart, explanations, metrics and health checks.
 
-`exposition` writes the metrics of the watched tables in the text format of Prometheus.
+`prometheus_text` returns the metrics of the watched tables in the text format of Prometheus.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from leasehold.adapters.ops.serving.watcher import SORTS, TableWatcher, ViewRequest
+from leasehold.adapters.ops.serving.watcher import SORT_KEYS, TableWatcher, ViewRequest
 from leasehold.stores.fields import parse_decimal
 
-HELP = {
+METRIC_HELP = {
     "leasehold_up": "Whether the table was read recently.",
     "leasehold_status": "The group's status: 0 OK, 3 not known, 4 behind, 5 stalled, 6 hung, 7 unread, 8 orphan.",
     "leasehold_lease_status": "A lease's status, by the same numbers.",
@@ -47,25 +47,25 @@ HELP = {
 }
 
 
-ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+LABEL_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
-def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
+def prometheus_text(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
     """Return the metrics of these tables in the Prometheus text format.
 
     Args:
         states: The state of each table, and whether it is fresh. For a stale table only `up` and `status` are written.
     """
-    samples_of: dict[str, list[str]] = {name: [] for name in HELP}
+    samples_by_metric: dict[str, list[str]] = {name: [] for name in METRIC_HELP}
 
     def add_samples(values: Mapping[str, float | None], **labels: str) -> None:
-        """Add samples, leaving out unknown values so that alarms don't mistake them for zeros."""
+        """Add samples. Values that are None are omitted, so that alarms don't mistake them for zeros."""
         for name, value in values.items():
             if value is not None:
                 # Escape names and URLs, because a quote or newline in them would end the label or the sample.
-                escaped_labels = {label: text.translate(ESCAPES) for label, text in labels.items()}
-                label_text = ",".join(f'{label}="{text}"' for label, text in escaped_labels.items())
-                samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{label_text}}} {float(value):g}")
+                escaped_labels = {label: label_value.translate(LABEL_ESCAPES) for label, label_value in labels.items()}
+                label_text = ",".join(f'{label}="{label_value}"' for label, label_value in escaped_labels.items())
+                samples_by_metric[f"leasehold_{name}"].append(f"leasehold_{name}{{{label_text}}} {float(value):g}")
 
     for state, is_fresh in states:
         store = state["store"]
@@ -105,10 +105,10 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
                 }
                 add_samples(lease_values, store=store, lease=lease["key"])
     lines = []
-    for name, samples in samples_of.items():
+    for name, samples in samples_by_metric.items():
         if samples:
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} {kind}", *samples]
+            metric_type = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {name} {METRIC_HELP[name]}", f"# TYPE {name} {metric_type}", *samples]
     return "\n".join(lines) + "\n"
 
 
@@ -132,10 +132,10 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
-UNKNOWN = {"error": "there is no such lease or worker, or the table has not been read yet"}
+NOT_FOUND = {"error": "there is no such lease or worker, or the table has not been read yet"}
 NO_TABLE = {"error": "table: there is none with this number"}
-NO_VIEW = {"error": f"most: rows, up to {ROWS_MAX}; sort: one of {', '.join(SORTS)}"}
-EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
+NO_VIEW = {"error": f"most: rows, up to {ROWS_MAX}; sort: one of {', '.join(SORT_KEYS)}"}
+EMPTY_SVG = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 PAGES = {
     "/": ("ops.serving", "page.html", "text/html"),
@@ -148,8 +148,8 @@ PAGES = {
 def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     """Return the application that serves these tables. It rejects requests whose Host header is not in `hosts`.
 
-    The check prevents DNS rebinding. Otherwise another site could point a host name at this machine, and read the page
-    in a visitor's browser.
+    The check prevents DNS rebinding. Without it, another site could point a host name at this machine and read the page
+    through a visitor's browser.
     """
 
     async def events(request: Request) -> Response:
@@ -158,7 +158,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     async def view(request: Request) -> Response:
         watcher, query = _requested_watcher(request, watchers), request.query_params
         sort, most = query.get("sort", "status"), parse_decimal(query.get("most", "25"), ROWS_MAX)
-        if watcher is None or most is None or sort not in SORTS:
+        if watcher is None or most is None or sort not in SORT_KEYS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
         view_request = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
         return _stream(request, watchers, lambda: _group_statuses(watchers) | watcher.view(view_request))
@@ -171,26 +171,26 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
             return _json(NO_TABLE, 404)
         # The SVG contains no name of a table, lease or worker, so it cannot contain a script.
         curve = await asyncio.to_thread(watcher.lag_chart, request.query_params.get("lease"))
-        return Response(curve or EMPTY, media_type="image/svg+xml", headers=HEADERS)
+        return Response(curve or EMPTY_SVG, media_type="image/svg+xml", headers=HEADERS)
 
     async def explain(request: Request) -> Response:
         if (watcher := _requested_watcher(request, watchers)) is None:
             return _json(NO_TABLE, 404)
         worker, key = (request.query_params.get(name) for name in ("worker", "lease"))
         explanation = await asyncio.to_thread(watcher.explain, worker, key)
-        return _json(UNKNOWN, 404) if explanation is None else _json(explanation)
+        return _json(NOT_FOUND, 404) if explanation is None else _json(explanation)
 
     async def metrics(_request: Request) -> Response:
-        body = exposition([(watcher.state(), watcher.is_fresh) for watcher in watchers])
+        body = prometheus_text([(watcher.state(), watcher.is_fresh) for watcher in watchers])
         return Response(body, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def healthz(_request: Request) -> Response:
-        healthy = all(watcher.status.ok for watcher in watchers)
-        return _json({"ok": healthy} | _group_statuses(watchers), 200 if healthy else 503)
+        is_healthy = all(watcher.status.ok for watcher in watchers)
+        return _json({"ok": is_healthy} | _group_statuses(watchers), 200 if is_healthy else 503)
 
     async def readyz(_request: Request) -> Response:
-        stale = [watcher.name for watcher in watchers if not watcher.is_fresh]
-        return _json({"ok": not stale, "stale": stale}, 503 if stale else 200)
+        stale_names = [watcher.name for watcher in watchers if not watcher.is_fresh]
+        return _json({"ok": not stale_names, "stale": stale_names}, 503 if stale_names else 200)
 
     routes = [Route(path, _static_page(*page)) for path, page in PAGES.items()]
     routes += [
@@ -203,12 +203,12 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         Route("/healthz", healthz),
         Route("/readyz", readyz),
     ]
-    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return Starlette(routes=routes, middleware=[guard])
+    host_check = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return Starlette(routes=routes, middleware=[host_check])
 
 
 EXPLAINED_MAX = 500
-"""The maximum number of leases that are explained in a saved page. Those with the worst status come first."""
+"""The maximum number of leases that are explained in a saved page. Those with the worst status are chosen."""
 
 
 def saved_page(watchers: Sequence[TableWatcher]) -> str:
@@ -226,7 +226,7 @@ def saved_page(watchers: Sequence[TableWatcher]) -> str:
 def _saved_table(watcher: TableWatcher) -> dict[str, Any]:
     view = watcher.view(ViewRequest(most=sys.maxsize))
     explained = watcher.explain_all([row["key"] for row in view["rows"][:EXPLAINED_MAX]])
-    return {"view": view, "lag": watcher.lag_chart() or EMPTY, **explained}
+    return {"view": view, "lag": watcher.lag_chart() or EMPTY_SVG, **explained}
 
 
 def _requested_watcher(request: Request, watchers: Sequence[TableWatcher]) -> TableWatcher | None:
@@ -239,9 +239,9 @@ def _group_statuses(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is closed if no complete request arrives within REQUEST_SECONDS. Uvicorn would wait forever.
+    """An HTTP connection that is closed if no complete request arrives within REQUEST_SECONDS.
 
-    If there are more than CONNECTIONS_MAX connections, a new connection is closed immediately.
+    Uvicorn itself would wait forever. A new connection is closed immediately if CONNECTIONS_MAX are already open.
     """
 
     _deadline: TimerHandle | None = None
@@ -251,27 +251,27 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
         else:
-            self._wait()
+            self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         # Stop the timer once the request is complete, because the timeout does not apply to responses.
         super().data_received(data)
-        complete = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
-        if self._deadline is not None and complete:
+        is_complete = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
+        if self._deadline is not None and is_complete:
             self._deadline.cancel()
             self._deadline = None
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._deadline is None and not self.transport.is_closing():
-            self._wait()
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
+    def _start_timer(self) -> None:
         def time_out() -> None:
             self._deadline = None
             self.transport.abort()
@@ -297,13 +297,13 @@ def _json(content: object, status: int = 200) -> Response:
 
 
 def _stream(request: Request, watchers: Sequence[TableWatcher], compute: Callable[[], object]) -> Response:
-    """Send the value of `compute` as a server-sent event now and after each read until the page closes."""
+    """Send the value of `compute` as a server-sent event now, and again after each read until the page is closed."""
 
     async def events() -> AsyncIterator[str]:
         sent_reads: list[tuple[float, str]] = []
         while not await request.is_disconnected():
             current_reads = [
-                (watcher.last_state.at, watcher.last_state.trouble or watcher.last_state.refused)
+                (watcher.last_state.at, watcher.last_state.trouble or watcher.last_state.history_fault)
                 for watcher in watchers
             ]
             if current_reads != sent_reads:

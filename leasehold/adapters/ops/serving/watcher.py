@@ -1,7 +1,7 @@
-"""Reads a table periodically in its own thread, and keeps the state that pages and monitoring request.
+"""Reads a table periodically in its own thread, and keeps the state that pages and monitoring systems request.
 
 The history of moves and lag is kept in memory, or in a SQLite file if the user names one. A page receives only the rows
-that it shows, which are the first rows in its sort order. The traffic of a page therefore does not grow with the table.
+that it shows, which are the first rows in its sort order. Its traffic therefore does not grow with the table.
 """
 
 import sqlite3
@@ -36,7 +36,7 @@ CREATE INDEX IF NOT EXISTS lag_at ON lag (store, at)
 """
 
 LOCKED_SECONDS = 0.5
-"""How long to wait for another process's lock. After a failure, the moves are written again with the next read."""
+"""How long to wait for another process's lock on the file. If that fails, the moves are written after the next read."""
 
 RETENTION_SECONDS = 7 * 86400.0
 """The age at which moves and lag are deleted."""
@@ -57,13 +57,13 @@ class LagPoint:
     total: float
 
 
-STRIPS_MAX = 120
-"""The number of reads for which the lag of each lease is kept. It takes 4 bytes per lease and read."""
+LAG_READS_MAX = 120
+"""The number of reads for which the lag of each lease is kept. Each read takes 4 bytes per lease."""
 
 MOVES_SHOWN, WORKERS_SHOWN = 20, 50
 """The maximum numbers of rows in a page's tables of moves and of workers."""
 
-SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
+SORT_KEYS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
     "status": lambda row: (-row["number"], -(row["lag"].get("seconds") or 0.0)),
     "key": lambda row: row["key"],
     "owner": lambda row: row["owner"] or "",
@@ -84,7 +84,7 @@ class ViewRequest:
     Attributes:
         sort: One of SORTS.
         down: Whether to reverse the order.
-        text: Selects the leases whose row contains this text, which is in lower case.
+        text: Selects the leases whose rows contain this text. It must be in lower case.
         most: The maximum number of rows.
     """
 
@@ -95,7 +95,7 @@ class ViewRequest:
 
 
 class HistoryError(Exception):
-    """The history can be neither read nor written now."""
+    """The history cannot be read or written now."""
 
 
 @contextmanager
@@ -167,11 +167,11 @@ class WatchedFleet:
 
     Attributes:
         table: The state, with the latest moves of the history. None before the first read.
-        trouble: Why a later read failed, or "".
+        trouble: The reason why a later read failed, or "".
         lag: The latest points of lag in the history.
         count: The number of moves in the history.
         unwritten: Moves that could not be written to the history yet.
-        refused: Why the history could not be read or written, or "".
+        refused: The reason why the history could not be read or written, or "".
     """
 
     table: WatchedTable | None = None
@@ -179,7 +179,7 @@ class WatchedFleet:
     lag: tuple[LagPoint, ...] = ()
     count: int = 0
     unwritten: tuple[SeenMove, ...] = ()
-    refused: str = ""
+    history_fault: str = ""
 
     @property
     def at(self) -> float:
@@ -216,8 +216,8 @@ class TableWatcher:
         self.name, self.config, self.every = name, config, every
         self._record, self._wall = record, wall
         self._watch = TableWatch(store, config.lease_seconds, expires_above(config), source, clock=clock, wall=wall)
-        self._last_state, self._lock, self._ending = WatchedFleet(), Lock(), Event()
-        self._strips = deque[tuple[float, tuple[str, ...], "array[float]"]](maxlen=STRIPS_MAX)
+        self._last_state, self._lock, self._stopping = WatchedFleet(), Lock(), Event()
+        self._lags_by_read = deque[tuple[float, tuple[str, ...], "array[float]"]](maxlen=LAG_READS_MAX)
         self._thread: Thread | None = None
 
     @property
@@ -232,7 +232,7 @@ class TableWatcher:
         return not self.last_state.trouble and self._wall() - self.last_state.at <= max(30.0, 5 * self.every)
 
     @property
-    def all_known(self) -> bool:
+    def all_statuses_known(self) -> bool:
         """Whether the status of every lease is known."""
         table = self.last_state.table
         return table is not None and all(status.word != "UNKNOWN" for status in table.statuses.values())
@@ -241,20 +241,20 @@ class TableWatcher:
         """Start reading the table in a thread."""
 
         def run() -> None:
-            while not self._ending.is_set():
+            while not self._stopping.is_set():
                 self.try_look()
-                self._ending.wait(self.every)
+                self._stopping.wait(self.every)
 
         self._thread = spawn("leasehold-serve", run, lambda fault: self._set_trouble(said(fault)))
 
     def close(self) -> None:
         """End the thread, waiting up to 5 s for a read in progress."""
-        self._ending.set()
+        self._stopping.set()
         if self._thread is not None:
             self._thread.join(5.0)
 
     def try_look(self) -> None:
-        """Read the table once. If that fails, keep the reason."""
+        """Read the table once. If that fails, record the reason in `last_state`."""
         try:
             self.look()
         except (StoreError, SourceError) as error:
@@ -262,15 +262,15 @@ class TableWatcher:
         except Exception as error:  # noqa: BLE001  the page shows the reason, and the next read may succeed
             self._set_trouble(said(error))
 
-    def _set_trouble(self, why: str) -> None:
+    def _set_trouble(self, reason: str) -> None:
         with self._lock:
-            self._last_state = evolve(self._last_state, trouble=why)
+            self._last_state = evolve(self._last_state, trouble=reason)
 
     def look(self) -> None:
         """Read the table once.
 
-        If the history cannot be written, the new state is still shown. Its moves are written to the history after a
-        later read.
+        If the history cannot be written, the new state is still shown, and its moves are written to the history after
+        a later read.
 
         Raises:
             StoreError: The table cannot be read.
@@ -281,33 +281,33 @@ class TableWatcher:
         if previous.table is not None:
             rules = rules_between(previous.table, table, self.config)
             moves += tuple(
-                SeenMove(table.at, new.key, old.owner, new.owner, rules[new.key])
-                for old, new in owner_changes(previous.table, table)
+                SeenMove(table.at, lease_after.key, lease_before.owner, lease_after.owner, rules[lease_after.key])
+                for lease_before, lease_after in owner_changes(previous.table, table)
             )
             table = evolve(table, moves=previous.table.moves)
         keys = tuple(lease.key for lease in table.leases)
-        if self._strips and self._strips[-1][1] == keys:
-            keys = self._strips[-1][1]  # share one tuple of keys to save memory
-        nan = float("nan")
+        if self._lags_by_read and self._lags_by_read[-1][1] == keys:
+            keys = self._lags_by_read[-1][1]  # share one tuple of keys to save memory
+        unknown_lag = float("nan")
         seconds = (table.lag(lease).seconds for lease in table.leases)
-        strip = (table.at, keys, array("f", (nan if lag is None else lag for lag in seconds)))
-        last_state = evolve(previous, table=table, trouble="", unwritten=(), refused="")
+        lags_of_read = (table.at, keys, array("f", (unknown_lag if lag is None else lag for lag in seconds)))
+        last_state = evolve(previous, table=table, trouble="", unwritten=(), history_fault="")
         try:
             record.add(self.name, moves, LagPoint(table.at, lag.most, lag.total))
         except HistoryError as error:
-            last_state = evolve(last_state, unwritten=moves[-UNWRITTEN_MAX:], refused=str(error))
+            last_state = evolve(last_state, unwritten=moves[-UNWRITTEN_MAX:], history_fault=str(error))
         try:
             table = evolve(table, moves=record.moves(self.name))
             last_state = evolve(last_state, table=table, lag=record.lag(self.name), count=record.count(self.name))
         except HistoryError as error:
-            last_state = evolve(last_state, refused=str(error))
+            last_state = evolve(last_state, history_fault=str(error))
         with self._lock:
             self._last_state = last_state
-            self._strips.append(strip)
+            self._lags_by_read.append(lags_of_read)
 
     @property
     def status(self) -> Status:
-        """The group's status when the table was last read, or UNKNOWN if that is too long ago."""
+        """The group's status when the table was last read, or UNKNOWN if that was too long ago."""
         last_state = self.last_state
         fault = last_state.trouble or ("" if self.is_fresh else "it has not been read, or not recently")
         return group_status({}, fault) if fault or last_state.table is None else last_state.table.status
@@ -315,7 +315,7 @@ class TableWatcher:
     def state(self) -> dict[str, Any]:
         """Return everything that the page shows, as JSON values."""
         last_state, status = self.last_state, self.status
-        document = {"store": self.name, "at": last_state.at, "trouble": last_state.trouble or last_state.refused}
+        document = {"store": self.name, "at": last_state.at, "trouble": last_state.trouble or last_state.history_fault}
         document |= {"rules": self.config.rules.name, **status.as_json(), "number": status.number}
         if last_state.table is None:
             return document | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
@@ -337,8 +337,8 @@ class TableWatcher:
             row_text = f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}"
             if request.text in row_text.lower():
                 leases.append(row)
-        sorted_leases = sorted(leases, key=SORTS[request.sort], reverse=request.down)
-        lag = [most for _, most, _ in state.pop("lag") if most is not None]
+        sorted_leases = sorted(leases, key=SORT_KEYS[request.sort], reverse=request.down)
+        known_lags = [max_lag for _, max_lag, _ in state.pop("lag") if max_lag is not None]
         # Sort workers by how far their lease count is from the target, and then by lag.
         workers = sorted(
             state["workers"], key=lambda worker: (-abs(worker["leases"] - worker["target"]), -(worker["lag"] or 0))
@@ -346,7 +346,7 @@ class TableWatcher:
         return state | {
             "malformed": state.get("malformed", [])[:MOVES_SHOWN],
             "contradictions": state.get("contradictions", [])[:MOVES_SHOWN],
-            "highest": max(lag, default=None),
+            "highest": max(known_lags, default=None),
             "moves": state["moves"][:MOVES_SHOWN],
             "workers": workers[:WORKERS_SHOWN],
             "more_workers": max(0, len(workers) - WORKERS_SHOWN),
@@ -359,14 +359,18 @@ class TableWatcher:
         points = [(point.at, point.most) for point in self.last_state.lag if point.most is not None]
         if key is not None:
             with self._lock:
-                strips = tuple(self._strips)
-            strip_indices = ((at, bisect_left(keys, key), keys, lags) for at, keys, lags in strips)
-            points = [(at, lags[index]) for at, index, keys, lags in strip_indices if keys[index : index + 1] == (key,)]
-            points = [(at, lag) for at, lag in points if lag == lag]  # noqa: PLR0124  drops NaN, an unknown lag
+                lags_by_read = tuple(self._lags_by_read)
+            reads_with_index = ((read_at, bisect_left(keys, key), keys, lags) for read_at, keys, lags in lags_by_read)
+            points = [
+                (read_at, lags[index])
+                for read_at, index, keys, lags in reads_with_index
+                if keys[index : index + 1] == (key,)
+            ]
+            points = [(read_at, lag) for read_at, lag in points if lag == lag]  # noqa: PLR0124  drops NaN, an unknown lag
         if len(points) < 2:  # noqa: PLR2004  a line has two ends
             return ""
-        times, values = [at - points[0][0] for at, _ in points], [most for _, most in points]
-        return curve(times, values, "seconds", since="the first reading here")
+        times, values = [read_at - points[0][0] for read_at, _ in points], [lag_value for _, lag_value in points]
+        return curve(times, values, "seconds", event="the first reading here")
 
     def explain(self, worker: str | None, key: str | None) -> dict[str, Any] | None:
         """Return the output of `leasehold explain` about a worker or a lease, or None if it does not exist."""
@@ -410,7 +414,10 @@ def _filled_fields(row: dict[str, Any]) -> dict[str, Any]:
     fields["says"] = None if row["status"] == "OK" else row["says"]
     # Compare with `is not False`, because a lag of 0 equals False and must be kept. Send whole numbers without a
     # decimal point, to keep messages small.
-    filled = {name: value for name, value in fields.items() if value is not None and value is not False and value != ""}
+    filled_fields = {
+        name: value for name, value in fields.items() if value is not None and value is not False and value != ""
+    }
     return {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in filled.items()
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in filled_fields.items()
     }
