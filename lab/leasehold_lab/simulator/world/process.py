@@ -211,7 +211,7 @@ class Process:
         self.wait_while_paused()
 
     def die(self, *, again: bool) -> None:
-        """Kill the process without further writes, and start it again later if `restart` is true."""
+        """Kill the process without further writes, and start it again later if `again` is true."""
         if self._dead:
             return
         self._dead = True

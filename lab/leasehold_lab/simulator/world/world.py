@@ -349,4 +349,4 @@ class Caller(Protocol):
         """Pause all tasks of the process for this many seconds."""
 
     def die(self, *, again: bool) -> None:
-        """Kill the process without further writes, and start it again later if `restart` is true."""
+        """Kill the process without further writes, and start it again later if `again` is true."""
