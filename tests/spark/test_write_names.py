@@ -7,7 +7,7 @@ import pytest
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark import sink
 from leasehold.adapters.spark.options import OptionReader
-from leasehold.adapters.spark.sink import BATCH_ID, QUERY_ID, RUN_ID, WriteIdentity
+from leasehold.adapters.spark.sink import ALL_SINKS, BATCH_ID, QUERY_ID, RUN_ID, WriteIdentity
 
 QUERY = {QUERY_ID: "query", BATCH_ID: "7", RUN_ID: "run"}
 HERE = {"checkpointLocation": "s3a://bucket/here"}
@@ -48,7 +48,7 @@ def test_writes_have_the_same_name_only_if_one_repeats_the_other(
         options, properties = write
         context = SimpleNamespace(getLocalProperty=properties.get, partitionId=lambda: 3)
         monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
-        return WriteIdentity.from_options(OptionReader(options)).make_first_tag()
+        return WriteIdentity.from_options(OptionReader(options, ALL_SINKS)).make_first_tag()
 
     first, second = tag(one), tag(other)
     assert (first.query == second.query, first.run == second.run) == (one_query, one_run)
