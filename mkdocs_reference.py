@@ -20,6 +20,12 @@ from leasehold.adapters.json_form import RULES
 from leasehold.adapters.ops.serving.app import METRIC_HELP
 from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.adapters.sources import urls as sources
+from leasehold.adapters.spark.event_hubs.options import EVENT_HUBS_SOURCE, HUB
+from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
+from leasehold.adapters.spark.kinesis.sink import KINESIS_SINK
+from leasehold.adapters.spark.kinesis.table_changes import DYNAMODB_SOURCE
+from leasehold.adapters.spark.options import ALL_SOURCES, MIB, SparkOption
+from leasehold.adapters.spark.sink import ALL_SINKS
 from leasehold.balancer.config import Config
 from leasehold.stores import urls as stores
 
@@ -72,6 +78,33 @@ def _options(of: type) -> str:
         default = default.replace("_", "_<wbr>")  # otherwise the name of a variable widens its column
         rows.append((f"`{name}`", shown, ", ".join(map(_type, option.types)), default, option.help))
     return table(("option", "command line", "type", "default", "meaning"), rows)
+
+
+def _spark_options(title: str, options: Iterable[SparkOption]) -> str:
+    """Return the options of a Spark source or sink. The title is the head of the first column."""
+    rows = list[tuple[str, ...]]()
+    for option in options:
+        if option.in_docs:
+            values = option.values or ", ".join(f"`{choice}`" for choice in option.choices) or _limits(option)
+            default = "required" if option.required else option.unset or _spark_default(option.default)
+            more = f" ([more]({option.page}))" if option.page else ""
+            rows.append((f"`{option.name}`", values, default, option.help + more))
+    return table((title, "values", "default", "meaning"), rows)
+
+
+def _limits(option: SparkOption) -> str:
+    unlimited = SparkOption("", "")
+    if option.maximum != unlimited.maximum:
+        return f"{option.minimum} to {option.maximum}"
+    return f"{_number(option.minimum)} or more" if option.minimum != unlimited.minimum else ""
+
+
+def _spark_default(default: int | str | None) -> str:
+    return _number(default) if isinstance(default, int) else f"`{default}`" if default else ""
+
+
+def _number(number: int) -> str:
+    return f"{number // MIB} MiB" if number and number % MIB == 0 else str(number)
 
 
 def _planner() -> str:
@@ -144,6 +177,13 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "planner settings": _planner,
     "commands": _commands,
     "served metrics": _served_metrics,
+    "options of all Spark sources": lambda: _spark_options("all sources", ALL_SOURCES),
+    "options of the Kinesis source": lambda: _spark_options("`kinesis-leased`", KINESIS_SOURCE),
+    "options of the DynamoDB source": lambda: _spark_options("`dynamodb-leased`", DYNAMODB_SOURCE),
+    "options of the Event Hubs source": lambda: _spark_options("`eventhubs-leased`", EVENT_HUBS_SOURCE),
+    "options of all Spark sinks": lambda: _spark_options("all sinks", ALL_SINKS),
+    "options of the Kinesis sink": lambda: _spark_options("`kinesis-leased`", KINESIS_SINK),
+    "options of the Event Hubs sink": lambda: _spark_options("`eventhubs-leased`", HUB),
     "source urls": lambda: _schemes(sources._SCHEMES, "…"),  # noqa: SLF001  the table that URLs are read by
     "store urls": lambda: _schemes(stores._SCHEMES, "…"),  # noqa: SLF001  likewise
 }

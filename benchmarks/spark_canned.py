@@ -19,11 +19,12 @@ from leasehold.adapters.sources.kinesis.hash_keys import hash_partition_key
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.spark.fetching import RowTransport
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
+from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.offsets import RangeStart, divide_fairly
-from leasehold.adapters.spark.options import OptionReader, parse_lease_options
+from leasehold.adapters.spark.options import ALL_SOURCES, OptionReader, parse_lease_options
 from leasehold.adapters.spark.prefetcher import ReadAheadPace
 from leasehold.adapters.spark.query_run import QueryRun
 from leasehold.adapters.spark.row_buffer import RowBuffer
@@ -264,6 +265,6 @@ class Canned(DataSource):
         size = {"maxBytesPerTrigger": str(BATCH_BYTES)}
         if rows := self.options.get("rows"):
             size = {"maxRowsPerTrigger": rows, "lease.bufferBytes": str(2 * USER_BYTES * int(rows) + (64 << 20))}
-        option_reader = OptionReader({**size, **extra_options})
-        options = parse_lease_options(option_reader, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
+        option_reader = OptionReader({**size, **extra_options}, ALL_SOURCES, KINESIS_SOURCE)
+        options = parse_lease_options(option_reader, self.options["leases"], position, "maxRowsPerTrigger")
         return (LEASED | TRANSPORTS)[name](source_spec, options)

@@ -139,8 +139,8 @@ class RunOutcome:
             f"records      {verdict.produced:,} sent, {verdict.lost} lost, {verdict.strangers} never sent",
             f"order        {sum(breach_found.what == 'out of order' for breach_found in verdict.faults)} breaks",
             (
-                f"duplicates   {verdict.duplicates:,}, at {len(changes_with_duplicates)} of {len(verdict.owner_changes)} "
-                "reader changes"
+                f"duplicates   {verdict.duplicates:,}, at {len(changes_with_duplicates)} "
+                f"of {len(verdict.owner_changes)} reader changes"
             ),
             "writes       " + ", ".join(f"{count:,} {item}" for item, count in sorted(self.writes.items())),
             f"faults       {sum(self.faults.values())}, {self.faulty_requests:,} requests: "

@@ -20,6 +20,12 @@ from leasehold.adapters.ops.serving.app import METRIC_HELP
 from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.adapters.sources import urls as source_urls
 from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.spark.event_hubs.options import EVENT_HUBS_SOURCE, HUB
+from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
+from leasehold.adapters.spark.kinesis.sink import KINESIS_SINK
+from leasehold.adapters.spark.kinesis.table_changes import DYNAMODB_SOURCE
+from leasehold.adapters.spark.options import ALL_SOURCES
+from leasehold.adapters.spark.sink import ALL_SINKS
 from leasehold.balancer.config import Config
 from leasehold.stores import urls as store_urls
 
@@ -93,6 +99,13 @@ INSTRUMENTS = re.findall(
 RAISED = [each for each in vars(errors).values() if isinstance(each, type)]
 KINDS: list[Any] = [Config, *RULES.values()]
 SETTINGS = [name for kind in KINDS for name in fields_dict(kind) if name != "rules"]
+SPARK_SOURCES, SPARK_SINKS = (
+    [f"<code>{option.name}</code>" for table in tables for option in table if option.in_docs]
+    for tables in (
+        (ALL_SOURCES, KINESIS_SOURCE, DYNAMODB_SOURCE, EVENT_HUBS_SOURCE),
+        (ALL_SINKS, KINESIS_SINK, HUB),
+    )
+)
 DELIVERY = ("records", "behind_seconds", "shard", "stream", "epoch", "lost", "checkpoint")
 REFERENCE = {
     "functions": ("reference", [f'id="{FRONT}.{name}"' for name in ("run", "arun", "worker", "read", "produce")]),
@@ -118,7 +131,8 @@ REFERENCE = {
         "dead-letters",
         ["<code>sequence_number</code>", "<code>arrived_ms</code>", "<code>alone</code>"],
     ),
-    "Spark options": ("spark-options", ["<code>lease.store</code>", "<code>kinesis.streamName</code>"]),
+    "options of Spark sources": ("spark-options", SPARK_SOURCES),
+    "options of Spark sinks": ("spark-writing", SPARK_SINKS),
     "lease rows": ("lease-rows", ["<code>leaseCounter</code>", "<code>ownerid</code>"]),
 }
 """What the reference must have, and the page that has it."""

@@ -18,15 +18,15 @@ from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.status import NUMBERS
 from leasehold.adapters.options import Options, ProduceOptions, options_by_name
 from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.spark.event_hubs.options import EVENT_HUBS_SOURCE
+from leasehold.adapters.spark.event_hubs.options import WITHOUT_EFFECT as EVENT_HUBS_IGNORED
+from leasehold.adapters.spark.kinesis.options import WITHOUT_EFFECT as KINESIS_IGNORED
 
 DOCS = ROOT / "docs"
 LABORATORY = re.compile(r"\bnot met\b|\d: met\b|\bload (?:average )?of \d|\bload \d|(?<!-)\b[Ss]eeds? \d|two cores\b")
 """Whether a goal was met, how busy a machine was, and which seed failed."""
 ONLY_OF_HANDLING = {"cooldown_seconds", "most_wait_seconds", "least_wait_seconds"}
 """Options that `handlers.md` names as fields of Handling, beside those of `leasehold.run`."""
-
-REFUSED_BY_SPARK = {"eventhubs.connectionString", "eventhubs.startingPositions"}
-"""Options of another connector that are read to be refused, with a message that names what to use."""
 
 
 def test_settings_of_a_producer_are_options_of_produce() -> None:
@@ -81,13 +81,11 @@ def test_table_of_a_dead_letter_has_the_fields_of_the_code() -> None:
     assert sorted(named) == sorted(json.loads(dead_letter.line))
 
 
-def test_every_option_of_spark_is_documented() -> None:
-    spark = Path(metrics.__file__).parents[1] / "spark"
-    code = "".join(path.read_text(encoding="utf-8") for path in spark.rglob("*.py"))
-    read = re.findall(r'\bopts\.(?:read_text|read_required|read_number|read_choice|read_flag)\(\s*"([\w.]+)"', code)
-    pages = "".join((DOCS / f"spark-{page}.md").read_text(encoding="utf-8") for page in ("options", "writing"))
-    assert read
-    assert [name for name in read if f"`{name}`" not in pages and name not in REFUSED_BY_SPARK] == []
+def test_options_of_other_connectors_are_on_the_page_that_migrates_from_them() -> None:
+    rejected = [option.name for option in EVENT_HUBS_SOURCE if not option.in_docs]
+    cells = "".join(row[0] for row in table_after("spark.md", "## Migrate from another connector"))
+    assert rejected
+    assert [name for name in (*rejected, *EVENT_HUBS_IGNORED, *KINESIS_IGNORED) if name not in cells] == []
 
 
 SETTINGS_OF_OTHER_SOURCES = {

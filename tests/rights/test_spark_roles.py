@@ -12,6 +12,7 @@ from standins.iam import REGION, Account, allowed
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.compat import ReadMaxRows
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
+from leasehold.adapters.spark.kinesis.sink import KINESIS_SINK
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import OptionReader
 from leasehold.errors import SourceError
@@ -89,9 +90,9 @@ def test_a_sink_and_a_batch_use_the_role(aws: Account, query_options: dict[str, 
     rows = pa.table({"data": [b"b"], "partitionKey": ["k"], "explicitHashKey": pa.nulls(1, pa.string())})
     tag = Tag("query", 0, 0, "part", "edition", 0)
     with pytest.raises(SourceError):
-        KinesisLeased({}).sink_target(OptionReader(query_options)).open_writer().write(rows, tag)
+        KinesisLeased({}).sink_target(OptionReader(query_options, KINESIS_SINK)).open_writer().write(rows, tag)
     named = query_options | beginning("kinesis", role(aws, "kinesis:*"))
-    KinesisLeased({}).sink_target(OptionReader(named)).open_writer().write(rows, tag)
+    KinesisLeased({}).sink_target(OptionReader(named, KINESIS_SINK)).open_writer().write(rows, tag)
     _, _, place, _ = KinesisLeased(named).parse_options(named)
     with closing(place.open()) as source:
         assert len(source.shards()) == 1

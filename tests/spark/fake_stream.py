@@ -11,9 +11,10 @@ from attrs import Factory, define
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.compat import ReadLimit
+from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
 from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.leased_source import LeasedReader
-from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options
+from leasehold.adapters.spark.options import ALL_SOURCES, LeaseOptions, OptionReader, parse_lease_options
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable
@@ -253,8 +254,9 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, str]]:
 
 def options(path: Path, start: str, **more: str) -> LeaseOptions:
     """Return the options of a group whose leases are in this file."""
-    requested = OptionReader({"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more})
-    return parse_lease_options(requested, f"sqlite:///{path}", {"initial_position": start}, 10.0, "maxRowsPerTrigger")
+    requested = {"lease.durationMs": "2000", "lease.fetchHost": "127.0.0.1", **more}
+    opts = OptionReader(requested, ALL_SOURCES, KINESIS_SOURCE)
+    return parse_lease_options(opts, f"sqlite:///{path}", {"initial_position": start}, "maxRowsPerTrigger")
 
 
 @define

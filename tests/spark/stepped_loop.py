@@ -12,10 +12,11 @@ from fake_stream import KillableStore, Stream
 from waiters import Clock
 
 from leasehold.adapters.consumer.schedule import Step
+from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
 from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
-from leasehold.adapters.spark.options import OptionReader, parse_lease_options
+from leasehold.adapters.spark.options import ALL_SOURCES, OptionReader, parse_lease_options
 from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
@@ -124,8 +125,7 @@ def new_reader(
     source_spec = SourceSpec(
         lambda: stream, make_columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", start_positions=starts
     )
-    opts = OptionReader({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
-    chosen = parse_lease_options(
-        opts, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger"
-    )
+    requested = {"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more}
+    opts = OptionReader(requested, ALL_SOURCES, KINESIS_SOURCE)
+    chosen = parse_lease_options(opts, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, "maxRowsPerTrigger")
     return LeasedReader(source_spec, chosen, opened)

@@ -17,9 +17,10 @@ from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, 
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader
 from leasehold.adapters.spark.batch import MAX_PARTS, ReadBounds, SlicedReader, plan_parts, split_range, split_times
+from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
 from leasehold.adapters.spark.kinesis.rows import make_columns
 from leasehold.adapters.spark.leased_source import SlicedQuery
-from leasehold.adapters.spark.options import OptionReader, parse_lease_options
+from leasehold.adapters.spark.options import ALL_SOURCES, OptionReader, parse_lease_options
 from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -283,11 +284,9 @@ def test_slice_query_requires_an_end_time() -> None:
 def query_of(ground: Ground, path: Path, cut: Slice, start: str = "AT_TIMESTAMP") -> SlicedQuery:
     """Return a query over the slice, with its leases in this file."""
     spec = SourceSpec(lambda: ground.stream, ground.columns, 0.01, 2**53, rereadable=True, stream="kinesis://s")
-    settings = OptionReader({"lease.durationMs": "2000"})
+    settings = OptionReader({"lease.durationMs": "2000"}, ALL_SOURCES, KINESIS_SOURCE)
     position = {"initial_position": start, "timestamp_ms": cut.since_ms}
-    return SlicedQuery(
-        spec, parse_lease_options(settings, f"sqlite:///{path}", position, 10.0, "maxRowsPerTrigger"), cut
-    )
+    return SlicedQuery(spec, parse_lease_options(settings, f"sqlite:///{path}", position, "maxRowsPerTrigger"), cut)
 
 
 def run_query(query: SlicedQuery) -> list[str]:

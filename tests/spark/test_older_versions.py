@@ -12,8 +12,9 @@ from fake_stream import KillableStore, Stream, rows_of
 from stepped_loop import Stepped, new_reader, stepped
 
 from leasehold.adapters.consumer.slices import Slice
+from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE
 from leasehold.adapters.spark.leased_source import LeasedReader, SlicedQuery
-from leasehold.adapters.spark.options import OptionReader, parse_lease_options
+from leasehold.adapters.spark.options import ALL_SOURCES, OptionReader, parse_lease_options
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done
@@ -150,7 +151,8 @@ def test_full_first_batch_is_not_delayed(older: Callable[..., OlderSpark]) -> No
 def test_slice_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The query of a slice cannot end here, because such a Spark asks for one batch only."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.HAS_AVAILABLE_NOW", False)
-    options = parse_lease_options(OptionReader({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
+    opts = OptionReader({"lease.cores": "1"}, ALL_SOURCES, KINESIS_SOURCE)
+    options = parse_lease_options(opts, "sqlite:///unused", {}, "maxRowsPerTrigger")
     spec = new_reader(Stream({}), KillableStore(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
     with pytest.raises(ValueError, match=r"^option endingPosition: this version of Spark does not announce triggers"):
         SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()

@@ -1,6 +1,5 @@
-"""The tables of docs/spark-options.md list exactly the options of each source, and each option does as they say."""
+"""Each declared option of a Spark source or sink is read, and those of sources do what the reference says."""
 
-import re
 import socket
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -8,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from leasehold.adapters.spark.event_hubs.options import parse_event_hubs_options
-from leasehold.adapters.spark.kinesis.options import WITHOUT_EFFECT, parse_kinesis_options
-from leasehold.adapters.spark.kinesis.table_changes import DynamoLeased
-from leasehold.adapters.spark.options import MIB, Address
+from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased
+from leasehold.adapters.spark.event_hubs.options import EVENT_HUBS_SOURCE, HUB, parse_event_hubs_options
+from leasehold.adapters.spark.event_hubs.options import WITHOUT_EFFECT as EVENT_HUBS_WITHOUT_EFFECT
+from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
+from leasehold.adapters.spark.kinesis.options import KINESIS_SOURCE, WITHOUT_EFFECT, parse_kinesis_options
+from leasehold.adapters.spark.kinesis.sink import KINESIS_SINK
+from leasehold.adapters.spark.kinesis.table_changes import DYNAMODB_SOURCE, DynamoLeased
+from leasehold.adapters.spark.options import ALL_SOURCES, MIB, Address, SparkOption
+from leasehold.adapters.spark.sink import ALL_SINKS
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position, at_timestamp
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark-options.md"
-ALL, KINESIS, DYNAMO, HUBS = "all sources", "kinesis-leased", "dynamodb-leased", "eventhubs-leased"
+TESTS = Path(__file__).parents[1]
+KINESIS, DYNAMO, HUBS = "kinesis-leased", "dynamodb-leased", "eventhubs-leased"
 ARN = "arn:aws:iam::123456789012:role/reader"
 Options = Mapping[str, str]
 
@@ -37,41 +42,51 @@ READS: dict[str, tuple[Callable[[Options], Any], Options]] = {
 }
 """How each source reads its options, and which options it requires."""
 
-UNTOLD = {
-    KINESIS: {*WITHOUT_EFFECT},
-    DYNAMO: set[str](),
-    HUBS: {
-        *("eventhubs.connectionString", "eventhubs.startingPositions"),  # refused
-        *("eventhubs.receiverTimeout", "eventhubs.operationTimeout", "eventhubs.useExclusiveReceiver"),
-    },
+KEY = StructField("partitionKey", StringType())
+SINKS: dict[str, tuple[Callable[[Options], Any], Options]] = {
+    "kinesis-leased sink": (
+        lambda options: KinesisLeased(options).writer(
+            StructType([StructField("data", BinaryType()), KEY]), overwrite=False
+        ),
+        READS[KINESIS][1],
+    ),
+    "eventhubs-leased sink": (
+        lambda options: EventHubsLeased(options).writer(
+            StructType([StructField("body", BinaryType()), KEY]), overwrite=False
+        ),
+        READS[HUBS][1],
+    ),
 }
-"""Options of other connectors, which the page describes along with these connectors."""
+"""How each sink reads its options, and which options it requires."""
+
+DECLARED: dict[str, tuple[SparkOption, ...]] = {
+    KINESIS: (*ALL_SOURCES, *KINESIS_SOURCE),
+    DYNAMO: (*ALL_SOURCES, *DYNAMODB_SOURCE),
+    HUBS: (*ALL_SOURCES, *EVENT_HUBS_SOURCE),
+    "kinesis-leased sink": (*ALL_SINKS, *KINESIS_SINK),
+    "eventhubs-leased sink": (*ALL_SINKS, *HUB),
+}
+IGNORED = {KINESIS: WITHOUT_EFFECT, HUBS: EVENT_HUBS_WITHOUT_EFFECT}
+"""Options of other connectors that are accepted without effect."""
 
 
-def tables() -> dict[str, set[str]]:
-    """Return the options in each table of the page's last part."""
-    by_table, names = dict[str, set[str]](), set[str]()
-    for line in PAGE.read_text(encoding="utf-8").partition("\n## Options\n")[2].splitlines():
-        first, _, rest = line.strip("|").partition("|")
-        if rest.strip() == "default |":
-            names = by_table.setdefault(first.strip(" `"), set())
-        elif line.startswith("| `"):
-            names |= set(re.findall(r"`([^`]+)`", first))
-    return by_table
-
-
-def choices_of(source: str) -> set[str]:
-    """Return the choices of a source."""
-    read, need = READS[source]
+@pytest.mark.parametrize("reader", DECLARED)
+def test_unknown_option_error_lists_the_declared_options(reader: str) -> None:
+    read, need = (READS | SINKS)[reader]
+    names = sorted({option.name for option in DECLARED[reader]} | {*IGNORED.get(reader, ())})
     with pytest.raises(ValueError, match=r"^option nonsense: unknown; choose among ") as caught:
         read({**need, "nonsense": "x"})
-    return set(str(caught.value).partition("choose among ")[2].split(", "))
+    assert str(caught.value).partition("choose among ")[2].split(", ") == names
 
 
-@pytest.mark.parametrize("source", READS)
-def test_page_lists_exactly_the_options(source: str) -> None:
-    on_page = tables()
-    assert choices_of(source) - UNTOLD[source] == on_page[ALL] | on_page[source]
+@pytest.mark.parametrize(
+    ("reader", "name"), [(reader, option.name) for reader, options in DECLARED.items() for option in options]
+)
+def test_declared_option_is_read(reader: str, name: str) -> None:
+    """An option that is declared but never read would be rejected as unknown."""
+    read, need = (READS | SINKS)[reader]
+    with pytest.raises(ValueError, match=f"^option {name}: it is empty"):
+        read({**need, name: " "})
 
 
 def lease(name: str) -> Callable[[Any], Any]:
@@ -185,9 +200,10 @@ ELSEWHERE = {
 
 def test_every_option_is_tested() -> None:
     tried = {each[0] for table in (IN_ALL, *OWN.values()) for each in table}
-    assert set.union(*tables().values()) == tried | set.union(*ELSEWHERE.values())
+    declared = {option.name for source in READS for option in DECLARED[source] if option.in_docs}
+    assert declared == tried | set.union(*ELSEWHERE.values())
     for file, names in ELSEWHERE.items():
-        (path,) = PAGE.parents[1].glob(f"tests/*/{file}")
+        (path,) = TESTS.glob(f"*/{file}")
         assert [name for name in names if name not in path.read_text(encoding="utf-8")] == []
 
 
@@ -196,7 +212,7 @@ def test_every_option_is_tested() -> None:
     [(source, tried) for source in READS for tried in (*IN_ALL, *OWN[source])],
     ids=lambda part: part if isinstance(part, str) else part[0],
 )
-def test_option_does_what_the_page_says(source: str, tried: Tried) -> None:
+def test_option_does_what_the_reference_says(source: str, tried: Tried) -> None:
     read, need = READS[source]
     name, value, look, default, expected = tried
     options = {"lease.cores": "5", "lease.fetchHost": "driver", **need}

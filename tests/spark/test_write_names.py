@@ -3,11 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark import sink
+from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.options import OptionReader
-from leasehold.adapters.spark.sink import BATCH_ID, QUERY_ID, RUN_ID, WriteIdentity
+from leasehold.adapters.spark.sink import ALL_SINKS, BATCH_ID, QUERY_ID, RUN_ID, WriteIdentity
 
 QUERY = {QUERY_ID: "query", BATCH_ID: "7", RUN_ID: "run"}
 HERE = {"checkpointLocation": "s3a://bucket/here"}
@@ -48,8 +50,19 @@ def test_writes_have_the_same_name_only_if_one_repeats_the_other(
         options, properties = write
         context = SimpleNamespace(getLocalProperty=properties.get, partitionId=lambda: 3)
         monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
-        return WriteIdentity.from_options(OptionReader(options)).make_first_tag()
+        return WriteIdentity.from_options(OptionReader(options, ALL_SINKS)).make_first_tag()
 
     first, second = tag(one), tag(other)
     assert (first.query == second.query, first.run == second.run) == (one_query, one_run)
     assert len(first.context) < len(Tag("q" * 11, 10**12, 10**9, "3", "", 0).context)
+
+
+def test_query_that_names_its_checkpoint_location_has_names_of_its_own() -> None:
+    """Two queries with copies of one checkpoint have the same id in Spark, and the option tells them apart."""
+    schema = StructType([StructField("data", BinaryType()), StructField("partitionKey", StringType())])
+    options = {"kinesis.streamName": "orders", "kinesis.region": "eu-west-1"}
+    locations = [
+        KinesisLeased({**options, **more})._make_sink(schema, replaces=False)[1].location  # noqa: SLF001
+        for more in ({}, {"checkpointLocation": "s3://jobs/a/"}, {"checkpointLocation": "s3://jobs/b"})
+    ]
+    assert locations == ["", "s3://jobs/a", "s3://jobs/b"]

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.signals import replace_handler
-from leasehold.adapters.spark.event_hubs.options import reject_secrets
+from leasehold.adapters.spark.event_hubs.options import HUB, reject_secrets
 from leasehold.adapters.spark.options import OptionReader
 from leasehold.adapters.spark.pipeline import open_session
 from leasehold.adapters.spark.supervision import supervise
@@ -53,7 +53,7 @@ def command(
     try:
         source_options = _parse_options(options or ())
         # Check for secrets here, because the page of a Spark Connect server shows every option, even a rejected one.
-        reject_secrets(OptionReader(source_options))
+        reject_secrets(OptionReader(source_options, HUB))
         # Silence py4j's logger. For each interrupted call, py4j logs a traceback and also raises the exception.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         if threading.current_thread() is threading.main_thread():

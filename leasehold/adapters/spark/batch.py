@@ -118,7 +118,9 @@ def parse_bounds(
         since: Where to begin, as fields of a configuration, or None.
         until: Where to end, likewise.
     """
-    return ReadBounds(_parse_position(since), _parse_position(until), opts.read_number("minPartitions", 0) or 0, source)
+    return ReadBounds(
+        _parse_position(since), _parse_position(until), opts.read_optional_number("minPartitions") or 0, source
+    )
 
 
 def _parse_position(position_fields: Mapping[str, Any] | None) -> Position | None:

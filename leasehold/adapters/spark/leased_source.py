@@ -34,11 +34,18 @@ from leasehold.adapters.spark.compat import (
 )
 from leasehold.adapters.spark.fetching import Rows, read_task_rows
 from leasehold.adapters.spark.offsets import Offset, decode_offset, encode_offset
-from leasehold.adapters.spark.options import LeaseOptions, OptionReader
+from leasehold.adapters.spark.options import LeaseOptions, OptionReader, SparkOption
 from leasehold.adapters.spark.processes import end_on_signal, make_recreator, raise_plain_errors
 from leasehold.adapters.spark.query_run import OpenStore, QueryRun
 from leasehold.adapters.spark.rows import SourceSpec
-from leasehold.adapters.spark.sink import SPARK_OPTIONS, SinkTarget, SinkWriter, StreamSinkWriter, WriteIdentity
+from leasehold.adapters.spark.sink import (
+    ALL_SINKS,
+    SPARK_OPTIONS,
+    SinkTarget,
+    SinkWriter,
+    StreamSinkWriter,
+    WriteIdentity,
+)
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 
@@ -53,6 +60,7 @@ class LeasedSource(DataSource):
     session_options: ClassVar[Mapping[str, str]] = {}
     FORMAT: ClassVar[str]
     DDL: ClassVar[str]
+    SINK_OPTIONS: ClassVar[tuple[SparkOption, ...]] = ()
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
@@ -125,13 +133,16 @@ class LeasedSource(DataSource):
             raise ValueError('mode: a stream cannot be overwritten; use mode("append"), or outputMode("append")')
         # Drop the options that `register` takes from the session, because a sink does not use them.
         sink_options = OptionReader(
-            {name: value for name, value in self._all_options.items() if not name.lower().startswith("lease.")}
+            {name: value for name, value in self._all_options.items() if not name.lower().startswith("lease.")},
+            ALL_SINKS,
+            self.SINK_OPTIONS,
         )
         sink_options.reject_options({"asyncProgressTrackingEnabled": ASYNC_UNSUPPORTED})
-        # Read Spark's own options, otherwise `reject_unknown` would reject them.
-        for name in SPARK_OPTIONS:
-            sink_options.read_text(name)
         identity = WriteIdentity.from_options(sink_options)
+        # Read the rest of Spark's own options, otherwise `reject_unknown` would reject them. Each option can be read
+        # only once, so the identity must have read its own before.
+        for option in SPARK_OPTIONS:
+            sink_options.read_text(option.name)
         target = self.sink_target(sink_options)
         sink_options.reject_unknown()
         target.columns.check_schema(schema)

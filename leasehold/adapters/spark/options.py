@@ -1,5 +1,9 @@
 """Parses the options of a leased source before any connection is opened.
 
+Each option is declared once, as a `SparkOption` in a table: `ALL_SOURCES` here, and a table of its own for each source
+and sink. `OptionReader` reads the options by these tables, and `mkdocs_reference.py` generates the tables of
+docs/spark-options.md and docs/spark-writing.md from them.
+
 Option names are compared in lower case, because Spark passes some of them in lower case. No `repr`, message or offset
 contains a secret.
 """
@@ -7,7 +11,7 @@ contains a secret.
 import logging
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, cast
 from uuid import uuid4
 
@@ -26,54 +30,210 @@ EMBEDDED_BYTES = 4 * MIB
 """The maximum size of a batch whose rows are embedded in tasks. Such rows pass through the driver, so it is small."""
 
 
+@frozen
+class SparkOption:
+    """The declaration of an option.
+
+    Attributes:
+        name: Its name, in the case that the reference shows.
+        help: What it does, as a sentence that begins with a verb.
+        default: The value if it is left out; None if that is no value.
+        required: What to do if it is missing, for the error; "" if it may be left out.
+        minimum: The minimum of a whole number.
+        maximum: The maximum of a whole number.
+        choices: The only values, if there are no others.
+        values: The values in words, unless the limits or `choices` show them.
+        unset: What happens if it is left out, in words, unless `default` shows it.
+        page: The page of docs/ with the details, with an anchor if needed.
+        in_docs: Whether the reference lists it. Some options are read only to be rejected, or belong to Spark.
+    """
+
+    name: str
+    help: str
+    default: int | str | None = None
+    required: str = ""
+    minimum: int = 1
+    maximum: int = 2**53
+    choices: tuple[str, ...] = ()
+    values: str = ""
+    unset: str = ""
+    page: str = ""
+    in_docs: bool = True
+
+
+FLAG = ("true", "false")
+"""The choices of an option that is on or off."""
+
+LEASE_DURATION = SparkOption(
+    "lease.durationMs",
+    "Let another worker take a lease that was not renewed for this long.",
+    10_000,
+    minimum=500,
+    values="1000 or more",
+)
+MAX_ROWS = SparkOption("maxRowsPerTrigger", "Put at most this many rows of all shards into a batch.", unset="no limit")
+
+ALL_SOURCES = (
+    SparkOption(
+        "lease.store",
+        "Keep the leases in the table at this URL: `dynamodb://…`, `azblob://…`, `s3://…` or `sqlite:///…`.",
+        unset="required by queries",
+    ),
+    SparkOption(
+        "lease.to", "Not supported: queries take no part in `leasehold swap`, so it is rejected.", page="swap.md"
+    ),
+    SparkOption(
+        "lease.workerId",
+        "Begin the query's worker ids with this. Each run adds a suffix of its own.",
+        unset="the host name",
+    ),
+    SparkOption(
+        "lease.rules",
+        "Take leases by these rules; same for the whole group.",
+        "minimal",
+        choices=("minimal", *(name for name in RULES if name != "minimal")),
+    ),
+    LEASE_DURATION,
+    SparkOption("lease.maxLeases", "Hold at most this many leases.", unset="no limit"),
+    SparkOption("lease.maxLeasesToSteal", "Steal at most this many leases at a time.", unset="set by the rules"),
+    SparkOption(
+        "lease.maxLeasesPerCore",
+        "Hold at most this many leases for each core of the session; not together with `lease.maxLeases`.",
+        unset="no limit",
+    ),
+    SparkOption("lease.cores", "Set the number of the session's cores.", unset="counted by `register`"),
+    SparkOption(
+        "lease.flushOnIdle",
+        "Commit the last batch by an empty one if no rows arrive. A batch that ends a shard is always committed so.",
+        "true",
+        choices=FLAG,
+    ),
+    SparkOption("lease.createTable", "Create the lease table if there is none.", "true", choices=FLAG),
+    SparkOption(
+        "lease.ifRecreated",
+        "Begin all leases here if the stream was deleted and created again under its name.",
+        values="`TRIM_HORIZON`, `LATEST`",
+        unset="the query ends with an error",
+        page="table-lost.md#when-a-stream-is-deleted-and-created-again",
+    ),
+    SparkOption(
+        "lease.transport",
+        "Let tasks fetch rows from the driver, or embed rows in the tasks. `auto` fetches if the driver's address is "
+        "known.",
+        "auto",
+        choices=("auto", "fetch", "embedded"),
+    ),
+    SparkOption("lease.fetchHost", "Let tasks reach the driver under this name or address.", unset="the session's"),
+    SparkOption(
+        "lease.fetchBindHost", "Listen on this address of the driver.", unset="the session's, or `lease.fetchHost`"
+    ),
+    SparkOption(
+        "lease.fetchPort",
+        "Listen on this port of the driver, or on the first free one of the fifteen that follow.",
+        maximum=65_535,
+        unset="any free port",
+    ),
+    SparkOption(
+        "lease.spoolFolder",
+        "Write rows that do not fit into memory to this folder.",
+        unset="the system's temporary one",
+    ),
+    SparkOption("lease.bufferRows", "Read at most this many rows of all shards ahead.", 500_000),
+    SparkOption(
+        "lease.bufferBytes",
+        "Read at most this many bytes of all shards ahead. Half as many bytes wait in memory for tasks.",
+        256 * MIB,
+        minimum=MIB,
+    ),
+    SparkOption("maxBytesPerTrigger", "Put at most this many bytes into a batch.", unset="`lease.bufferBytes`"),
+    SparkOption(
+        "lease.lingerMs",
+        "Let a batch grow for this long, up to 32 MiB, while shards are behind.",
+        1000,
+        minimum=0,
+        maximum=60_000,
+    ),
+    SparkOption(
+        "minPartitions",
+        "Divide a backfill into at least this many tasks if the shards allow it.",
+        unset="the session's cores",
+        page="spark-backfill.md",
+    ),
+    SparkOption(
+        "shardsPerTask",
+        "Read this many shards in one task. A task costs about 40 ms, so shards are grouped.",
+        0,
+        minimum=0,
+        unset="shards divided by cores",
+    ),
+)
+"""The options of all sources."""
+
+
 class OptionReader:
-    """Reads options by name, ignoring case. Each option is read once; one that was never read is unknown."""
+    """Reads options by name, ignoring case, as their tables declare them. Each option is read once.
 
-    def __init__(self, options: Mapping[str, str]) -> None:
+    Args:
+        options: The options that the user and Spark give.
+        tables: The options that exist. A later table overrides an earlier one.
+    """
+
+    def __init__(self, options: Mapping[str, str], *tables: Iterable[SparkOption]) -> None:
         self._unread = {name.lower(): value for name, value in options.items()}
-        self._names: list[str] = []
+        self._declared = {option.name: option for table in tables for option in table}
+        self._ignored: list[str] = []
 
-    def read_text(self, name: str, default: str = "") -> str:
-        """Return the value of an option. Raises ValueError if it is present but empty."""
-        self._names.append(name)
-        # Spark ignores the case of option names, and passes some of them in lower case.
-        option_value = self._unread.pop(name.lower(), None)
-        # An empty value usually comes from an unset environment variable. Using the default would hide the mistake.
-        if option_value is not None and not option_value.strip():
-            raise ValueError(f"option {name}: it is empty; leave it out, or give a value")
-        return default if option_value is None else option_value.strip()
+    def read_text(self, name: str) -> str:
+        """Return the value of an option, or its default, or "" if it has none.
 
-    def read_required(self, name: str, hint: str) -> str:
-        """Return the value of a required option."""
-        if not (value := self.read_text(name)):
-            raise ValueError(f"option {name}: is missing; {hint}")
-        return value
+        Raises ValueError if the option is present but empty, or missing although it is required.
+        """
+        option, option_value = self._declared[name], self._take(name)
+        if option_value is None and option.required:
+            raise ValueError(f"option {name}: is missing; {option.required}")
+        return str(option.default or "") if option_value is None else option_value
 
-    def read_number(self, name: str, default: int | None, *, minimum: int = 1, maximum: int = 2**53) -> int | None:
-        """Return a whole number within limits."""
-        option_text = self.read_text(name)
-        if not option_text:
-            return default
-        parsed_number = parse_decimal(option_text, maximum)
-        if parsed_number is None or parsed_number < minimum:
-            raise ValueError(f"option {name}: {option_text!r} is not a whole number from {minimum} to {maximum}")
+    def read_number(self, name: str) -> int:
+        """Return a whole number within the limits of an option that has a default."""
+        number = self.read_optional_number(name)
+        return cast("int", self._declared[name].default) if number is None else number
+
+    def read_optional_number(self, name: str) -> int | None:
+        """Return a whole number within the limits of the option, or None if it is left out."""
+        option, option_text = self._declared[name], self._take(name)
+        if option_text is None:
+            return None
+        parsed_number = parse_decimal(option_text, option.maximum)
+        if parsed_number is None or parsed_number < option.minimum:
+            raise ValueError(
+                f"option {name}: {option_text!r} is not a whole number from {option.minimum} to {option.maximum}"
+            )
         return parsed_number
 
-    def read_choice(self, name: str, *choices: str) -> str:
-        """Return the choice that the option names, ignoring case, or the first choice if the option is left out."""
-        option_text = self.read_text(name, choices[0])
+    def read_choice(self, name: str) -> str:
+        """Return the choice that the option names, ignoring case, or its default."""
+        option_text, choices = self.read_text(name), self._declared[name].choices
         for choice in choices:
             if choice.lower() == option_text.lower():
                 return choice
         raise ValueError(f"option {name}: {option_text!r} is not one of {', '.join(choices)}")
 
-    def read_flag(self, name: str, *, default: bool) -> bool:
-        return self.read_choice(name, *(("true", "false") if default else ("false", "true"))) == "true"
+    def read_flag(self, name: str) -> bool:
+        return self.read_choice(name) == "true"
+
+    def _take(self, name: str) -> str | None:
+        # Spark ignores the case of option names, and passes some of them in lower case.
+        option_value = self._unread.pop(name.lower(), None)
+        # An empty value usually comes from an unset environment variable. Using the default would hide the mistake.
+        if option_value is not None and not option_value.strip():
+            raise ValueError(f"option {name}: it is empty; leave it out, or give a value")
+        return None if option_value is None else option_value.strip()
 
     def ignore_options(self, names: Mapping[str, str]) -> None:
         """Read options of other connectors that have no effect here, and log a warning for each one that is set."""
+        self._ignored += names
         for name, reason in names.items():
-            if self.read_text(name):
+            if self._take(name):
                 log.warning("option %s has no effect: %s", name, reason)
 
     def reject_renamed(self, names: Mapping[str, str]) -> None:
@@ -92,7 +252,8 @@ class OptionReader:
         """Raise ValueError for an option that was not read."""
         # If a misspelled option were silently ignored, the query would not do what the user meant.
         for name in sorted(self._unread):
-            raise ValueError(f"option {printable(name)}: unknown; choose among {', '.join(sorted(self._names))}")
+            names = sorted([*self._declared, *self._ignored])
+            raise ValueError(f"option {printable(name)}: unknown; choose among {', '.join(names)}")
 
 
 @frozen
@@ -160,21 +321,18 @@ class LeaseOptions:
         return -(-shards // shards_per_task) if shards else 0
 
 
-def parse_lease_options(
-    opts: OptionReader, store: str, position: Mapping[str, Any], seconds: float, rows: str
-) -> LeaseOptions:
+def parse_lease_options(opts: OptionReader, store: str, position: Mapping[str, Any], rows: str) -> LeaseOptions:
     """Return the options of the group. Raises ValueError, naming the option.
 
     Args:
         opts: All options.
         store: The URL to use if `lease.store` is left out; "" if there is no such default.
         position: `initial_position` and `timestamp_ms`, as in a configuration.
-        seconds: The default duration of a lease.
         rows: This source's name of the option for the maximum number of rows in a batch.
     """
     # `register` sets this option for the session, except for a client of Spark Connect, where the default is used.
-    core_count = opts.read_number("lease.cores", os.cpu_count()) or 1
-    store_url = opts.read_text("lease.store", store)
+    core_count = opts.read_optional_number("lease.cores") or os.cpu_count() or 1
+    store_url = opts.read_text("lease.store") or store
     if store_url.startswith("memory:"):
         raise ValueError(
             "option lease.store: memory:// exists within one process, but each query has a process of its own; use "
@@ -185,11 +343,11 @@ def parse_lease_options(
             "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, copy their leases with "
             "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
         )
-    buffer_bytes = opts.read_number("lease.bufferBytes", 256 * MIB, minimum=MIB) or 0
+    buffer_bytes = opts.read_number("lease.bufferBytes")
     # `register` sets the default of `lease.fetchHost` to the driver's address.
-    transport = opts.read_choice("lease.transport", "auto", "fetch", "embedded")
-    host, port = opts.read_text("lease.fetchHost"), opts.read_number("lease.fetchPort", 0, maximum=65_535) or 0
-    bind_address = opts.read_text("lease.fetchBindHost", host)
+    transport = opts.read_choice("lease.transport")
+    host, port = opts.read_text("lease.fetchHost"), opts.read_optional_number("lease.fetchPort") or 0
+    bind_address = opts.read_text("lease.fetchBindHost") or host
     # If the user chose `fetch`, do not fall back to embedding rows, which would take memory that was not planned for.
     if transport == "fetch" and not host:
         raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
@@ -200,35 +358,35 @@ def parse_lease_options(
         raise ValueError(f"option lease.ifRecreated: {if_recreated!r} is neither TRIM_HORIZON nor LATEST")
     return LeaseOptions(
         store=store_url,
-        create=opts.read_flag("lease.createTable", default=True),
-        worker=opts.read_text("lease.workerId", socket.gethostname()),
-        config=_parse_config(opts, position, seconds, core_count),
-        flush=opts.read_flag("lease.flushOnIdle", default=True),
+        create=opts.read_flag("lease.createTable"),
+        worker=opts.read_text("lease.workerId") or socket.gethostname(),
+        config=_parse_config(opts, position, core_count),
+        flush=opts.read_flag("lease.flushOnIdle"),
         fetch=fetch_address,
         spool_folder=opts.read_text("lease.spoolFolder"),
-        buffer_rows=opts.read_number("lease.bufferRows", 500_000) or 0,
+        buffer_rows=opts.read_number("lease.bufferRows"),
         buffer_bytes=buffer_bytes,
-        trigger_rows=opts.read_number(rows, None) or 2**53,
-        trigger_bytes=opts.read_number("maxBytesPerTrigger", None) or buffer_bytes,
+        trigger_rows=opts.read_optional_number(rows) or 2**53,
+        trigger_bytes=opts.read_optional_number("maxBytesPerTrigger") or buffer_bytes,
         cores=core_count,
-        shards_per_task=opts.read_number("shardsPerTask", 0, minimum=0) or 0,
+        shards_per_task=opts.read_number("shardsPerTask"),
         if_recreated=cast("Literal['TRIM_HORIZON', 'LATEST'] | None", if_recreated),
-        linger_seconds=(opts.read_number("lease.lingerMs", 1000, minimum=0, maximum=60_000) or 0) / 1000,
+        linger_seconds=opts.read_number("lease.lingerMs") / 1000,
     )
 
 
-def _parse_config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
-    duration_ms = opts.read_number("lease.durationMs", int(seconds * 1000), minimum=500) or 0
+def _parse_config(opts: OptionReader, position: Mapping[str, Any], cores: int) -> Config:
+    duration_ms = opts.read_number("lease.durationMs")
     if warning := check_duration(SETTING_LIMITS["lease_seconds"], duration_ms / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
-    rules_name = opts.read_choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
+    rules_name = opts.read_choice("lease.rules")
     # Limit the leases by a number or by the session's cores, so that a large cluster takes more than a laptop (M7).
-    limit, per_core = opts.read_number("lease.maxLeases", None), opts.read_number("lease.maxLeasesPerCore", None)
+    limit, per_core = opts.read_optional_number("lease.maxLeases"), opts.read_optional_number("lease.maxLeasesPerCore")
     if limit and per_core:
         raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
     limits = {
         "max_leases": per_core * cores if per_core else limit,
-        "max_steals": opts.read_number("lease.maxLeasesToSteal", None),
+        "max_steals": opts.read_optional_number("lease.maxLeasesToSteal"),
     }
     # Leave out options that are not set, because the configuration has defaults for them and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}

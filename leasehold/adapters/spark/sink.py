@@ -36,7 +36,7 @@ from pyspark.sql.types import StructType
 
 from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.compat import DataSourceStreamArrowWriter
-from leasehold.adapters.spark.options import MIB, OptionReader
+from leasehold.adapters.spark.options import MIB, OptionReader, SparkOption
 from leasehold.adapters.spark.processes import make_recreator, raise_plain_errors, set_up_logging
 from leasehold.stores.printable import escaped
 
@@ -49,8 +49,25 @@ QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "
 RUNS = 10**12
 """The number of possible run numbers in a tag, which have at most twelve digits."""
 
-SPARK_OPTIONS = ("checkpointLocation", "queryName", "path", "outputMode")
+SPARK_OPTIONS = (
+    SparkOption("checkpointLocation", "Keep the progress of the query in this folder.", in_docs=False),
+    SparkOption("queryName", "Name the query.", in_docs=False),
+    SparkOption("path", "Write to this path, which our sinks do not use.", in_docs=False),
+    SparkOption("outputMode", "Choose which rows a batch contains.", in_docs=False),
+)
 """Options that Spark passes to a sink in addition to the user's options."""
+
+ALL_SINKS = (
+    *SPARK_OPTIONS,
+    SparkOption(
+        "writer.name",
+        "Name the job together with `writer.batch`, so that a repetition of `df.write` counts as the same job.",
+        unset="random",
+        page="#write-each-row-once",
+    ),
+    SparkOption("writer.batch", "Number the batches of a `writer.name`.", minimum=0, page="#write-each-row-once"),
+)
+"""The options of all sinks."""
 
 
 @frozen
@@ -167,7 +184,7 @@ class WriteIdentity:
     @classmethod
     def from_options(cls, opts: OptionReader) -> "WriteIdentity":
         """Return the names from the options. Raises ValueError if only one of the two is given."""
-        query, batch = opts.read_text("writer.name"), opts.read_number("writer.batch", None, minimum=0)
+        query, batch = opts.read_text("writer.name"), opts.read_optional_number("writer.batch")
         # If only the name or only the batch were given, two runs could have the same tags, and readers would drop the
         # rows of the second run as duplicates.
         if bool(query) != (batch is not None):

@@ -7,7 +7,12 @@ from attrs import frozen
 from leasehold.adapters.sources.event_hubs.arrow_rows import SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.spark.batch import BoundedSource, ReadBounds, StreamLocation
-from leasehold.adapters.spark.event_hubs.options import EventHubsOptions, find_executor_secret, parse_event_hubs_options
+from leasehold.adapters.spark.event_hubs.options import (
+    HUB,
+    EventHubsOptions,
+    find_executor_secret,
+    parse_event_hubs_options,
+)
 from leasehold.adapters.spark.event_hubs.sink import parse_hub_sink
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader
@@ -29,7 +34,7 @@ DDL = (
 class EventHubsLeased(LeasedSource):
     """The format `eventhubs-leased`, for `spark.readStream`, `spark.read`, `df.writeStream` and `df.write`."""
 
-    FORMAT, DDL = "eventhubs-leased", DDL
+    FORMAT, DDL, SINK_OPTIONS = "eventhubs-leased", DDL, HUB
 
     def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
         parsed_options = parse_event_hubs_options(options)

@@ -8,13 +8,73 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from leasehold.adapters.spark.batch import ReadBounds, parse_bounds
-from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
+from leasehold.adapters.spark.options import (
+    ALL_SOURCES,
+    LEASE_DURATION,
+    LeaseOptions,
+    OptionReader,
+    SparkOption,
+    parse_lease_options,
+    parse_start,
+)
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
 FILE_OPTION = "eventhubs.connectionStringFile"
+
+HUB = (
+    SparkOption(
+        "eventhubs.connectionString",
+        "Not supported: Spark would show it in plans and on its pages, so it is rejected.",
+        in_docs=False,
+    ),
+    SparkOption(
+        FILE_OPTION,
+        "Read the connection string from this file, on each machine that connects to the hub.",
+        unset=f"the variable `{CONNECTION_STRING}`; without it, an identity is used",
+        page="spark-cluster.md#give-it-credentials",
+    ),
+    SparkOption("eventhubs.namespace", "Use this fully qualified namespace.", unset="the connection string's"),
+    SparkOption("eventhubs.name", "Use the event hub with this name.", unset="the connection string's"),
+)
+"""The options that name a hub. The source and the sink have them."""
+
+EVENT_HUBS_SOURCE = (
+    *HUB,
+    SparkOption("eventhubs.consumerGroup", "Read as this consumer group.", "$Default"),
+    SparkOption(
+        "eventhubs.startingPosition",
+        "Begin partitions without a lease here: at the oldest event (`-1`), at the present end (`@latest`), or at the "
+        "`offset` or `enqueuedTime` in the JSON of the Azure connector.",
+        values="`-1`, `@latest`, JSON",
+        unset="`@latest`; for a backfill, `-1`",
+    ),
+    SparkOption(
+        "eventhubs.startingPositions",
+        "Not supported: a partition starts at its lease's checkpoint, so it is rejected.",
+        in_docs=False,
+    ),
+    SparkOption(
+        "eventhubs.endingPosition",
+        "End a backfill at this `enqueuedTime`. `@latest`, for a batch only, is the present end.",
+        values="`@latest`, JSON",
+        page="spark-backfill.md",
+    ),
+    SparkOption(
+        "eventhubs.prefetchCount",
+        "Let the service send this many events of a partition ahead.",
+        1000,
+        maximum=10_000,
+    ),
+    SparkOption(
+        "maxEventsPerTrigger", "Put at most this many events of all partitions into a batch.", unset="no limit"
+    ),
+    # The Azure SDKs' workers expire leases after two minutes.
+    evolve(LEASE_DURATION, help=f"{LEASE_DURATION.help} The default is that of the Azure SDKs.", default=120_000),
+)
+"""The options of the source `eventhubs-leased`, in addition to those of all sources. The last one overrides theirs."""
 
 WITHOUT_EFFECT = {
     "eventhubs.useExclusiveReceiver": "the lease's owner always reads exclusively",
@@ -50,10 +110,10 @@ class EventHubsOptions:
 
 def parse_event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     """Parse the options. Raises ValueError, naming the option and never repeating a secret."""
-    opts = OptionReader(options)
+    opts = OptionReader(options, ALL_SOURCES, EVENT_HUBS_SOURCE)
     namespace, hub, secret, file = parse_hub(opts)
-    consumer_group = opts.read_text("eventhubs.consumerGroup", "$Default")
-    prefetch_count = opts.read_number("eventhubs.prefetchCount", 1000, maximum=10_000) or 0
+    consumer_group = opts.read_text("eventhubs.consumerGroup")
+    prefetch_count = opts.read_number("eventhubs.prefetchCount")
     opts.ignore_options(WITHOUT_EFFECT)
     if opts.read_text("eventhubs.startingPositions"):
         raise ValueError(
@@ -61,8 +121,7 @@ def parse_event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
         )
     start_fields = _parse_position(opts, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
     bounds = parse_bounds(opts, "eventhubs", start_fields, _parse_position(opts, "eventhubs.endingPosition", ()))
-    # The default is that of the Azure SDKs, whose workers expire leases after two minutes.
-    lease_options = parse_lease_options(opts, "", bounds.find_initial_position(), 120.0, "maxEventsPerTrigger")
+    lease_options = parse_lease_options(opts, "", bounds.find_initial_position(), "maxEventsPerTrigger")
     opts.reject_unknown()
     return EventHubsOptions(namespace, hub, consumer_group, secret, file, prefetch_count, lease_options, bounds)
 
@@ -79,8 +138,8 @@ def parse_hub(opts: OptionReader) -> tuple[str, str, str, str]:
     if secret and "endpoint" not in connection_fields:
         raise ValueError(f"{origin}: this is not an Event Hubs connection string")
     endpoint = connection_fields.get("endpoint", "").partition("://")[2].strip("/")
-    namespace = opts.read_text("eventhubs.namespace", endpoint)
-    hub = opts.read_text("eventhubs.name", connection_fields.get("entitypath", ""))
+    namespace = opts.read_text("eventhubs.namespace") or endpoint
+    hub = opts.read_text("eventhubs.name") or connection_fields.get("entitypath", "")
     if not namespace:
         raise ValueError(f"option eventhubs.namespace: is missing, and neither is {CONNECTION_STRING} set")
     if not hub:

@@ -10,7 +10,7 @@ from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.spark.batch import BoundedSource, ReadBounds, StreamLocation
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.options import parse_kinesis_options
-from leasehold.adapters.spark.kinesis.sink import parse_kinesis_sink
+from leasehold.adapters.spark.kinesis.sink import KINESIS_SINK, parse_kinesis_sink
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import LeaseOptions, OptionReader
 from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # an extra
 class KinesisLeased(LeasedSource):
     """The format `kinesis-leased`, for `spark.readStream`, `spark.read`, `df.writeStream` and `df.write`."""
 
-    FORMAT, DDL = "kinesis-leased", kinesis_rows.DDL
+    FORMAT, DDL, SINK_OPTIONS = "kinesis-leased", kinesis_rows.DDL, KINESIS_SINK
 
     def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, ReadBounds]:
         parsed_options = parse_kinesis_options(options)

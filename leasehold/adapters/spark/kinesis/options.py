@@ -11,7 +11,15 @@ from attrs import frozen
 from leasehold.adapters.inputs import check_time_ms
 from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.adapters.spark.batch import ReadBounds, parse_bounds
-from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
+from leasehold.adapters.spark.options import (
+    ALL_SOURCES,
+    MAX_ROWS,
+    LeaseOptions,
+    OptionReader,
+    SparkOption,
+    parse_lease_options,
+    parse_start,
+)
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.stores.printable import printable
 from leasehold.stores.urls import ROLE
@@ -20,7 +28,97 @@ MIN_INTERVAL_MS = 223
 """The minimum time between two requests for one shard, which allows 4.5 requests per second. All readers of a shard
 share a limit of five per second."""
 
-ROWS_PER_SHARD = 100_000
+
+def _declare_credentials(prefix: str, resource: str) -> tuple[SparkOption, ...]:
+    page = "spark-cluster.md#give-it-credentials"
+    return (
+        SparkOption(
+            f"{prefix}.roleArn",
+            f"Assume this role for {resource}.",
+            values="`arn:aws:iam::ACCOUNT:role/NAME`",
+            unset="the environment's credentials",
+            page=page,
+        ),
+        SparkOption(f"{prefix}.externalId", f"Assume `{prefix}.roleArn` with this external id.", page=page),
+        SparkOption(
+            f"{prefix}.profile",
+            f"Use this profile of the AWS configuration for {resource}.",
+            unset="the environment's credentials",
+            page=page,
+        ),
+    )
+
+
+KINESIS_STREAM = (
+    SparkOption("kinesis.region", "Send requests to this region.", unset="the environment's"),
+    SparkOption("kinesis.endpointUrl", "Send requests to this URL instead of the region's.", unset="the environment's"),
+    *_declare_credentials("kinesis", "the stream"),
+)
+"""The options that say how to reach a stream. The source and the sink have them."""
+
+KINESIS_SOURCE = (
+    SparkOption("kinesis.streamName", "Read the stream with this name or ARN.", required="name the stream to read"),
+    *KINESIS_STREAM,
+    SparkOption(
+        "kinesis.startingPosition",
+        "Begin shards without a lease here. `AT_TIMESTAMP` is followed by a time, also written as "
+        '`{"at_timestamp": …}`. For single shards, write `{"shardId-…": {"iteratorType": "AFTER_SEQUENCE_NUMBER", '
+        '"iteratorPosition": "4957…"}, "default": "LATEST"}`.',
+        values="`TRIM_HORIZON`, `EARLIEST`, `LATEST`, `AT_TIMESTAMP …`",
+        unset="`LATEST`; for a backfill, the oldest record",
+    ),
+    SparkOption(
+        "kinesis.endingPosition",
+        "End a backfill at this time. `LATEST`, for a batch only, is the present end.",
+        values="`AT_TIMESTAMP …`, `LATEST`",
+        page="spark-backfill.md",
+    ),
+    SparkOption(
+        "lease.applicationName", "Keep the leases in the DynamoDB table with this name if `lease.store` is left out."
+    ),
+    SparkOption(
+        "kinesis.dynamodb.tableName",
+        "Name that table; overrides `lease.applicationName`.",
+    ),
+    SparkOption("kinesis.dynamodb.endpointUrl", "Send requests for that table to this URL.", unset="the environment's"),
+    *_declare_credentials("lease", "that table"),
+    SparkOption(
+        "kinesis.consumerType",
+        "Poll the stream (`GetRecords`, `polling`), or subscribe to it as a registered consumer (`SubscribeToShard`, "
+        "`efo`).",
+        "polling",
+        choices=("GetRecords", "polling", "SubscribeToShard", "efo"),
+        page="fan-out.md",
+    ),
+    SparkOption(
+        "kinesis.consumerName", "Subscribe as this consumer, which only this group may use.", page="fan-out.md"
+    ),
+    SparkOption(
+        "kinesis.misplaced",
+        "Keep the records of an aggregate on a wrong shard that belong to the shard, or drop such an aggregate whole, "
+        "as the KCL does.",
+        "keep",
+        choices=("keep", "drop"),
+        page="kinesis.md#kpl-aggregation",
+    ),
+    SparkOption(
+        "kinesis.wire",
+        "Request records in this format, or make all requests through boto3.",
+        "cbor",
+        choices=("cbor", "json", "boto3"),
+        page="kinesis.md#boto3-patching-proxies-and-tracing",
+    ),
+    SparkOption(
+        "kinesis.getRecords.fetchIntervalMs",
+        "Read a shard at most once in this time. All readers of a shard share five requests per second. At the tip, a "
+        "shard is read at most twice per second.",
+        250,
+        minimum=MIN_INTERVAL_MS,
+    ),
+    SparkOption("kinesis.maxFetchRecordsPerShard", "Put at most this many rows of one shard into a batch.", 100_000),
+    MAX_ROWS,
+)
+"""The options of the source `kinesis-leased`, in addition to those of all sources."""
 
 WITHOUT_EFFECT = {
     "kinesis.failOnDataLoss": "records past their retention are gone for every reader; it is logged",
@@ -87,17 +185,14 @@ class KinesisOptions:
 
 def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Parse the options. Raises ValueError, naming the option."""
-    opts = OptionReader(options)
+    opts = OptionReader(options, ALL_SOURCES, KINESIS_SOURCE)
     # Check for other connectors' names first, so that the error suggests our name for the option.
     opts.reject_renamed(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
-    stream = opts.read_required("kinesis.streamName", "name the stream to read")
+    stream = opts.read_text("kinesis.streamName")
     region, endpoint = opts.read_text("kinesis.region"), opts.read_text("kinesis.endpointUrl")
     stream_name = parse_stream_address(stream, region or None, "option kinesis.streamName").name
     kind, consumer = "kinesis.consumerType", opts.read_text("kinesis.consumerName")
-    subscribes = opts.read_choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {
-        "SubscribeToShard",
-        "efo",
-    }
+    subscribes = opts.read_choice(kind) in {"SubscribeToShard", "efo"}
     if subscribes and not consumer:
         raise ValueError(f"option {kind}: name the consumer with kinesis.consumerName; only this group may use it")
     if consumer and not subscribes:
@@ -105,23 +200,24 @@ def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
             f"option kinesis.consumerName: it has no effect; set {kind} to SubscribeToShard, or leave it out"
         )
     credentials = parse_credentials(opts, "kinesis")
-    wire_format = opts.read_choice("kinesis.wire", "cbor", "json", "boto3")
-    misplaced = opts.read_choice("kinesis.misplaced", "keep", "drop")
+    wire_format = opts.read_choice("kinesis.wire")
+    misplaced = opts.read_choice("kinesis.misplaced")
     opts.ignore_options(WITHOUT_EFFECT)
-    interval_ms = opts.read_number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
-    max_shard_rows = opts.read_number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+    interval_ms = opts.read_number("kinesis.getRecords.fetchIntervalMs")
+    max_shard_rows = opts.read_number("kinesis.maxFetchRecordsPerShard")
     start_positions, default_start = _split_by_shard(opts)
     start_fields = _parse_position(default_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
     bounds = parse_bounds(opts, "kinesis", start_fields, _parse_position(opts, "kinesis.endingPosition", ()))
     # The KCL names its lease table after the application.
-    table_name = opts.read_text("kinesis.dynamodb.tableName", opts.read_text("lease.applicationName"))
+    application_name = opts.read_text("lease.applicationName")
+    table_name = opts.read_text("kinesis.dynamodb.tableName") or application_name
     table_credentials = parse_credentials(opts, "lease")
     if table_credentials and not table_name:
         raise ValueError("option lease.roleArn: it needs lease.applicationName; in lease.store, write role_arn=…")
     url_options = {"region": region, "endpoint": opts.read_text("kinesis.dynamodb.endpointUrl"), **table_credentials}
     url_query = urlencode({name: value for name, value in url_options.items() if value})
     store_url = f"dynamodb://{quote(table_name)}{url_query and '?'}{url_query}" if table_name else ""
-    lease_options = parse_lease_options(opts, store_url, bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
+    lease_options = parse_lease_options(opts, store_url, bounds.find_initial_position(), "maxRowsPerTrigger")
     opts.reject_unknown()
     return KinesisOptions(
         stream,
@@ -176,7 +272,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         raise ValueError(f"option {option_name}: not the JSON of a position") from None
     # Without shards, the JSON is one position for all shards, which the awslabs connector allows too.
     if not any(key.startswith("shardId") for key in document):
-        return {}, OptionReader({option_name: positions_text} if positions_text else {})
+        return {}, OptionReader({option_name: positions_text} if positions_text else {}, KINESIS_SOURCE)
     start_positions = dict[str, Position]()
     for shard, start in document.items():
         # `default` and `metadata` are not shard ids. `default` is the position of all other shards, and `metadata` is
@@ -204,7 +300,8 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
                     f"option {option_name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
                     "AT_TIMESTAMP with a time, or AFTER_SEQUENCE_NUMBER with a number as its iteratorPosition"
                 )
-    return start_positions, OptionReader({option_name: str(document["default"])} if "default" in document else {})
+    default_start = {option_name: str(document["default"])} if "default" in document else {}
+    return start_positions, OptionReader(default_start, KINESIS_SOURCE)
 
 
 def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import frozen
 
 from leasehold.adapters.sources.deduplication import Tag
-from leasehold.adapters.spark.kinesis.options import parse_credentials
-from leasehold.adapters.spark.options import OptionReader
+from leasehold.adapters.spark.kinesis.options import KINESIS_STREAM, parse_credentials
+from leasehold.adapters.spark.options import OptionReader, SparkOption
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns, read_row_values
 from leasehold.errors import SourceError
 from leasehold.stores.printable import escaped, said, text_of
@@ -25,6 +25,28 @@ COLUMNS = SinkColumns(
     required=frozenset({"data", "partitionKey"}),
 )
 REQUESTS = 4
+
+KINESIS_SINK = (
+    SparkOption(
+        "kinesis.streamName", "Write to the stream with this name or ARN.", required="name the stream to write to"
+    ),
+    *KINESIS_STREAM,
+    SparkOption("kinesis.wire", "Send records in this format.", "cbor", choices=("cbor", "json")),
+    SparkOption(
+        "kinesis.lingerMs",
+        "Let a row wait this long for others to share its aggregate.",
+        100,
+        minimum=0,
+        maximum=60_000,
+    ),
+    SparkOption(
+        "kinesis.sharePercent",
+        "Let each task use at most this percentage of each shard's write rate.",
+        100,
+        maximum=1000,
+    ),
+)
+"""The options of the sink `kinesis-leased`, in addition to those of all sinks."""
 
 
 @frozen
@@ -140,17 +162,16 @@ def _find_extreme_rows(rows: pa.Table) -> pa.Table:
 
 def parse_kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
     """Parse the options of a sink. Raises ValueError, naming the option."""
-    stream = opts.read_required("kinesis.streamName", "name the stream to write to")
+    stream = opts.read_text("kinesis.streamName")
     opts.reject_renamed(
         {"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"}
     )
-    share_percent = opts.read_number("kinesis.sharePercent", 100, maximum=1000) or 100
-    linger_ms = opts.read_number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
+    share_percent, linger_ms = opts.read_number("kinesis.sharePercent"), opts.read_number("kinesis.lingerMs")
     return KinesisSinkTarget(
         stream,
         opts.read_text("kinesis.region"),
         opts.read_text("kinesis.endpointUrl"),
-        opts.read_choice("kinesis.wire", "cbor", "json"),
+        opts.read_choice("kinesis.wire"),
         share_percent / 100,
         linger_ms / 1000,
         (*parse_credentials(opts, "kinesis").items(),),

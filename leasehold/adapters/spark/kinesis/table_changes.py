@@ -16,14 +16,45 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from leasehold.adapters.sources.protocol import Record, Source
 from leasehold.adapters.spark.batch import ReadBounds, parse_bounds
 from leasehold.adapters.spark.leased_source import LeasedSource
-from leasehold.adapters.spark.options import LeaseOptions, OptionReader, parse_lease_options, parse_start
+from leasehold.adapters.spark.options import (
+    ALL_SOURCES,
+    MAX_ROWS,
+    LeaseOptions,
+    OptionReader,
+    SparkOption,
+    parse_lease_options,
+    parse_start,
+)
 from leasehold.adapters.spark.rows import SourceColumns, SourceSpec
 from leasehold.balancer.model import Lease, Position
 
-INTERVAL_MS = 250
-"""The time between two requests for one shard. The service allows five requests per second."""
-
-ROWS_PER_SHARD = 100_000
+DYNAMODB_SOURCE = (
+    SparkOption(
+        "dynamodb.tableName",
+        "Read the changes of the table with this name, or the stream with this ARN.",
+        required="name the table, or give its stream's ARN",
+        page="dynamodb-streams.md",
+    ),
+    SparkOption("dynamodb.region", "Send requests to this region.", unset="the environment's"),
+    SparkOption(
+        "dynamodb.endpointUrl", "Send requests to this URL instead of the region's.", unset="the environment's"
+    ),
+    SparkOption(
+        "dynamodb.startingPosition",
+        "Begin shards without a lease here. A time is written in milliseconds since 1970.",
+        values="`TRIM_HORIZON`, `LATEST`, a time",
+        unset="`LATEST`",
+    ),
+    SparkOption(
+        "dynamodb.getRecords.fetchIntervalMs",
+        "Read a shard at most once in this time. The service allows five requests per second.",
+        250,
+        minimum=250,
+    ),
+    SparkOption("dynamodb.maxFetchRecordsPerShard", "Put at most this many rows of one shard into a batch.", 100_000),
+    MAX_ROWS,
+)
+"""The options of the source `dynamodb-leased`, in addition to those of all sources."""
 
 DDL = (
     "data binary, event string, keys string, newImage string, oldImage string, sequenceNumber string, "
@@ -48,11 +79,11 @@ class DynamoLeased(LeasedSource):
     FORMAT, DDL = "dynamodb-leased", DDL
 
     def parse_options(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, ReadBounds]:
-        opts = OptionReader(options)
-        table_name = opts.read_required("dynamodb.tableName", "name the table, or give its stream's ARN")
+        opts = OptionReader(options, ALL_SOURCES, DYNAMODB_SOURCE)
+        table_name = opts.read_text("dynamodb.tableName")
         url_options = {"region": opts.read_text("dynamodb.region"), "endpoint": opts.read_text("dynamodb.endpointUrl")}
-        interval_ms = opts.read_number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
-        max_shard_rows = opts.read_number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+        interval_ms = opts.read_number("dynamodb.getRecords.fetchIntervalMs")
+        max_shard_rows = opts.read_number("dynamodb.maxFetchRecordsPerShard")
         opts.reject_options(
             {"dynamodb.endingPosition": "a table's stream is read by a query; trigger(availableNow=True) ends it"}
         )
@@ -71,7 +102,7 @@ class DynamoLeased(LeasedSource):
             else None
         )
         read_bounds = parse_bounds(opts, "dynamodb", start_fields, None)
-        lease_options = parse_lease_options(opts, "", read_bounds.find_initial_position(), 10.0, "maxRowsPerTrigger")
+        lease_options = parse_lease_options(opts, "", read_bounds.find_initial_position(), "maxRowsPerTrigger")
         opts.reject_unknown()
         source_spec = SourceSpec(
             open=partial(_open_source, table_name, {name: value for name, value in url_options.items() if value}),
