@@ -42,7 +42,7 @@ from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Version
 from leasehold.balancer.plan import look_again, plan, renewals
 from leasehold.balancer.watch import Watch
-from leasehold.stores.aws_calls.pages import page_of
+from leasehold.stores.aws_calls.pages import parse_page
 from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_item
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold_lab.simulator.run import disable_gc
@@ -126,7 +126,7 @@ def operations(workers: int) -> dict[str, Work]:
     def look_again_at_all() -> object:
         nonlocal seen_rows
         now = float(next(clock))
-        pages = (page_of(body, orjson.loads) for body in next(answers))
+        pages = (parse_page(body, orjson.loads) for body in next(answers))
         read = known_rows.read(page["Items"] for page in pages if page is not None)
         with disable_gc():
             rows = tuple(sorted(read.leases, key=lambda lease: lease.key))

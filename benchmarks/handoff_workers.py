@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attrs import define, field, frozen
 from growing_stream import Flow
 
-from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
+from leasehold.adapters.consumer.handling import Delivery, Handling, ShardEvent
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -107,7 +107,7 @@ def member(name: str, table: Table, faults: Faults, pipe: "Connection") -> None:
         for record in delivery.records:
             send(ReadingEvent(now, name, "record", delivery.lease, (int(record.sequence_number), 0)))
 
-    def on_event(happening: Happening, holding: Holding) -> None:
+    def on_event(happening: ShardEvent, holding: Holding) -> None:
         send(ReadingEvent(NOW(), name, happening, holding.key))
 
     config = Config(lease_seconds=place.lease_seconds, initial_position=TRIM_HORIZON)

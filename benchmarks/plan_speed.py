@@ -144,7 +144,7 @@ class _Peer:
         client: Any = SimpleNamespace(_address=SimpleNamespace(hostname="hub.example"), eventhub_name="hub")
         balanced = LoadBalancingStrategy.BALANCED
         self._manager = OwnershipManager(client, "$Default", worker, None, 60.0, balanced, None)
-        self._leases, self._ids = leases, [lease.key for lease in leases]
+        self._leases, self._make_session_id = leases, [lease.key for lease in leases]
 
     def seconds(self) -> float:
         now = time.time()
@@ -153,7 +153,7 @@ class _Peer:
             for lease in self._leases
         ]
         began = time.process_time()
-        self._manager._balance_ownership(records, self._ids)  # noqa: SLF001  the method that the SDK calls once per cycle
+        self._manager._balance_ownership(records, self._make_session_id)  # noqa: SLF001  the method that the SDK calls once per cycle
         return time.process_time() - began
 
 

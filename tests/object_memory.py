@@ -6,7 +6,7 @@ from itertools import count
 from attrs import define, field
 
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.requests import ObjectFields, StoredObject
 
 
 @define
@@ -18,26 +18,26 @@ class ObjectMemory:
     mute    verbs whose writes are applied and whose responses are lost
     """
 
-    stored: dict[str, Stored] = field(factory=dict)
+    stored: dict[str, StoredObject] = field(factory=dict)
     log: list[str] = field(factory=list)
     before: Callable[[str], None] = lambda _line: None
     mute: frozenset[str] = frozenset()
     etags: "count[int]" = field(factory=lambda: count(1))
 
-    def list(self, prefix: str) -> tuple[Stored, ...]:
+    def list(self, prefix: str) -> tuple[StoredObject, ...]:
         self._ask("list", prefix.rstrip("/"))
         return tuple(entry for name, entry in sorted(self.stored.items()) if name.startswith(prefix))
 
-    def get(self, name: str) -> Stored | None:
+    def get(self, name: str) -> StoredObject | None:
         self._ask("get", name)
         return self.stored.get(name)
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Store the object only if none exists."""
         self._ask("new", name)
         return self._put("new", name, fields) if name not in self.stored else None
 
-    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         self._ask("over", name)
         current = self.stored.get(name)
         return self._put("over", name, fields) if current and current.etag == etag else None
@@ -59,7 +59,7 @@ class ObjectMemory:
 
     def _put(self, verb: str, name: str, fields: ObjectFields) -> str:
         etag = f"e-{next(self.etags)}"
-        self.stored[name] = Stored(name, etag, fields)
+        self.stored[name] = StoredObject(name, etag, fields)
         if verb in self.mute:
             raise OutcomeUnknown("the reply was lost")
         return etag

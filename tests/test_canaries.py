@@ -28,7 +28,7 @@ from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.options import parse_kinesis_options
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE as BLOB
 from leasehold.stores.urls import open_store
 
 KEY_ID, SECRET, TOKEN = "AKIACANARYCANARY0000", "secretcanary/with+slashes", "tokencanary"

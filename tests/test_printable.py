@@ -10,7 +10,14 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli import copy_leases, leases, reset
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold.stores.printable import TEXT_LENGTH_MAX, escaped, few, printable, printable_lines, said
+from leasehold.stores.printable import (
+    TEXT_LENGTH_MAX,
+    error_summary,
+    join_limited,
+    make_safe_logger,
+    printable,
+    printable_lines,
+)
 from leasehold.stores.writes import CreateLease, RequestLease
 from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
@@ -71,7 +78,7 @@ def test_dry_run_moves_escape_control_characters(tmp_path: Path) -> None:
 
 def test_log_line_is_one_line_whatever_it_contains(caplog: pytest.LogCaptureFixture) -> None:
     """An owner's name must not be able to forge a line of the log."""
-    log = escaped(logging.getLogger("leasehold.printable"))
+    log = make_safe_logger(logging.getLogger("leasehold.printable"))
     log.error("worker %s\n2026-01-01 ERROR forged", ESCAPE, exc_info=ValueError(f"lease {ESCAPE}"))
     assert caplog.messages == [rf"worker {SHOWN}\n2026-01-01 ERROR forged"]
     assert harmless(caplog.text)
@@ -111,7 +118,7 @@ def test_invisible_characters_are_escaped(text: str, safe: str) -> None:
 @pytest.mark.parametrize("base", [Exception, BaseException])
 @pytest.mark.parametrize("by", SHOWN_BY)
 def test_exception_is_formatted_whatever_its_class_does(by: str, base: type[BaseException]) -> None:
-    text = said(unsayable(by, base))
+    text = error_summary(unsayable(by, base))
     assert text.startswith("Unsayable: ")
     assert len(text) <= TEXT_LENGTH_MAX + 20
     assert text.isprintable()
@@ -121,7 +128,7 @@ def test_exception_is_formatted_whatever_its_class_does(by: str, base: type[Base
 @pytest.mark.parametrize("by", SHOWN_BY)
 def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogCaptureFixture) -> None:
     """A filter runs within the logging call, where an exception would end a worker's thread."""
-    log = escaped(logging.getLogger("leasehold.printable"))
+    log = make_safe_logger(logging.getLogger("leasehold.printable"))
     fault = unsayable(by)
     log.error("it failed: %s", fault, exc_info=fault)
     log.error("it failed: %r", fault)
@@ -133,5 +140,9 @@ def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogC
 
 def test_log_line_lists_a_few_names_and_counts_the_rest() -> None:
     keys = [f"shard-{number}" for number in range(1000)]
-    assert few(keys) == "shard-0, shard-1, shard-2, shard-3, shard-4 and 995 more"
-    assert [few(keys[:5]), few(keys[:2], 1, "; "), few([])] == [", ".join(keys[:5]), "shard-0 and 1 more", ""]
+    assert join_limited(keys) == "shard-0, shard-1, shard-2, shard-3, shard-4 and 995 more"
+    assert [join_limited(keys[:5]), join_limited(keys[:2], 1, "; "), join_limited([])] == [
+        ", ".join(keys[:5]),
+        "shard-0 and 1 more",
+        "",
+    ]

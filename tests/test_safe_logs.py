@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import leasehold
-from leasehold.stores.printable import SafeLog, escaped
+from leasehold.stores.printable import SafeLog, make_safe_logger
 
 RAISED = (
     KeyError("x"),
@@ -36,7 +36,7 @@ class Raising(logging.Handler):
 @pytest.fixture
 def log() -> Iterator[SafeLog]:
     """Return a new logger."""
-    logger = escaped(logging.getLogger("leasehold.test_safe_logs"))
+    logger = make_safe_logger(logging.getLogger("leasehold.test_safe_logs"))
     yield logger
     logger.logger.handlers.clear()
     logger.logger.filters.clear()
@@ -103,18 +103,18 @@ def test_unsafe_logger_is_found_wherever_it_is_stored(source: str) -> None:
 
 @pytest.mark.parametrize("source", BARE_LOGGERS[:-1])
 def test_safe_logger_may_be_stored_anywhere(source: str) -> None:
-    """`escaped` makes a logger safe."""
+    """`make_safe_logger` makes a logger safe."""
     assert _bare_calls(ast.parse(re.sub(r"((?:logging\.)?getLogger\('\w'\))", r"escaped(\1)", source))) == []
 
 
 def test_every_logger_that_logs_is_safe() -> None:
-    """A module that calls `logging.getLogger` to log, and not to set a level or handlers, wraps it in `escaped`."""
+    """A module that calls `logging.getLogger` in order to log wraps the logger in `make_safe_logger`."""
     modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
     assert [f"{path.relative_to(ROOT)}:{line}" for path, tree in modules.items() for line in _bare_calls(tree)] == []
 
 
 def _bare_calls(tree: ast.AST) -> list[int]:
-    """Return the lines that log through a logger which `escaped` has not wrapped."""
+    """Return the lines that log through a logger which `make_safe_logger` has not wrapped."""
     nodes = [*ast.walk(tree)]
     names = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
     calls = [(node, node.func) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]

@@ -1,4 +1,4 @@
-"""Leases in PostgreSQL: a store of one's own, which keeps the contract because `applied` decides.
+"""Leases in PostgreSQL: a store of one's own, which keeps the contract because `lease_after_write` decides.
 
 Rule 1: every write is one transaction that locks the key, reads, decides and replaces.
 Rule 2: whatever PostgreSQL does not answer is OutcomeUnknown; the next reading is the truth.
@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 from leasehold import Lease
 from leasehold.stores import Capabilities, DeleteLease, Done, Listing, Lost, Outcome, OutcomeUnknown, Write
 from leasehold.stores.embedded.sqlite import to_lease, to_row
-from leasehold.stores.writes import applied
+from leasehold.stores.writes import lease_after_write
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS leases (key text PRIMARY KEY, lease jsonb NOT NULL)"
 PUT = "INSERT INTO leases VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET lease = leases.lease || excluded.lease"
@@ -61,7 +61,7 @@ class PostgresLeases:
         key = write.lease.key
         with self._transaction(key) as connection:
             stored = next(iter(self._read(connection, [key])), None)
-            after = applied(write, stored)
+            after = lease_after_write(write, stored)
             if after is None:
                 return Lost(key, stored)
             if isinstance(write, DeleteLease):

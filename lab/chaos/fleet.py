@@ -27,7 +27,7 @@ from written import parse_answer
 from leasehold.adapters.multilang.children import EXIT_SECONDS
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Lost
-from leasehold.stores.swap import CONTROL, is_marked
+from leasehold.stores.swap import CONTROL_KEY, is_marked
 from leasehold.stores.writes import DeleteLease
 from leasehold_lab.demo.child import Child
 from leasehold_lab.demo.stage import TICK_SECONDS, Stage, Tail
@@ -271,7 +271,7 @@ class Fleet(Stage):
             closing(open_driver_store(source_table.url(WATCHER))) as source_store,
         ):
             if unmarked_keys := [
-                row.key for row in source_store.list().leases if not is_marked(row) and row.key != CONTROL
+                row.key for row in source_store.list().leases if not is_marked(row) and row.key != CONTROL_KEY
             ]:
                 self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(unmarked_keys)}")
 

@@ -22,7 +22,7 @@ from unsteady_line import BUSY, SLOW_DOWN
 
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE as BLOB_CONNECTION
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import ENVIRONMENT

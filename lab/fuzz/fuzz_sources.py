@@ -35,7 +35,7 @@ from leasehold.adapters.sources.kinesis.cbor import hooks as forms
 from leasehold.adapters.sources.kinesis.cbor.hooks import Subscription
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.records import EPOCHS, prepend_mark, split_mark
+from leasehold.adapters.sources.kinesis.records import EPOCH_LIMIT, prepend_mark, split_mark
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
@@ -94,7 +94,7 @@ def _aggregate(data: bytes) -> None:
 def _split_and_prepend_mark(data: bytes) -> None:
     mark, rest = split_mark(data)
     assert data == (rest if mark is None else prepend_mark(rest, mark))
-    assert mark is None or mark.epoch < EPOCHS
+    assert mark is None or mark.epoch < EPOCH_LIMIT
 
 
 # Responses of Kinesis

@@ -31,7 +31,7 @@ from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import Layout
 from leasehold.stores.protocol import Malformed
-from leasehold.stores.requests import Parts, Stored
+from leasehold.stores.requests import Parts, StoredObject
 from leasehold.stores.sessions.rows import (
     LeaseRow,
     encode_lease_row,
@@ -125,7 +125,7 @@ def _line(text: str) -> None:
 def _objects(layout: Layout, document: object) -> None:
     parts: dict[str, dict[str, object]] = document if isinstance(document, dict) else {}
     stored = {
-        part: Stored(part, "e", {name: text for name, text in parts[part].items() if isinstance(text, str)})
+        part: StoredObject(part, "e", {name: text for name, text in parts[part].items() if isinstance(text, str)})
         for part in ("ownership", "checkpoint", "notes")
         if isinstance(parts.get(part), dict)
     }
@@ -147,9 +147,9 @@ def _content(body: bytes) -> None:
 def _session_rows(document: object) -> None:
     parts: dict[str, dict[str, object]] = document if isinstance(document, dict) else {}
     lease, session, remarks = (
-        Stored(part, "e", {name: text for name, text in parts[part].items() if isinstance(text, str)})
+        StoredObject(part, "e", {name: text for name, text in parts[part].items() if isinstance(text, str)})
         if isinstance(parts.get(part), dict)
-        else Stored(part, "e", {})
+        else StoredObject(part, "e", {})
         for part in ("lease", "session", "told")
     )
     row, owner = parse_lease_row("s-0", lease), parse_session(session)
@@ -175,7 +175,7 @@ def _session_cell(document: object) -> None:
         for name, attribute in (document.items() if isinstance(document, dict) else ())
         if isinstance(attribute, dict)
     }
-    item["entityType"] = {"S": dynamodb_cells.CELL}
+    item["entityType"] = {"S": dynamodb_cells.SESSION_ROW_TYPE}
     stored = dynamodb_cells._parse_row("leases", item)
     assert {type(text) for pair in stored.fields.items() for text in pair} <= {str}
 

@@ -16,7 +16,7 @@ from flights import Row
 from standins.dynamodb_local import dynamodb_local
 
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
-from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE as BLOB_CONNECTION
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import ENVIRONMENT

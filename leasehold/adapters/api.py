@@ -38,7 +38,7 @@ from leasehold.adapters.signals import forget_loop_handler, note_loop_handler
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.errors import SourceError, StoreError, WorkerError
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 from leasehold.stores.protocol import Store
 
 if TYPE_CHECKING:  # extras bring these
@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # extras bring these
     from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
 
-log = escaped(logging.getLogger("leasehold.runner"))
+log = make_safe_logger(logging.getLogger("leasehold.runner"))
 
 
 def run(
@@ -355,7 +355,7 @@ class WorkerThread:
         )
         self._raised_error = None if was_stopped_before_opening else fault
         if isinstance(self._raised_error, Exception):
-            log.error("worker %s has ended: %s", self.id, said(fault))
+            log.error("worker %s has ended: %s", self.id, error_summary(fault))
         self._finish_thread()
 
     def _finish_thread(self) -> None:
@@ -488,7 +488,7 @@ class BatchQueue:
             self._queue.remove(work)
             return True
 
-    def replace(self, work: Work) -> None:
+    def replace_slow_thread(self, work: Work) -> None:
         """Do nothing, because the consumer takes one batch at a time."""
 
     def close(self) -> None:

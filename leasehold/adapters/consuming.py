@@ -47,7 +47,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.printable import did_you_mean, escaped, said
+from leasehold.stores.printable import did_you_mean, error_summary, make_safe_logger
 from leasehold.stores.protocol import Store
 from leasehold.stores.swap import SwapStore, check_tables_differ, open_tables
 from leasehold.stores.urls import display_name, open_store, split_store_url
@@ -55,7 +55,7 @@ from leasehold.stores.urls import display_name, open_store, split_store_url
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
 
-log = escaped(logging.getLogger("leasehold.consume"))
+log = make_safe_logger(logging.getLogger("leasehold.consume"))
 
 
 @frozen
@@ -166,7 +166,12 @@ class Consumption:
             }
             if self.time_slice is not None:
                 return run_slice(
-                    worker, self.handling, meter=meter, executor=executor, begun=on_runner_started, **runner_options
+                    worker,
+                    self.handling,
+                    meter=meter,
+                    executor=executor,
+                    on_runner_created=on_runner_started,
+                    **runner_options,
                 )
             runner = Runner(worker, self.handling, meter=meter, executor=executor, **runner_options)
             with stopping_on_signals(runner):
@@ -413,7 +418,7 @@ def _import_function(text: str) -> Callable[..., Any]:
         if isinstance(error, ModuleNotFoundError) and not _error_location(error):
             hint = did_you_mean(str(error.name), [file.stem for file in folder.glob("*.py")] if folder else [])
             raise ValueError(f"{text!r}: there is no module {error.name!r} here{hint}") from error
-        raise ValueError(f"{text!r}: {_error_location(error)}: {said(error)}") from error
+        raise ValueError(f"{text!r}: {_error_location(error)}: {error_summary(error)}") from error
     if not callable(imported):
         functions = [callable_name for callable_name, value in vars(sys.modules[module]).items() if callable(value)]
         hint = did_you_mean(name, functions)

@@ -36,7 +36,7 @@ from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.lambda_handlers import FunctionSettings, LambdaFunction, ReportedFailure
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 
 PROCESS_CODE = """
 import signal, sys
@@ -258,7 +258,9 @@ class ParallelFunction(LambdaFunction):
                 connection = process.send_call(FunctionCall(delivery.shard, arn, records))
             except (OSError, RuntimeError) as error:
                 process.kill_process()
-                replies[process] = FunctionReply(0, f"no process of its function could be called: {said(error)}")
+                replies[process] = FunctionReply(
+                    0, f"no process of its function could be called: {error_summary(error)}"
+                )
             else:
                 running_calls[connection] = process, self.clock() + process.limit_seconds
         while running_calls:

@@ -19,9 +19,9 @@ from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READ
 from leasehold.adapters.inputs import SETTING_LIMITS, DurationLimits, check_duration, parse_seconds_option
 from leasehold.adapters.json_form import RULES
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import did_you_mean, escaped
+from leasehold.stores.printable import did_you_mean, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.options"))
+log = make_safe_logger(logging.getLogger("leasehold.options"))
 
 MIB = 2**20
 DAY_MS = 86_400_000

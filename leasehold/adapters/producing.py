@@ -11,11 +11,11 @@ from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, create_producer_clients
 from leasehold.adapters.sources.kinesis.stream_arn import parse_stream_address
 from leasehold.stores.aws import create_boto3_session
-from leasehold.stores.urls import AWS, Scheme, check_endpoint, split_url
+from leasehold.stores.urls import AWS_OPTIONS, Scheme, check_endpoint, split_url
 
 PARALLEL_REQUESTS = 4
 
-_SCHEMES = {"kinesis": Scheme("", AWS | {"wire"})}
+_SCHEMES = {"kinesis": Scheme("", AWS_OPTIONS | {"wire"})}
 
 
 def open_producer(

@@ -14,9 +14,9 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.runner"))
+log = make_safe_logger(logging.getLogger("leasehold.runner"))
 
 SIGNAL_SECONDS = 1.0
 """How long the main thread may wait before it checks for signals.

@@ -5,8 +5,8 @@ The lookout is the one worker that regularly reads the whole lease table.
 A bulletin consists of three counts, which the lookout writes on its rows as the string "looks acts warns". Counts only
 grow, so the greatest bulletin is the latest, and an old bulletin on the row of a former lookout has no effect.
 
-This module also measures how long each count of the bulletin has not changed. This time is measured by this worker's
-own clock. It starts at the end of the read that first showed the count and ends at the start of the latest read.
+This module also measures how long each count of the bulletin has not changed. The time is measured by this worker's own
+clock, from the end of the read that first showed the count to the start of the latest read.
 
 A call names the workers that should act, the rows that each of them should read, and the row that carries the bulletin.
 The lookout computes the call from a read of the whole table. Workers that read the same rows make the same decisions.
@@ -21,8 +21,8 @@ owners. It writes the call on all its rows, next to the counts of the bulletin:
     | how many seconds the listing took or, if it is still in progress, has taken so far
     the looks of the bulletin that the call belongs to
 
-A worker that is not named in the call reads nothing. A worker that is named reads the rows listed for it, claims the
-free leases among them, and hands off its own leases if they were requested. `*` makes all workers read the whole table.
+A worker that the call does not name reads nothing. A worker that it names reads the rows listed for it, claims the free
+leases among them, and hands off its own leases if they were requested. `*` makes all workers read the whole table.
 
 Rule 1: a call does not assign leases. Claims are conditional writes, and the store rejects a claim if the lease's
 version has changed since it was read.
@@ -60,7 +60,7 @@ def bulletin_of(lease: Lease) -> Bulletin:
     return _parse_counts(lease.annotation(BULLETIN) or "")
 
 
-@lru_cache(maxsize=1_000)  # the row of a former lookout may keep the same string for hours
+@lru_cache(maxsize=1_000)  # the same string may stay on the row of a former lookout for hours
 def _parse_counts(text: str) -> Bulletin:
     parts = text.split()
     all_numeric = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in parts)
@@ -88,7 +88,7 @@ second claim.
 
 CALL_SECONDS_MAX = 10**6
 
-rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ranks all workers
+rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # cached, because each look ranks all workers
 
 
 @frozen
@@ -190,8 +190,7 @@ def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
 def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotations:
     """Return a lookout's annotations, updated with the time that its current listing has taken so far.
 
-    Other workers read the time that the listing has taken. While it grows, they don't stand in for the lookout, even if
-    the listing is slow (C8).
+    Other workers read this time. While it grows, they don't stand in for the lookout, even if the listing is slow (C8).
     """
     updated = []
     for name, text in annotations:
@@ -204,7 +203,7 @@ def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotatio
 
 @frozen
 class BulletinTracker:
-    """Tracks the latest bulletin and when each of its counts last changed.
+    """Tracks the latest bulletin, and when each of its counts last changed.
 
     Attributes:
         hearing: The state that the rules use.

@@ -5,8 +5,8 @@
 The cost of planning after a read of a few rows should not depend on the size of the table. After such a read,
 `Watch.look` returns a `KnownLeases`. It consists of the last read of the whole table, which is indexed once, and of the
 few rows read since. Queries use the index and correct its result by those rows: which workers are alive, how many
-leases each of them holds, which leases are held by this worker, and which are being handed off. A tuple of the same
-leases gives the same results, but then each query visits every lease.
+leases each of them holds, which leases are held by this worker, and which are being handed off. If a tuple of the same
+leases is used instead, the results are the same, but each query visits every lease.
 """
 
 import math
@@ -45,8 +45,8 @@ class Census:
         moving: Leases with a next owner, held or not (H1 to H4).
         counts: The number of unexpired leases by owner. The planning worker and led workers are always included,
             perhaps with 0. Other workers without a lease cannot be seen. A worker whose leases have all expired is left
-            out. Otherwise the shares of the others would be too small, and that worker's leases would stay unclaimed
-            for longer.
+            out. Otherwise, the shares of the others would be too small, and the expired leases would stay unclaimed for
+            longer.
         led: Workers that may still be given leases by their KCL 3.x leader and do not take any themselves (M14).
     """
 
@@ -66,7 +66,7 @@ class Census:
 
     def held_by(self, owners: Collection[str]) -> tuple[Lease, ...]:
         """Return the unexpired leases of these owners."""
-        leases = list(self.each_held_by(owners))  # building a tuple from a list is three times as fast
+        leases = list(self.each_held_by(owners))  # building the tuple from a list is three times as fast
         return tuple(leases)
 
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
@@ -87,7 +87,7 @@ class FullReading:
 
     def __init__(self, leases: tuple[Lease, ...]) -> None:
         self.leases = leases
-        self._unsettled: dict[float, Mapping[str, Lease]] = {}
+        self._unsettled_etags: dict[float, Mapping[str, Lease]] = {}
         self._our_workers: dict[float, frozenset[str]] = {}
         self._last: dict[str, Lease | None] = {}
 
@@ -132,9 +132,9 @@ class FullReading:
 
     def unsettled(self, limit: float) -> Mapping[str, Lease]:
         """Return the leases that may need an action, by key (see the function `unsettled`)."""
-        if limit not in self._unsettled:
-            self._unsettled[limit] = {lease.key: lease for lease in unsettled(self.leases, limit)}
-        return self._unsettled[limit]
+        if limit not in self._unsettled_etags:
+            self._unsettled_etags[limit] = {lease.key: lease for lease in unsettled(self.leases, limit)}
+        return self._unsettled_etags[limit]
 
     def last_unfinished(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
         """Return the last unfinished lease of this owner. `order` must depend only on keys (the result is cached)."""
@@ -183,7 +183,7 @@ class KnownLeases(Sequence[Lease]):
         """Return whether the other sequence contains the same leases in the same order."""
         return tuple(self) == tuple(other) if isinstance(other, tuple | KnownLeases) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # no code hashes these
+    __hash__ = None  # type: ignore[assignment]  # instances are never hashed
 
     @overload
     def __getitem__(self, index: int) -> Lease: ...
@@ -274,7 +274,7 @@ class KnownLeases(Sequence[Lease]):
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:
             is_alive = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
-            if is_alive != (worker in workers):  # otherwise keep the same object, for which the ranks are cached
+            if is_alive != (worker in workers):  # if nothing changed, keep the object, because its ranks are cached
                 workers ^= {worker}
         return workers
 

@@ -10,9 +10,9 @@ The digest of a string under a salt is BLAKE2b, with the salt in its salt field 
 Digests are compared as bytes, starting with the first byte. If two digests are equal, the strings themselves are
 compared. Lone surrogates, which JSON may contain, are encoded as the three bytes of their code point.
 
-The salt for a worker's turn consists of the worker's id, a zero byte, and the number of the turn in decimal. As the id
-is part of the salt, competing workers choose different leases. As the turn is part of it, two workers that have chosen
-the same lease once are unlikely to do it again.
+The salt for a worker's turn consists of the worker's id, a zero byte, and the number of the turn in decimal. Because
+the id is part of the salt, competing workers choose different leases. Because the turn is part of it, two workers that
+have chosen the same lease once are unlikely to do so again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,11 +35,11 @@ def digest_under(salt: str) -> Callable[[str], bytes]:
 
 
 def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
-    """Return a sort key for leases that gives the same order to all workers that use this salt."""
+    """Return a sort key for leases. All workers that use this salt get the same order."""
     salted_hash = _hash_with_salt(salt)
 
     def sort_key(lease: Lease) -> tuple[bytes, str]:
-        key = lease.key  # avoid function calls, because this may run for ten thousand leases
+        key = lease.key  # do not call another function, because this may run for ten thousand leases
         hasher = salted_hash.copy()
         hasher.update(key.encode("utf-8", "surrogatepass"))
         return hasher.digest(), key

@@ -24,9 +24,9 @@ _IS_RULE_SET: Validator = instance_of(RuleSet)
 _IS_POSITIVE = number(0, above=True)
 
 
-# attrs computes all defaults before it runs any validator. So each default below validates the fields that it uses. The
-# defaults are `Factory` objects rather than `@lease_seconds.default` methods, because type checkers without an attrs
-# plugin don't understand those methods.
+# attrs computes all defaults before it runs any validator. So each default below validates the fields from which it is
+# computed. The defaults are `Factory` objects rather than `@lease_seconds.default` methods, because type checkers
+# without an attrs plugin don't understand those methods.
 
 
 def _validated_rules(config: "Config") -> RuleSet:

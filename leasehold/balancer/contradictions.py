@@ -23,7 +23,7 @@ INCARNATION = "incarnation"
 """The name of the row attribute with the incarnation of the stream to which the checkpoint belongs."""
 
 CONTRADICTION = "contradiction"
-"""The name of the row attribute in which workers report a contradiction, for tools that read only the table."""
+"""The name of the row attribute in which workers report a contradiction to tools that read only the table."""
 
 SETTLED = "-"
 """The value of both row attributes after an operator or a worker has set the position of the lease."""
@@ -38,8 +38,9 @@ class Contradiction:
     """A contradiction between a listing and a lease.
 
     Attributes:
-        kind: The kind of contradiction. The first three concern a whole stream, and its workers hold no leases until
-            the contradiction is resolved. The others concern a single shard, and the workers don't read that shard.
+        kind: The kind of contradiction. The first three kinds concern a whole stream, and its workers hold no leases
+            until the contradiction is resolved. The others concern a single shard, and the workers don't read that
+            shard.
         stream: The name of the stream.
         key: The key of the lease that does not match the listing.
         what: A description for the operator, with the remedy.
@@ -181,7 +182,7 @@ def reported_on(lease: Lease) -> str:
 
 @frozen
 class Restart:
-    """One step of a restart of leases, which replaces the row `stored` by `lease`.
+    """One step of a restart of leases. It replaces the row `stored` with `lease`.
 
     Attributes:
         stored: The lease to replace, or None to create one.
@@ -208,8 +209,8 @@ def restarts(
 
     - First, leases without an incarnation are annotated with the old one. Otherwise they would be taken for leases of
     the present stream as soon as all annotated leases have been replaced.
-    - Then leases are created for shards that have none. If this were the last step and the worker stopped before it,
-    these leases would later be created at the initial position, and LATEST would skip records.
+    - Then leases are created for shards that have none. If this step came last and the worker stopped before it, these
+    leases would later be created at the initial position, and LATEST would skip records.
     - Then existing leases are replaced, parents before children. Otherwise a child could be read before its parent,
     because the old lease of the parent is still at SHARD_END.
     - Finally, leases of shards that no longer exist are deleted.
@@ -266,7 +267,7 @@ def restarts(
                 for name in TopologicalSorter(parents_by_shard).static_order()
                 if name in family.shards
             ]
-        except CycleError:  # L2 reports the cycle, and such a stream is left alone
+        except CycleError:  # L2 reports the cycle, and no lease of such a stream is restarted
             ordered_shards = []
         steps += [
             Restart(None, lease_of(shard, start, ((INCARNATION, incarnation),)))

@@ -1,8 +1,8 @@
 """Takes the census: which workers are alive, and which leases each of them holds. All rule sets use it.
 
-Rule 1: counting for all rule sets happens here and nowhere else, so that all of them agree on which workers are alive.
-Rule 2: loops over all leases use fast built-ins such as `Counter`. In most turns the leases are balanced, and the
-planner has little to do except count them.
+Rule 1: only this module counts leases, so that all rule sets agree on which workers are alive. Rule 2: loops over all
+leases use fast built-ins such as `Counter`. In most turns the leases are balanced, and the planner has little to do
+except count them.
 
 A lease is free if it has no owner, expired if its version has not changed for longer than the rule set allows, and held
 otherwise. Two kinds of owners get more time because they are alive and merely slow:
@@ -28,8 +28,8 @@ from leasehold.balancer.model import Lease, Me
 GAP_EXPIRY_MAX = 6
 """Leases of a slow owner expire after this multiple of our `lease_seconds` at the latest.
 
-Example: a worker is configured with six times our `lease_seconds`, and renews its leases three times within this
-period. With the present limit, its leases expire after three missed renewals.
+Example: a worker is configured with six times our `lease_seconds`, and renews its leases three times in that period.
+Because the multiple is 6, its leases expire after three missed renewals.
 """
 
 
@@ -73,7 +73,7 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
         else Counter(map(attrgetter("owner"), known_leases))
     )
     counts_by_owner.pop(None, None)
-    # Counting all leases and subtracting the expired ones is faster than testing each lease.
+    # It is faster to count all leases and subtract the expired ones than to test each lease.
     for lease in expired:
         counts_by_owner[lease.owner] -= 1
     counts = cast("dict[str, int]", counts_by_owner)
@@ -169,7 +169,8 @@ def late_owners(me: Me, config: Config) -> frozenset[str]:
 def _owners_above_gap_limit(
     gaps: tuple[tuple[str, float], ...], me: Me, config: Config
 ) -> tuple[tuple[str, float], ...]:
-    # 1.25: an owner is slower than this worker if its gaps exceed our renewal interval by more than a quarter.
+    # The factor 1.25 means that an owner is slower than this worker if its gaps exceed our renewal interval by more
+    # than a quarter.
     threshold = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
     our_gap = dict(gaps).get(me.worker, 0.0)
     limit = our_gap + config.lease_seconds if our_gap > threshold else threshold

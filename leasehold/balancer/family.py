@@ -15,8 +15,8 @@ from leasehold.balancer.model import HASH_KEYS, HashRange, Hole, Lease, Problem,
 def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
     """Return the first range of hash keys that none of these ranges covers, or None. Ranges may overlap.
 
-    Source: PeriodicShardSyncManager of KCL. There is one difference. KCL also reports a hole if the range with the
-    greatest start ends before the last hash key, even if another range extends to it. This function does not.
+    Source: PeriodicShardSyncManager of KCL. There is one difference. If the range with the greatest start ends before
+    the last hash key, KCL reports a hole even if another range extends to that key. This function does not.
     """
     last_covered = HASH_KEYS[0] - 1
     for first, last in sorted(ranges):
@@ -31,7 +31,7 @@ def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hol
 
     Each `Hole` counts the consecutive reads of the whole table that have shown the same range.
 
-    If the range has changed, the count starts at 1 again. A stream is skipped if the range of any unfinished lease is
+    The count starts at 1 again when the range changes. A stream is skipped if the range of any unfinished lease is
     unknown.
     """
     times_by_hole = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
@@ -69,7 +69,7 @@ class Family:
 
     @property
     def tips(self) -> frozenset[str]:
-        """The shards at which lines of descent end.
+        """The shards at which the lines of descent end.
 
         Usually the tips are the open shards. If no shard is open (DynamoDB closes all shards of a disabled stream), the
         tips are the shards without children.
@@ -120,7 +120,7 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
             leases_by_stream[lease.stream][lease.key] = lease
     found_families = []
     for stream, shards_by_id in sorted(by_stream.items()):
-        children: dict[str, tuple[str, ...]] = {}  # unlisted parents have an entry, too
+        children: dict[str, tuple[str, ...]] = {}  # includes parents that are not listed
         for shard in shards_by_id.values():
             for parent in dict.fromkeys(shard.parents):
                 children[parent] = (*children.get(parent, ()), shard.id)
@@ -163,7 +163,7 @@ def blocking_problems(family: Family) -> tuple[Problem, ...]:
         # A shard without parents cannot be part of a cycle. Leaving such shards out saves sorting ten thousand shards
         # that were never split.
         TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
-    except CycleError as error:  # the lease of such a shard would wait for itself forever
+    except CycleError as error:  # such a shard would wait for its own end forever
         cycle = sorted(set(error.args[1]))
         found_problems.append(Problem(family.stream, cycle[0], f"is its own ancestor, by way of {', '.join(cycle)}"))
     return tuple(found_problems)

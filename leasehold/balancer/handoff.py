@@ -1,14 +1,14 @@
 """Plans the remaining steps of hand-offs: the owner releases the lease, and the next owner takes it (H3 and H4).
 
-Every rule set finishes hand-offs, because a group of workers may change its rule set while a hand-off is in progress.
+Every rule set finishes hand-offs that are in progress, because a group of workers may change its rule set at any time.
 Only `minimal` requests hand-offs (H2, H5), and only `minimal` counts them as done when it computes shares (H1).
 
 A hand-off has three steps. The next owner writes its name on the lease. The owner sees the name, finishes its batch,
 and releases the lease to the next owner. The next owner accepts it.
 
 If the owner dies before it releases the lease, the next owner claims the lease when it expires. If the owner lives but
-does not release the lease, the next owner steals it after `lease_seconds` + 30 s. If the next owner has neither stolen
-the lease by one cycle later nor got any other lease, it is assumed to be dead, and its request is ignored.
+does not release the lease, the next owner steals it after `lease_seconds` + 30 s. If the next owner has still not
+stolen the lease one cycle later, and holds no other lease, it is assumed to be dead, and its request is ignored.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def renewed_request(request: Lease, lease: Lease) -> RequestHandoff | None:
     An owner takes a lease back if the next owner does not accept it in time.
 
     Args:
-        request: The lease as the request left it.
+        request: The lease after the request was written.
         lease: The lease as it is now.
     """
     taken_back = lease.owner == request.owner and lease.next_owner is None and lease.yields and not lease.ended
@@ -61,8 +61,8 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
     that a KCL 3.x leader made always counts.
     """
     expired_keys = {lease.key for lease in census.expired} if census.moving else set()
-    # A request that is not met expires one cycle after its next owner would have stolen the lease (H4). If it expired
-    # earlier, two workers that both want the lease could replace each other's requests forever.
+    # A request that is not fulfilled expires one cycle after its next owner would have stolen the lease (H4). If it
+    # expired earlier, two workers that both want the lease could replace each other's requests forever.
     request_limit = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
         lease.key: (lease.owner, lease.next_owner)
@@ -75,7 +75,7 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
 
 
 def _next_step(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Claim | Release | Steal | None:
-    """Return the step of this hand-off that this worker must take now, if any."""
+    """Return the next step of this hand-off if this worker must take it now, or None."""
     if lease.owner is None or lease.owner == lease.next_owner or lease.ended:
         return None
     if lease.owner == worker:

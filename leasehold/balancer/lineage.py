@@ -1,10 +1,10 @@
 """Decides which leases of a stream to create and which to delete, from its shards and existing leases (`family`).
 
-Leases are created for new streams, for orphans (open shards without a lease of their own or of an ancestor), and for
-the children of finished shards (L3 to L7). The position at which a lease starts must be chosen with care. If the child
-of a finished shard started at LATEST, its first records would be skipped without any error. If a lease shows that an
-ancestor has been read, the child starts at its beginning. A shard without a leased ancestor starts at the configured
-initial position. L3 and L5 preserve AT_TIMESTAMP.
+Leases are created for new streams, for orphans (open shards such that neither they nor any ancestor has a lease), and
+for the children of finished shards (L3 to L7). The start position of a lease matters. If the child of a finished shard
+started at LATEST, its first records would be silently skipped. If a lease shows that an ancestor of a shard has been
+read, the shard starts at its beginning. A shard without a leased ancestor starts at the configured initial position. L3
+and L5 preserve AT_TIMESTAMP.
 
 A lease is deleted when its shard has been read to the end and reading of its children has begun, or when its shard is
 no longer listed (L8 to L10).
@@ -31,7 +31,7 @@ from leasehold.balancer.model import LATEST, TRIM_HORIZON, Annotations, History,
 NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 """The checkpoints of a shard from which no record has been read yet (L8).
 
-A shard with the checkpoint LATEST counts as started.
+A shard whose checkpoint is LATEST counts as started.
 """
 
 EPOCHS_UNSEEN = 1_000_000
@@ -56,8 +56,7 @@ def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
         >>> from leasehold import Lease
         >>> from leasehold.planner import readable
         >>> parent, child = Lease("shard-0"), Lease("shard-1", parents=("shard-0",))
-        >>> readable(child, {"shard-0": parent, "shard-1": child})  # its parent is not read to its end yet
-        False
+        >>> readable(child, {"shard-0": parent, "shard-1": child})  # the parent has not been read to its end yet False
     """
     return all(parent not in leases or leases[parent].ended for parent in lease.parents)
 
@@ -67,7 +66,7 @@ def deletable(leases: Collection[Lease], worker: str) -> frozenset[str]:
 
     The worker must list the shards before it deletes these leases.
 
-    A hash ring assigns each key to a single worker, so that not all workers try to delete the lease.
+    A hash ring assigns each key to one worker, so that only this worker tries to delete the lease.
 
     Finished leases should be deleted soon, because workers of KCL 2.x count them. Until then, those workers hold fewer
     unfinished leases than their share.
@@ -285,11 +284,11 @@ def _create_missing_children(family: Family, config: Config) -> dict[str, Create
 def _create_orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
     """Create leases for the children of shards that disappeared before they were read to the end (L9).
 
-    No worker can read a shard that has disappeared to its end, so the leases of its children would never be created
-    otherwise.
+    A shard that has disappeared can never be read to its end, so without this rule the leases of its children would
+    never be created.
 
-    The other parent of a merged shard must have a lease first. Without one, it would count as finished, and the child
-    would be read before it.
+    The other parent of a merged shard must have a lease first. A parent without a lease would count as finished, and
+    the child would be read before it.
     """
     return {
         child: _create_action(family.shards[child], child_position(config), "L9")
@@ -319,7 +318,7 @@ def _create_added_partitions(family: Family) -> dict[str, Create]:
 def _create_orphans(
     family: Family, deleted_leases: Mapping[str, Lease], leases_to_recreate: Mapping[str, Lease], config: Config
 ) -> dict[str, Create]:
-    """Create the leases without which an open shard that has none would not be read (L4, L5).
+    """Create the leases that are needed so that every open shard is read (L4, L5).
 
     From each open shard without a lease, the function walks up to the nearest ancestors with a lease, or to the oldest
     listed ones. It then visits these shards, parents before children, and decides for each:
@@ -344,9 +343,9 @@ def _create_orphans(
     tips = family.tips
     if not family.leases.keys() <= family.shards.keys() or family.leases.keys().isdisjoint(tips):
         # After such an outage, a closed shard without listed children must be read as well. Shards don't always leave
-        # the listing in the order in which they were closed, so its children may be gone already.
+        # the listing in the order in which they were closed, so the children may have left it already.
         tips |= {shard_id for shard_id in missed_shards if not family.children.get(shard_id)}
-    descends: dict[str, bool] = {}  # True if it descends from a lease or from a shard that begins a line
+    descends: dict[str, bool] = {}  # whether the shard descends from a lease or from a shard that begins a line
     line_starts: set[str] = set()
     for shard_id in _unleased_lines(tips, family):
         if shard_id in family.leases or shard_id in deleted_leases:
@@ -405,6 +404,6 @@ def _create_for_holes(family: Family, holes: Collection[Hole], config: Config) -
         if shard.id not in family.leases
         and any(parent in family.leases for parent in shard.parents)
         and all(parent in family.leases or parent not in family.shards for parent in shard.parents)
-        and shard.hash_range is not None  # a shard of unknown range might not cover the hole
+        and shard.hash_range is not None  # a shard whose range is unknown might not cover the hole
         and any(shard.hash_range[0] <= hole.last and hole.first <= shard.hash_range[1] for hole in confirmed_holes)
     }

@@ -16,17 +16,18 @@ grows when a worker joins, when a lease was just freed, and when leases stay une
 
 When the lookout dies, its row stops changing, and the other workers read it every 0.5 s. Once the row has not changed
 for 2.5 s, the second in rank stands in for the lookout. A second later the third does, and so on through the ranks,
-until the row changes or has another owner. After 4 s, the next twelve workers list the table once, so that they start
-early to measure how long each lease stays unchanged. The others do so after 8 s (C8). If only *looks* stops growing,
-the lookout still renews its leases but no longer plans. In that case the second in rank stands in after 7.5 s.
+until the row changes or has another owner. After 4 s, the first twelve of the other workers list the table once, so
+that they start early to measure how long each lease stays unchanged. The rest do so after 8 s (C8). If only *looks*
+stops growing, the lookout still renews its leases but no longer plans. In that case the second in rank stands in after
+7.5 s.
 
 A mistake about the lookout costs reads or time, but no lease ever gets two owners, because the store checks a condition
 of every write:
-    two lookouts            both list the table and both try to free a lease; the store rejects one of them
-    no lookout              readers notice the silence (C8), and list the table every 20 s x workers in any case (C11)
-    an old lookout          raises *acts* when it finds itself replaced (C3), so that its readers list the table
-    a bulletin unread       the counts only grow, so the next bulletin has the same effect
-    a row given away        its readers see another owner, and list the table (C7)
+    two lookouts            both list the table and both try to free a lease; the store rejects one of the writes
+    no lookout              readers notice the silence (C8); in any case, they list the table every 20 s x workers (C11)
+    a replaced lookout      raises *acts* when it notices that it was replaced (C3), so that its readers list the table
+    a missed bulletin       the counts only grow, so the next bulletin has the same effect
+    a row with a new owner  its readers see another owner, and list the table (C7)
 
 Example: one of twenty workers dies just after it renewed its leases. The next renewal was due after 5.3 s. After 6.8 s
 the lookout suspects that the worker is dead, and the next bulletin contains a warning. After 10.5 s the leases have
@@ -37,7 +38,7 @@ specs/cadence.md explains the purpose of each rule, and `python benchmarks/caden
 
 Rule 1: this module does not decide which worker owns a lease.
 Rule 2: all times in this module are given for `lease_seconds` of 10. They are multiplied by the configured
-`lease_seconds` / 10, except that a wait for the store's response never becomes longer than given.
+`lease_seconds` / 10. Waits for the store's response are never lengthened, only shortened.
 
 There is no election. Workers that list the table at different moments may briefly disagree: two of them may be the
 lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die. Its row last changed
@@ -77,14 +78,14 @@ HEARTBEAT_SECONDS = 1.5
 SILENT_SECONDS, LOOKS_SILENT_SECONDS = 2.5, 7.5
 """How long the bulletin's row, or its count of looks, may stay unchanged before the lookout counts as stopped (C8).
 
-When the first time has passed, the renewal of the row is one second overdue. When the second has passed, the lookout
-has missed two listings of the table.
+After the first time, the renewal of the row is one second overdue. After the second, the lookout has missed two
+listings of the table.
 """
 
 STAND_IN_SECONDS = 1.0
 """The extra time that each worker waits for those before it in rank (C8).
 
-If the lookout stops, the second in rank stands in for it first, and the third does so this much later.
+If the lookout stops, the second in rank stands in for it. If that worker does not, the third stands in this much later.
 """
 
 LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
@@ -105,8 +106,8 @@ A worker uses the shorter time while it expects hand-off requests or suspects th
 WARNED_SECONDS = 10.0
 """After a warning, workers read the bulletin more often for this long (C5).
 
-By the end of this time, the suspected owner has renewed its leases, or they have expired and the lookout has freed
-them.
+By the end of this time, either the suspected owner has renewed its leases, or the leases have expired and the lookout
+has freed them.
 """
 
 REQUESTS_SECONDS = 15.0
@@ -116,15 +117,15 @@ EARLY_SECONDS, EARLY_PLACES = 4.0, 12
 """How long the bulletin's row may stay unchanged before workers list the table, and how many list it first (C8).
 
 The other workers list the table only after twice this time. All workers read the bulletin's row equally often, so many
-may notice that it has stopped changing before the second in rank does. If all of them listed the table then, nearly all
-of these reads would be wasted.
+of them may notice before the second in rank that it no longer changes. If all of these listed the table, nearly all of
+the reads would be wasted.
 """
 
 LAST_RESORT_SECONDS = 20.0
 """Each worker lists the table at least once in this time multiplied by the number of workers (C11)."""
 
 FREE_SECONDS = 30.0
-"""How long the lookout tells workers at every look to claim a lease that has become free (C6).
+"""After a lease has become free, the lookout tells workers to claim it at every look for this long (C6).
 
 After this time, the lookout tells workers only once per cycle.
 """
@@ -140,7 +141,7 @@ Owners cannot renew their leases during an outage, so the time of an outage must
 """
 
 AT_ONCE_SECONDS = 0.05
-"""How soon a worker reads the rows that the lookout has told it to read (C7)."""
+"""How soon a worker reads the rows that a call of the lookout names (C7)."""
 
 LISTING_SECONDS_MAX = 60.0
 """How long a listing of the table may take before the lookout is assumed to hang (C8).
@@ -152,7 +153,7 @@ STAND_INS = 4
 """The number of workers whose rows are read if the lookout stops, because one of them may stand in for it (C8)."""
 
 LISTED = 12
-"""How many rows a listing returns for the cost of reading a single row by its key."""
+"""Listing this many rows costs as much as reading a single row by its key."""
 
 
 @frozen
@@ -164,7 +165,7 @@ class LookoutRanks:
         row: The row that carries the bulletin.
         row_released: Whether the lookout has released the row. If so, the next worker in rank takes over without a
             wait.
-        place: How many other workers stand in for the lookout before this one, according to the latest call. None if no
+        place: According to the latest call, how many other workers stand in for the lookout before this one. None if no
             call has been read.
     """
 
@@ -177,7 +178,7 @@ class LookoutRanks:
     def silent_seconds(self) -> float:
         """The number of seconds since the row last changed, or infinity if there is no row.
 
-        If the owner has released the row, the time starts at the release.
+        If the owner has released the row, the result is the time since the release.
         """
         if self.row is None:
             return math.inf
@@ -215,7 +216,7 @@ def _listing_seconds(me: Me, hearing: BulletinState, config: Config) -> float:
 
 
 def _looks_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
-    """Return how long *looks* may stay unchanged (C8).
+    """Return how long the count *looks* may stay unchanged, in seconds (C8).
 
     The limit grows with the time that a listing of the table takes, so that a slow listing is not mistaken for a dead
     lookout. During a listing, the lookout writes how long the listing has taken so far (`prolonged_annotations`).
@@ -224,7 +225,7 @@ def _looks_silence_limit(me: Me, hearing: BulletinState, config: Config) -> floa
 
 
 def _row_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
-    """Return how long the bulletin's row may stay unchanged (C8).
+    """Return how long the bulletin's row may stay unchanged, in seconds (C8).
 
     A long listing may also delay the renewals of the row.
     """
@@ -232,7 +233,7 @@ def _row_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
-    """Return the workers by rank: the lookout, then the workers that stand in for it, in this order (C3, C8).
+    """Return the workers by rank. The first is the lookout, and the others stand in for it in this order (C3, C8).
 
     Args:
         leases: The known leases.
@@ -253,9 +254,9 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
         stand_in_place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
-        # If the latest call names a row of this worker, this worker has stood in for the lookout. The call then does
-        # not show which worker is the lookout now, so use the ranks. But continue to stand in as long as the first in
-        # rank renews its row without listing the table.
+        # If the latest call names a row of this worker, this worker has stood in for the lookout. In that case, the
+        # call does not show which worker is the lookout now, so use the ranks. But continue to stand in while the first
+        # in rank renews its row without listing the table.
         named_row = rows[call.row]
         if named_row is not None and named_row.owner != me.worker and not named_row.ended:
             return LookoutRanks(ranks, named_row, row_released=not owner_is_ours(named_row), place=stand_in_place)
@@ -268,7 +269,7 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
 
-@lru_cache(maxsize=100)  # usually the workers are the same as at the previous look
+@lru_cache(maxsize=100)  # the workers are usually the same as at the previous look
 def _rank_workers(our_workers: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(our_workers, key=lambda worker: (rank_digest(worker), worker)))
 
@@ -441,7 +442,7 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     may_act = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
     work_for_us = hearing.latest.acts != hearing.acts_read and may_act
     row_changed_owner = hearing.turned and (call is None or (ranks.row_released and len(leases) < LISTED * STAND_INS))
-    # The ranks contain only workers that write annotations on their rows, but the counts contain all owners.
+    # The ranks contain only workers of this library, but the counts contain all owners.
     is_last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
     return work_for_us or row_changed_owner or bulletin_stopped or is_last_resort
 
@@ -468,8 +469,8 @@ def _present_workers(census: Census) -> frozenset[str]:
 def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
     """Return `settle_seconds` for these actions without the claims that have already succeeded (C10).
 
-    After a successful claim, the worker need not read the table again unless it lacks more leases. M5 takes only one
-    lease at first, and M9 takes one lease per turn.
+    After a successful claim, the worker need not read the table again unless it still lacks leases. That is possible
+    because M5 takes only one lease at first, and M9 takes one lease per turn.
     """
     own_keys = {lease.key for lease in census.mine}
     succeeded_claims = {action for action in actions if isinstance(action, Claim) and action.lease.key in own_keys}
@@ -490,8 +491,8 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
 
     After claims the wait is short. Even workers that started together have chosen their leases by the end of it (C15).
 
-    After leases are taken from living workers, the wait is longer, because other workers may be joining. A share that
-    is computed before those workers are visible is too large, and they would take the surplus away again.
+    After leases are taken from living workers, the wait is longer, because other workers may be joining. If a share is
+    computed before those workers are visible, it is too large, and they would take the surplus leases away again.
     """
     action_types = {type(action) for action in actions}
     if action_types & {Steal, RequestHandoff}:
@@ -508,7 +509,7 @@ def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Co
     seconds_left = [
         expires_above(config) - lease.idle for lease in leases if lease.owner in late_workers and not lease.ended
     ]
-    # 0.02 adds 0.2 s (for lease_seconds of 10), because idle times count from the end of the first read.
+    # The 0.02 adds 0.2 s (if lease_seconds is 10), because idle times are measured from the end of the first read.
     return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
 
@@ -521,8 +522,8 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     limit = expires_above(config)
     other_idle_times = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not other_idle_times:
-        # If this worker has read only a few rows and the lookout has just released one of them, other workers may exist
-        # although none is visible. So list the table now.
+        # If this worker has read only a few rows, and the lookout has just released one of them, there may be other
+        # workers although none is visible. So list the table now.
         turned = (me.history.hearing or BulletinState()).turned
         return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
     # `idle` ends at the start of a read, so add the time that a listing takes. If listings take long, a living owner
@@ -539,7 +540,7 @@ def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     next_seconds = (
         min(seconds_left) if seconds_left and listing_seconds >= usual_pause else min([usual_pause, *seconds_left])
     )
-    # 0.05: wait at least 50 ms before the next listing, even if a lease expires sooner.
+    # The 0.05 means that at least 50 ms pass before the next listing, even if a lease expires sooner.
     return max(scaled(0.05, config), next_seconds)
 
 
@@ -564,7 +565,7 @@ def _next_bulletin(
     )
     hearing = me.history.hearing or BulletinState()
     own_leases = [lease for lease in leases if lease.owner == me.worker]
-    if me.history.full_still > 0:  # nothing new is known between two listings
+    if me.history.full_still > 0:  # a bulletin changes only after a listing
         carries_bulletin = any(bulletin_of(lease) == hearing.latest for lease in own_leases)
         return (
             bulletin_annotations(hearing.latest, ((CALL, hearing.call),) if hearing.call else ())
@@ -609,9 +610,9 @@ def _next_bulletin(
 
 
 def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
-    """Return whether counts (M9), groups (M6) or loads (M13) are uneven and no lease has moved for a cycle.
+    """Return whether the division is uneven although no lease has moved for a cycle.
 
-    If the division is uneven, the lookout makes the workers that should act read the table.
+    It is uneven if the numbers of leases (M9), the groups (M6) or the loads (M13) are. If the division is uneven, the lookout makes the workers that should act read the table.
     """
     if me.history.owners_still <= config.cycle_seconds:
         return False

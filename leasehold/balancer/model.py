@@ -18,7 +18,7 @@ Annotations = tuple[tuple[str, str], ...]
 """The attributes that this library adds to a lease row, as (name, value) pairs sorted by name."""
 
 HASH_KEYS: HashRange = (0, 2**128 - 1)
-"""The entire hash key space of a stream."""
+"""The range of all hash keys of a stream."""
 
 SENTINELS = frozenset({"TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END"})
 
@@ -54,8 +54,7 @@ class Position:
 
     Examples:
         >>> from leasehold import Position
-        >>> Position("1000").order > Position("999").order  # numbers, not text
-        True
+        >>> Position("1000").order > Position("999").order  # compared as numbers, not as text True
     """
 
     sequence: str = field(validator=_check_position)
@@ -223,7 +222,7 @@ _new, _set_fields = object.__new__, vars(Lease)["__dict__"].__set__
 def _copy(fields: dict[str, object]) -> Lease:
     """Build a lease from already validated fields.
 
-    Running the validators again would take four times as long.
+    If the validators ran again, this would take four times as long.
     """
     copy = _new(Lease)
     _set_fields(copy, fields)
@@ -270,10 +269,10 @@ class Hole:
 
 @frozen(order=True)
 class Bulletin:
-    """Three counts by which the lookout informs the other workers (C4).
+    """Three counts with which the lookout informs the other workers (C4).
 
     The lookout is the worker that regularly reads the whole table. It counts its reads (`looks`), the reads that showed
-    work for other workers (`acts`), and those that showed an owner that may be dead (`warns`).
+    work for other workers (`acts`), and the reads that showed an owner that may be dead (`warns`).
 
     A new lookout continues the counts of the previous one. Bulletins are compared by these counts, in this order, so
     the greatest bulletin is the latest.
@@ -294,8 +293,8 @@ class BulletinState:
         acts_still: Seconds since `acts` last grew; infinite if it never has.
         looks_still: Seconds since `looks` last grew.
         warned: Seconds since `warns` last grew; infinite if it never has.
-        turned: Whether the last read was of a few rows, and one of them was missing or had changed its owner since the
-            last full read.
+        turned: Whether the last read was of only a few rows, and one of these was missing or had changed its owner
+            since the last full read.
         call: The call that belongs to the latest bulletin (`bulletin.py`), or "" if there is none.
     """
 
@@ -315,7 +314,7 @@ class History:
     `Watch` computes it, so that rules can be pure functions.
 
     Attributes:
-        owners_still: Seconds since any lease last changed hands.
+        owners_still: Seconds since any lease last changed its owner.
         fleet_still: Seconds since the set of owners and next owners last changed.
         holes: Uncovered hash ranges, each with the number of consecutive full reads that showed it.
         gaps: For each owner, sorted by name, the longest gap among its leases at the last full read. The gap of a lease
@@ -326,7 +325,7 @@ class History:
             owner is slow, or that it died before the second read (C16).
         full_still: Seconds since the whole table was last read; 0 right after that.
         full_apart: Seconds between the last two reads of the whole table; infinite before the second.
-        full_took: How many seconds the last read of the whole table took.
+        full_took: How long the last read of the whole table took, in seconds.
         hearing: The state of the bulletins, or None if every worker lists the table itself (C14).
         led: The living workers of a KCL 3.x leader, sorted, each with the seconds since it was last given a lease
             (M14).

@@ -1,9 +1,10 @@
 """Plans a worker's actions from the leases that it has read.
 
 `plan` decides what a worker does now, and `look_again` when it decides next. Neither reads a clock, calls a store or
-keeps state between calls. Time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
-Each action contains the lease as it was read, and a store applies the action only if the lease has not changed since.
-If a plan is made from outdated leases, the store may reject its actions, but the plan cannot do harm (S1).
+keeps state between calls. Times are part of the leases, randomness comes from `Me.turn`, and what is known from earlier
+reads is in `Me.history`. Each action contains the lease as it was read, and a store applies the action only if the
+lease has not changed since. If a plan is made from outdated leases, the store rejects the actions that no longer apply,
+so the plan does no harm (S1).
 """
 
 from collections.abc import Collection, Iterable
@@ -62,8 +63,8 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     lifecycle_actions = lifecycle(known_leases, shards, census, me, config) if shards else ()
     deleted_keys = {action.lease.key for action in lifecycle_actions if isinstance(action, Delete)}
     if deleted_keys:
-        # A lease that is about to be deleted must not count toward any share. Otherwise a worker could take it only for
-        # it to be deleted.
+        # A lease that is about to be deleted must not count toward any share. Otherwise, a worker could take a lease
+        # that is then deleted.
         known_leases = tuple(lease for lease in known_leases if lease.key not in deleted_keys)
         census = take_census(known_leases, me, config)
     # If only a few rows were read, other leases may have changed since the last full read. So plan only hand-offs in
@@ -195,7 +196,7 @@ def _seconds_to_next_look(actions: tuple[Action, ...], config: Config) -> float:
     if takes_leases and rules.again_at_once:
         return 0.0
     if rules.keeps_lookout and (settle_wait := settle_seconds(actions, config)) is not None:
-        return settle_wait  # read the results soon, then take the leases that are still missing
+        return settle_wait  # read the results soon, to take the leases that are still missing
     if any(isinstance(action, Create) for action in actions):
         return 1.0  # after its next look, this worker can claim the new lease
     return config.cycle_seconds

@@ -1,13 +1,14 @@
-"""Defines the base class of rule sets: options, the choice of leases, and the properties that other modules use.
+"""Defines the base class of rule sets.
 
-To add a rule set, write a class in `rules/`. It has attrs fields with validators for its options, a `take` method, and
-overrides of the properties below that differ from the defaults. Then add the class to `RULE_SETS` in `config.py`. The
-planner, the JSON form, the commands, the simulator, the checker and the law tests use all classes in this list.
+It has their options, their choice of leases, and the properties that other modules use.
 
-Rule 1: other code never checks which rule set it uses. Every difference between rule sets is a property or a method of
-this class.
-Rule 2: rule sets get their settings as `FleetSeconds`. They cannot import `Config`, because its module imports all rule
-sets.
+To add a rule set, write a class in `rules/`. The class has attrs fields with validators for its options, and a `take`
+method. It overrides the properties below whose defaults do not fit. Then add the class to `RULE_SETS` in `config.py`.
+The planner, the JSON form, the commands, the simulator, the checker and the law tests use all classes in this list.
+
+Rule 1: other code never checks which rule set it uses. All differences between rule sets are properties or methods of
+this class. Rule 2: rule sets get their settings as `FleetSeconds`. They cannot import `Config`, because its module
+imports all rule sets.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,7 @@ class FleetSeconds(Protocol):
 
     @property
     def cycle_seconds(self) -> float:
-        """The time between two plans unless something requires an earlier one."""
+        """The time between two plans, unless an event requires an earlier plan."""
 
 
 @frozen
@@ -121,7 +122,7 @@ class RuleSet:
 
     @property
     def evens_out(self) -> bool:
-        """Whether workers move leases until the numbers of leases of any two workers differ by at most one."""
+        """Whether workers move leases until no two workers differ by more than one lease."""
         return True
 
     @property
@@ -131,7 +132,7 @@ class RuleSet:
 
     @property
     def weighs_loads(self) -> bool:
-        """Whether the numbers of leases may differ in order to balance bytes per second (M13)."""
+        """Whether workers may hold different numbers of leases in order to balance bytes per second (M13)."""
         return False
 
     @property
@@ -163,13 +164,13 @@ class RuleSet:
     def expires_above(self, lease_seconds: float) -> float:
         """Return the number of seconds without a renewal above which a lease is expired.
 
-        Under some rule sets, a lease is already expired after exactly `lease_seconds`. These return the next smaller
-        number, because the planner compares with `>` under all rule sets.
+        The planner always compares with `>`. A rule set whose leases expire after exactly `lease_seconds` therefore
+        returns the next smaller number.
         """
         return lease_seconds
 
     def overdue_seconds(self, _lease_seconds: float, _cycle_seconds: float) -> float | None:
-        """Return how long a lease may be free before the worker that should claim it counts as missing (M9, M14).
+        """Return how long a lease may be free before the worker that should claim it is considered missing (M9, M14).
 
         The result is in seconds, or None if workers do not wait for each other.
         """

@@ -14,13 +14,13 @@ the version did not change from 1 s to 9 s. The three seconds that the second re
 owner.
 
 Rule 3 (C17): time during which the store has an outage does not count. Owners could not renew during the outage, so the
-first worker whose read succeeds must not take their leases. Therefore, for every lease that did not change during an
-outage, the time starts again at the end of the first read that succeeds. The store has an outage if all reads fail for
+first worker whose read succeeds must not take their leases. Therefore, the time of every lease that did not change
+during an outage starts again at the end of the first read that succeeds. The store has an outage if all reads fail for
 longer than `silence_seconds`.
 
-KCL 3.x workers take no leases themselves; their leader assigns free leases to them (M14). Until then, no lease shows
-that such a worker exists. Therefore this module also tracks the reports (worker metrics) that these workers store next
-to the leases.
+KCL 3.x workers take no leases themselves; their leader assigns free leases to them (M14). Before a worker gets its
+first lease, no lease shows that it exists. Therefore this module also tracks the reports (worker metrics) that these
+workers store next to the leases.
 """
 
 import math
@@ -72,7 +72,7 @@ class ReportTrack:
     Attributes:
         stamp: A string that identifies the latest report.
         stamp_at: When that stamp was first seen.
-        moved_at: The same as `stamp_at`, but minus infinity if that report does not prove that the worker is still
+        moved_at: The same as `stamp_at`, or minus infinity if that report does not prove that the worker is still
             alive.
         count: The number of the worker's leases.
         since: When the worker was last given a lease, lost its last one, or was first known to be alive, whichever is
@@ -109,10 +109,10 @@ class WorkerReports:
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
         """Return the living workers of a living KCL 3.x leader, each with the seconds since it was last given a lease.
 
-        The time is infinite while an ended worker may still be taken for a living one, because the leader would give
-        leases to it. This is possible as long as the last report of the ended worker is recent. It is also possible
-        until every worker without leases has reported once more, because only a new report proves that such a worker is
-        alive. The wait starts again when another worker without leases appears.
+        The time is infinite while the leader may still take an ended worker for a living one and give leases to it.
+        This is possible as long as the last report of the ended worker is recent. It is also possible until every
+        worker without leases has reported once more, because only a new report proves that such a worker is alive. The
+        wait starts again when another worker without leases appears.
         """
         living_tracks = {
             worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS
@@ -137,13 +137,13 @@ class WorkerReports:
         """Return the state of a worker after another read of the table."""
         before = self.tracks.get(worker)
         if before is None:
-            # A report in the first read may be years old. A report that first appears in a later read was written since
-            # the previous read.
+            # A report in the first read may be years old. A report that appears for the first time in a later read was
+            # written after the previous read.
             return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
         stamp_at = before.stamp_at if stamp == before.stamp else ended
         if before.count and not count:
-            # The worker may have died just after its last report, and its leases may have been taken for this reason.
-            # Only its next report proves that it is alive.
+            # The worker may have died just after its last report, so that other workers took its leases. Only its next
+            # report proves that it is alive.
             return ReportTrack(stamp, stamp_at, -math.inf, count, ended)
         moved_at = before.moved_at if stamp == before.stamp else ended
         gained_leases = count > before.count or before.moved_at == -math.inf
@@ -333,7 +333,7 @@ class Watch:
         holes = self.history.holes
         persisting_holes = (evolve(hole, times=hole.times + 1) for hole in holes)
         holes = tuple(persisting_holes) if unchanged else holes_after(leases, holes)
-        gaps, paces = dict[str, float](), dict[str, float]()  # the longest of each owner
+        gaps, paces = dict[str, float](), dict[str, float]()  # the longest gap and pace of each owner
         for sighting in sightings.values():
             gap, pace, owner = sighting.gap, sighting.pace, sighting.lease.owner
             if owner is None:
@@ -351,7 +351,7 @@ class Watch:
         return next((lease for lease in self.history.gone if lease.key == key), None)
 
     def recalling(self, own: Mapping[str, Lease], shards: Collection[Shard] | None) -> "Watch":
-        """Return the watch with later versions of deleted leases.
+        """Return the watch with the latest known versions of deleted leases.
 
         `own` contains the leases as this process last wrote them, which may be later than its last read. Deleted leases
         whose shards are no longer listed are dropped.
@@ -391,7 +391,7 @@ class Watch:
         """
         if before is None:
             # The lease was not in an earlier read. Unless this is the first read, its owner got it after the previous
-            # one.
+            # read.
             owner_at = -math.inf if self.owners_at is None else ended
             watched_lease = lease.watched(
                 idle=math.inf if lease.owner is None else lease.idle,
@@ -410,7 +410,7 @@ class Watch:
             interval = watched if version_at > owner_at else 0.0
             gap = min(interval, previous_interval) if same_owner else 0.0
             renewals = lease.epoch - old_lease.epoch if same_owner else 0
-            # This is a lower bound: an owner with a shorter renewal interval would have renewed at least once more
+            # This is a lower bound. An owner with a shorter renewal interval would have renewed at least once more
             # between the two reads.
             pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
             previous_interval, version_at = interval, ended
@@ -419,7 +419,7 @@ class Watch:
         if old_lease.next_owner != lease.next_owner:
             next_owner_at = ended
         watched = began - version_at if began > version_at else 0.0
-        # The age of the row according to the store may include an outage. So use at most the time since the outage
+        # The age of the row according to the store may include an outage. So limit it to the time since the outage
         # (C17).
         age = min(lease.idle, max(0.0, began - self.recovered_at)) if lease.idle else 0.0
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
@@ -478,7 +478,7 @@ class Watch:
 
 
 def _known_leases(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
-    """Return all leases in these states."""
+    """Return all known leases: those of the last full read, updated with later reads."""
     since = sightings.since if isinstance(sightings, Sightings) else {}
     return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
 

@@ -31,9 +31,9 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from leasehold.stores.urls import ROLE
+from leasehold.stores.urls import ROLE_ARN_PATTERN
 
-if TYPE_CHECKING:  # imported only where it is needed, because the import takes about 0.1 s of CPU time
+if TYPE_CHECKING:  # imported in a function, because the import takes about 0.1 s of CPU time
     import boto3
 
 CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO (aws sso login), or run under a role"
@@ -88,13 +88,13 @@ SESSION_NAME = "leasehold"
 
 
 def create_boto3_session(
-    options: Mapping[str, str], where: str = "store URL", session: "boto3.Session | None" = None
+    options: Mapping[str, str], url_kind: str = "store URL", session: "boto3.Session | None" = None
 ) -> "boto3.Session | None":
     """Return a session with the credentials that the options of a URL name.
 
     Args:
         options: The options.
-        where: The kind of URL, for error messages.
+        url_kind: The kind of URL, for error messages.
         session: The caller's own session, which is returned if the options name no credentials.
 
     Returns:
@@ -107,12 +107,12 @@ def create_boto3_session(
     profile, role, external_id = options.get("profile"), options.get("role_arn"), options.get("external_id")
     if session is not None:
         if profile or role or external_id:
-            raise ValueError(f"{where}: pass either a session, or profile, role_arn and external_id")
+            raise ValueError(f"{url_kind}: pass either a session, or profile, role_arn and external_id")
         return session
     if external_id is not None and role is None:
-        raise ValueError(f"{where}: option 'external_id' needs option 'role_arn'")
-    if role is not None and not ROLE.fullmatch(role):
-        raise ValueError(f"{where}: option 'role_arn' must be arn:aws:iam::ACCOUNT:role/NAME")
+        raise ValueError(f"{url_kind}: option 'external_id' needs option 'role_arn'")
+    if role is not None and not ROLE_ARN_PATTERN.fullmatch(role):
+        raise ValueError(f"{url_kind}: option 'role_arn' must be arn:aws:iam::ACCOUNT:role/NAME")
     from_environment = profile is None and not os.environ.keys().isdisjoint(PROFILE_VARIABLES)
     if profile is None and role is None and not from_environment:
         return None
@@ -120,11 +120,11 @@ def create_boto3_session(
     try:
         botocore_session.get_scoped_config()
     except ProfileNotFound:
-        profile_origin = "environment variable AWS_PROFILE" if from_environment else f"{where}: option 'profile'"
+        profile_origin = "environment variable AWS_PROFILE" if from_environment else f"{url_kind}: option 'profile'"
         raise ValueError(f"{profile_origin}: AWS's configuration has no profile {botocore_session.profile!r}") from None
     if profile is None and role is None:
         return None
-    import boto3  # noqa: PLC0415  slow, see above
+    import boto3  # noqa: PLC0415  the import is slow, see above
 
     if role is not None:
         botocore_session = create_session_with_providers(
@@ -178,18 +178,18 @@ def create_role_provider(
         endpoint: The endpoint of STS, or None for the region's default endpoint.
     """
 
-    def sts(service: str, **arguments: Any) -> Any:  # noqa: ANN401  boto's client
+    def create_sts_client(service: str, **arguments: Any) -> Any:  # noqa: ANN401  boto's client
         client_options = {name: value for name, value in (("region_name", region), ("endpoint_url", endpoint)) if value}
         return botocore_session.create_client(service, **arguments | client_options)
 
     def fetch_credentials() -> Mapping[str, Any]:
-        if (source := botocore_session.get_credentials()) is None:
+        if (source_credentials := botocore_session.get_credentials()) is None:
             raise NoCredentialsError
         assume_role_arguments = {"RoleSessionName": session_name} | (
             {} if external_id is None else {"ExternalId": external_id}
         )
         credentials: Mapping[str, Any] = AssumeRoleCredentialFetcher(
-            sts, source, role, extra_args=assume_role_arguments
+            create_sts_client, source_credentials, role, extra_args=assume_role_arguments
         ).fetch_credentials()
         return credentials
 
@@ -201,7 +201,7 @@ class _FixedCredentials(CredentialProvider):
 
     METHOD = "given"
 
-    def __init__(self, credentials: Any) -> None:  # noqa: ANN401  boto3's stubs know several
+    def __init__(self, credentials: Any) -> None:  # noqa: ANN401  boto3 has several types of credentials
         super().__init__()
         self._credentials = credentials
 

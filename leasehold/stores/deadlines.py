@@ -19,14 +19,14 @@ from typing import Any, TypeVar, cast
 from urllib3 import HTTPConnectionPool, HTTPResponse
 from urllib3.connection import HTTPConnection
 
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
 T = TypeVar("T")
 
-log = escaped(logging.getLogger("leasehold.calls"))
+log = make_safe_logger(logging.getLogger("leasehold.calls"))
 
-_WARNED: list[AttributeError] = []
-"""The error that prevented deadlines from being set for boto3 clients, if any. Each process logs the error once."""
+_LOGGED_ERRORS: list[AttributeError] = []
+"""The error that was logged because deadlines cannot be set for boto3 clients, if any. A process logs it only once."""
 
 RESPONSE_READ_TIMEOUTS = 3
 """The maximum duration of a whole response, as a multiple of the read timeout."""
@@ -39,22 +39,22 @@ class Deadline:
 
     Args:
         host: The host of the request, for the log.
-        seconds: The read timeout.
+        read_timeout: The read timeout.
         clock: Returns monotonic seconds.
     """
 
-    def __init__(self, host: str, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._host, self._seconds, self._clock = host, seconds, clock
-        self._end = math.inf
+    def __init__(self, host: str, read_timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host, self._read_timeout, self._clock = host, read_timeout, clock
+        self._expires_at = math.inf
         self.restart()
 
     def restart(self) -> None:
-        """Start the full time again."""
-        self._end = self._clock() + RESPONSE_READ_TIMEOUTS * self._seconds
+        """Restart the deadline, with its full duration."""
+        self._expires_at = self._clock() + RESPONSE_READ_TIMEOUTS * self._read_timeout
 
     def lift(self) -> None:
         """Remove the deadline until the next restart."""
-        self._end = math.inf
+        self._expires_at = math.inf
 
     def run(self, connection: socket.socket, receive: Callable[[], T]) -> T:
         """Call `receive`, which uses this connection. Raises TimeoutError after the read timeout or the deadline."""
@@ -68,12 +68,12 @@ class Deadline:
     def restore_timeout(self, connection: socket.socket) -> None:
         """Restore the connection's own timeout for the next request."""
         if connection.fileno() >= 0:
-            connection.settimeout(self._seconds)
+            connection.settimeout(self._read_timeout)
 
     def _seconds_left(self) -> float:
-        if (remaining := self._end - self._clock()) > 0:
-            return min(remaining, self._seconds)
-        message = f"the response was not complete after {RESPONSE_READ_TIMEOUTS * self._seconds:g} s"
+        if (remaining := self._expires_at - self._clock()) > 0:
+            return min(remaining, self._read_timeout)
+        message = f"the response was not complete after {RESPONSE_READ_TIMEOUTS * self._read_timeout:g} s"
         log.warning("%s: %s; the request was abandoned", self._host, message)
         raise TimeoutError(message)
 
@@ -105,15 +105,15 @@ class _Socket:
         self._host, self._connection = host, connection
         self.deadline: Deadline | None = None
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the socket has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  the type depends on the attribute
         return getattr(self._connection, name)
 
     def makefile(self, mode: str, buffering: int = -1) -> io.RawIOBase | io.BufferedReader:
-        seconds = self._connection.gettimeout()
+        read_timeout = self._connection.gettimeout()
         raw = self._connection.makefile(cast("Any", mode), buffering=0)
-        if seconds is None:
+        if read_timeout is None:
             return raw if buffering == 0 else io.BufferedReader(raw)
-        self.deadline = Deadline(self._host, seconds)
+        self.deadline = Deadline(self._host, read_timeout)
         response = _Response(cast("io.RawIOBase", raw), self._connection, self.deadline)
         return response if buffering == 0 else io.BufferedReader(response)
 
@@ -151,11 +151,11 @@ def add_response_deadlines(client: Any) -> None:  # noqa: ANN401  each service o
         pools = pools_with_deadlines(session._pool_classes_by_scheme)  # noqa: SLF001  likewise
         session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  likewise
     except AttributeError as error:
-        if not _WARNED:
-            _WARNED.append(error)
+        if not _LOGGED_ERRORS:
+            _LOGGED_ERRORS.append(error)
             log.warning(
                 "boto3 waits for slow responses without limit, because this version of it is not supported: %s",
-                said(error),
+                error_summary(error),
             )
 
 

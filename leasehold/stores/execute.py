@@ -1,7 +1,7 @@
 """Carries out the actions of a plan in a store. No other module turns actions into writes.
 
-The caller decides how to handle a rejected write. `Done` contains the lease as written, and `Lost` contains the lease
-as it is stored now.
+The caller decides how to handle a rejected write. The outcome `Done` contains the lease as written, and `Lost` contains
+the lease as it is stored now.
 """
 
 from typing import assert_never

@@ -1,9 +1,9 @@
 """Describes the fields of a lease's row. Each field has a kind, a check, and a name in every layout.
 
-All layouts use the same table of fields, `FIELDS`. To write a row, a layout stores the values of `cells` under its own
-names. To read a row, it passes each value through `check_cell` and combines the results into a lease with `lease_of`.
-The module of a layout contains only the code that is specific to that layout. If a row cannot be parsed, the error
-names the invalid field.
+All layouts use the same table of fields, `FIELDS`. To write a row, a layout stores the values of `lease_to_cells` under
+its own names. To read a row, it passes each value through `check_cell` and combines the results into a lease with
+`lease_from_cells`. The module of a layout contains only the code that is specific to that layout. If a row cannot be
+parsed, the error names the invalid field.
 """
 
 import json
@@ -88,8 +88,8 @@ the owner answers requests. The modules of these layouts explain the encodings.
 
 
 def lease_to_cells(lease: Lease) -> dict[str, Any]:
-    """Return the values of a lease by field name, as in the JSON form. The layout encodes them."""
-    hash_keys = None if lease.hash_range is None else [str(end) for end in lease.hash_range]
+    """Return the values of a lease by field name, as in the JSON form. Each layout encodes them in its own way."""
+    hash_keys = None if lease.hash_range is None else [str(hash_key) for hash_key in lease.hash_range]
     first, last = hash_keys or (None, None)
     return {
         "key": lease.key,
@@ -130,30 +130,30 @@ def check_cell(field: RowField, layout_name: str, value: Any) -> Any:  # noqa: A
     check, default = _CHECKS[field.kind]
     if value is not None:
         return check(layout_name, value)
-    if default is _NEEDED:
+    if default is _REQUIRED_VALUE:
         raise BadRowField(layout_name, "is missing")
     return default
 
 
-def lease_from_cells(checked_cells: Mapping[str, Any], names: Mapping[str, str], **extra: Any) -> Lease:  # noqa: ANN401  by field
+def lease_from_cells(checked_cells: Mapping[str, Any], names: Mapping[str, str], **parsed_fields: Any) -> Lease:  # noqa: ANN401  by field
     """Return the lease with these values.
 
     Args:
         checked_cells: The checked values by field name.
         names: The layout's names of the fields, for error messages.
-        **extra: Values of fields that the layout has parsed itself.
+        **parsed_fields: Values of fields that the layout has parsed itself.
 
     Raises:
         BadRowField: If the hash keys or the checkpoint are invalid.
     """
     values = dict(checked_cells)
-    first, last = (values.pop(end) for end in ("first_hash", "last_hash"))
+    first, last = (values.pop(field_name) for field_name in ("first_hash", "last_hash"))
     values["hash_range"] = parse_hash_range((names["first_hash"], names["last_hash"]), first, last)
     values["checkpoint"] = parse_position(
         names["checkpoint"], checked_cells["checkpoint"], values.pop("sub"), values.pop("token")
     )
     values["shard"] = checked_cells["shard"] or checked_cells["key"]
-    return Lease(**values | extra)
+    return Lease(**values | parsed_fields)
 
 
 COUNT_DIGITS = 18
@@ -205,7 +205,7 @@ def parse_decimal(string: str, limit: int) -> int | None:
 
 
 def shortened_repr(value: object) -> str:
-    """Return the repr of an invalid value for an error message, cut after `SHOWN_LENGTH_MAX` characters."""
+    """Return the repr of an invalid value for an error message, truncated to `SHOWN_LENGTH_MAX` characters."""
     value_repr = repr(value)
     return value_repr if len(value_repr) <= SHOWN_LENGTH_MAX else f"{value_repr[:SHOWN_LENGTH_MAX]}…"
 
@@ -238,7 +238,7 @@ def parse_whole_number(field: str, value: str | int) -> int:
     return int(digits)
 
 
-def parse_json_field(field: str, text: str) -> Any:  # noqa: ANN401  it may hold anything
+def parse_json_field(field: str, text: str) -> Any:  # noqa: ANN401  any JSON value
     """Parse JSON. Raises BadRowField if it is invalid."""
     try:
         return json.loads(text)
@@ -293,18 +293,17 @@ KB = 1024
 def parse_weight(field: str, value: str | float | None) -> int | None:
     """Convert a row's throughput from KB/s to whole bytes per second. Return None if the row has no throughput.
 
-    Rows store the throughput in KB/s with at least six decimals, and a byte is about a thousandth of a kilobyte.
-    Rounding to whole bytes therefore restores exactly the value that was written.
+    Rows store the throughput in KB/s with at least six decimals, so rounding to whole bytes restores the value exactly.
     """
     if value is None:
         return None
     try:
-        rate = float(value)
+        kilobytes_per_second = float(value)
     except (ValueError, OverflowError):
         raise BadRowField(field, f"{shortened_repr(value)} is not a number") from None
-    if not 0 <= rate <= WEIGHT_MAX / KB:
+    if not 0 <= kilobytes_per_second <= WEIGHT_MAX / KB:
         raise BadRowField(field, f"{shortened_repr(value)} is not a throughput in KB/s, from 0 to {WEIGHT_MAX // KB}")
-    return round(rate * KB)
+    return round(kilobytes_per_second * KB)
 
 
 def convert_to_kilobytes(weight: int) -> float:
@@ -325,15 +324,15 @@ def parse_hash_range(fields: tuple[str, str], first: str | None, last: str | Non
     return low, high
 
 
-_NEEDED = object()
+_REQUIRED_VALUE = object()
 
 _CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
-    "name": (check_name, _NEEDED),
+    "name": (check_name, _REQUIRED_VALUE),
     "text": (check_text, ""),
     "names": (parse_keys, ()),
     "worker": (lambda field, found: check_text(field, found) or None, None),
     "count": (parse_whole_number, 0),
-    "sequence": (check_text, _NEEDED),
+    "sequence": (check_text, _REQUIRED_VALUE),
     "hash key": (check_text, None),
     "KB/s": (parse_weight, None),
     "flag": (lambda _field, found: bool(found), False),

@@ -4,7 +4,8 @@ The columns are those of the SQLite store (`leasehold.stores.embedded.sqlite`).
 
 1. Every write is one conditional statement, never a transaction that waits for this process. A process that stalls
    therefore holds no locks, and a connection pooler may be used (PgBouncer in transaction mode).
-2. `applied` decides about a write, based on the row as this process last read it. The statement compares every column
+2. `lease_after_write` decides about a write, based on the row as this process last read it. The statement compares
+every column
    with that row. If any column has changed, the row is read again and the decision is repeated.
 3. Only our own columns are written, so columns added by others survive.
 4. A write is sent once. If PostgreSQL does not respond, OutcomeUnknown is raised. The next read shows what happened.
@@ -31,12 +32,12 @@ from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import COLUMNS, parse_cell, to_lease, to_row
 from leasehold.stores.fields import build_listing, require_valid_lease
-from leasehold.stores.printable import escaped, printable
+from leasehold.stores.printable import make_safe_logger, printable
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Timeouts
-from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
-from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, StoredObject
+from leasehold.stores.writes import CreateLease, DeleteLease, Write, lease_after_write
 
-log = escaped(logging.getLogger("leasehold.postgres"))
+log = make_safe_logger(logging.getLogger("leasehold.postgres"))
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS {table} (
@@ -65,12 +66,12 @@ index has to be updated.
 """
 
 TIMEOUTS = Timeouts(connect_seconds=3, read_seconds=5, attempts=3)
-CONNECTIONS = 8
+POOL_CONNECTIONS_MAX = 8
 """The maximum number of connections per process. Idle connections are closed, except for one."""
 IDLE_SECONDS = 60.0
-_RETRYABLE = (errors.SerializationFailure, errors.DeadlockDetected)
-"""The errors of writes that were certainly not applied. They occur under strict default isolation levels."""
-_UNAVAILABLE = (OperationalError, InterfaceError, InternalError)
+_RETRYABLE_ERRORS = (errors.SerializationFailure, errors.DeadlockDetected)
+"""The errors of writes that were certainly not applied. They occur if the default isolation level is strict."""
+_UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError)
 _PERMANENT_ERRORS = re.compile(
     r"authentication failed|no pg_hba\.conf entry|no password supplied|does not exist|permission denied"
     r"|invalid sslmode|does not support SSL|root certificate|not permitted to log in|invalid (port|integer)"
@@ -92,7 +93,9 @@ SqlRow = Mapping[str, Any]
 
 @frozen
 class TableLocation:
-    """The location of a lease table. It consists of connection settings and the table's name, perhaps with its schema.
+    """The location of a lease table.
+
+    It consists of connection settings and the table's name, which may include the schema.
 
     libpq takes settings that are empty or None from the environment (PGHOST, PGUSER, PGPASSWORD, PGPASSFILE,
     PGSSLMODE).
@@ -145,19 +148,19 @@ class Statements:
         all_columns = SQL(", ").join(columns)
         placeholders = SQL(", ").join(map(Placeholder, COLUMNS))
         assignments = SQL(", ").join(SQL("{} = {}").format(Identifier(name), Placeholder(name)) for name in COLUMNS)
-        unchanged = SQL(" AND ").join(
+        unchanged_condition = SQL(" AND ").join(
             SQL("{} IS NOT DISTINCT FROM {}").format(Identifier(name), Placeholder(f"was_{name}")) for name in COLUMNS
         )
 
-        # Add a comparison of the key with `=`, for which PostgreSQL uses the index. For IS NOT DISTINCT FROM alone, it
+        # Add a comparison of the key with `=`, for which PostgreSQL uses the index. With IS NOT DISTINCT FROM alone, it
         # would scan the whole table.
-        unchanged = SQL("key = {} AND {}").format(Placeholder("was_key"), unchanged)
+        unchanged_condition = SQL("key = {} AND {}").format(Placeholder("was_key"), unchanged_condition)
 
         def compiled(template: LiteralString) -> bytes:
             table = Identifier(*name_parts)
             return (
                 SQL(template)
-                .format(table=table, every=all_columns, new=placeholders, sets=assignments, same=unchanged)
+                .format(table=table, every=all_columns, new=placeholders, sets=assignments, same=unchanged_condition)
                 .as_bytes(None)
             )
 
@@ -173,7 +176,7 @@ class Statements:
         )
 
 
-class _DeadlineConnection(Connection[DictRow]):
+class _TimeoutConnection(Connection[DictRow]):
     """A connection with a read timeout. Without the timeout, a read from a server that hangs would never end."""
 
     seconds: float = TIMEOUTS.read_seconds
@@ -196,27 +199,27 @@ class PostgresStore:
         """
         self._location, self._create, self._timeouts = location, create, timeouts
         self._sql = Statements.of(location.table)
-        self._seen: dict[str, SqlRow] = {}
+        self._cached_rows: dict[str, SqlRow] = {}
         # Connect once without the pool. If that fails, the error contains the reason, which the pool would not report.
         with self._translate_errors():
             connect(location.conninfo(timeouts)).close()
 
-        def set_timeout(connection: _DeadlineConnection) -> None:
+        def set_timeout(connection: _TimeoutConnection) -> None:
             connection.seconds = timeouts.read_seconds
 
         self._pool = ConnectionPool(
             location.conninfo(timeouts),
-            connection_class=_DeadlineConnection,
+            connection_class=_TimeoutConnection,
             # Do not prepare statements, because a pooler such as PgBouncer may execute them on another connection,
             # where they do not exist.
             kwargs={"autocommit": True, "row_factory": dict_row, "prepare_threshold": None},
             configure=set_timeout,
             min_size=1,
-            max_size=CONNECTIONS,
+            max_size=POOL_CONNECTIONS_MAX,
             max_idle=IDLE_SECONDS,
             timeout=timeouts.connect_seconds,
-            # By default, the pool waits longer after each failed attempt, so after a long outage it would reconnect
-            # late.
+            # By default, the pool waits longer after each failed attempt, so it would reconnect late after a long
+            # outage.
             reconnect_timeout=timeouts.connect_seconds,
             num_workers=1,
             open=True,
@@ -241,7 +244,7 @@ class PostgresStore:
             self._prepare()
             rows = self.rows(self._sql.select_all)
             log.error("%s was dropped while in use; created it again", self._location.name)  # noqa: TRY400  no traceback is needed
-        self._seen = {row["key"]: row for row in rows}
+        self._cached_rows = {row["key"]: row for row in rows}
         return build_listing(map(to_lease, rows))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
@@ -252,23 +255,23 @@ class PostgresStore:
             if requested
             else {}
         )
-        self._seen.update(rows)
+        self._cached_rows.update(rows)
         return tuple(require_valid_lease(to_lease(rows[key])) for key in requested if key in rows)
 
     def write(self, write: Write) -> Outcome:
         """Apply the write to the row as last read (rule 2). If the row has changed, read it and try again."""
         key = write.lease.key
-        row = self._seen.get(key)
+        row = self._cached_rows.get(key)
         just_read = row is None and not isinstance(write, CreateLease)
         if just_read:
             row = self._read(key)
         for _ in range(ATTEMPTS):
             stored = require_valid_lease(to_lease(row)) if row else None
-            after = applied(write, stored)
-            if after is None and just_read:
+            new_lease = lease_after_write(write, stored)
+            if new_lease is None and just_read:
                 return Lost(key, stored)
-            if after and self._put(key, row, None if isinstance(write, DeleteLease) else after):
-                return Done(after)
+            if new_lease and self._put(key, row, None if isinstance(write, DeleteLease) else new_lease):
+                return Done(new_lease)
             row, just_read = self._read(key), True
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
@@ -281,7 +284,7 @@ class PostgresStore:
         changed_row = {**row, "owner": "another"}
         sql = self._sql
         with self.connection() as connection, connection.transaction(force_rollback=True):
-            (setting,) = connection.execute("SELECT current_setting('synchronous_commit') AS value").fetchall()
+            (commit_setting,) = connection.execute("SELECT current_setting('synchronous_commit') AS value").fetchall()
             probes = (
                 (sql.insert, row, 1),
                 (sql.insert, row, 0),
@@ -290,22 +293,25 @@ class PostgresStore:
                 (sql.delete, _update_arguments(row, {}), 0),
                 (sql.delete, _update_arguments(changed_row, {}), 1),
             )
-            are_honored = all(connection.execute(probe, values).rowcount == count for probe, values, count in probes)
+            are_honored = all(
+                connection.execute(probe, arguments).rowcount == expected_row_count
+                for probe, arguments, expected_row_count in probes
+            )
         if not are_honored:
             raise StoreError(
                 f"{self._location.name} ignores the conditions of writes, or rejects writes whose conditions hold "
                 "(does it have rules or triggers?), so two workers could own one lease; name another table"
             )
-        if setting["value"] in {"off", "local"}:
+        if commit_setting["value"] in {"off", "local"}:
             raise StoreError(
-                f"{self._location.name}: synchronous_commit is {setting['value']} for this user, so a confirmed "
+                f"{self._location.name}: synchronous_commit is {commit_setting['value']} for this user, so a confirmed "
                 "checkpoint could be lost; ALTER ROLE … SET synchronous_commit = on"
             )
 
-    def probe(self, right: Literal["INSERT", "UPDATE", "DELETE"]) -> None:
+    def probe(self, privilege: Literal["INSERT", "UPDATE", "DELETE"]) -> None:
         """Check a privilege with a probe row, in a transaction that is rolled back. Raises StoreError."""
         row = _row_values(Lease(f"leasehold-probe-{uuid4().hex}"))
-        statement = {"INSERT": self._sql.insert, "UPDATE": self._sql.update, "DELETE": self._sql.delete}[right]
+        statement = {"INSERT": self._sql.insert, "UPDATE": self._sql.update, "DELETE": self._sql.delete}[privilege]
         with self.connection() as connection, connection.transaction(force_rollback=True):
             connection.execute(statement, _update_arguments(row, row))
 
@@ -359,43 +365,43 @@ class PostgresStore:
     def _read(self, key: str) -> SqlRow | None:
         row = next(iter(self.rows(self._sql.select_some, {"keys": [key]})), None)
         if row:
-            self._seen[key] = row
+            self._cached_rows[key] = row
         else:
-            self._seen.pop(key, None)
+            self._cached_rows.pop(key, None)
         return row
 
-    def _put(self, key: str, row: SqlRow | None, after: Lease | None) -> bool:
+    def _put(self, key: str, row: SqlRow | None, new_lease: Lease | None) -> bool:
         """Insert, update or delete a row.
 
         Args:
             key: The key of the lease.
             row: The row as last read, or None if there was none.
-            after: The lease to store, or None to delete the row.
+            new_lease: The lease to store, or None to delete the row.
 
         Returns:
             False if the row has changed since it was read.
         """
-        values: SqlRow = _row_values(after) if after else {}
+        values: SqlRow = _row_values(new_lease) if new_lease else {}
         statement, arguments = self._sql.insert, values
         if row is None:
-            if after is None:
+            if new_lease is None:
                 return True
         else:
-            statement, arguments = self._sql.update if after else self._sql.delete, _update_arguments(row, values)
+            statement, arguments = self._sql.update if new_lease else self._sql.delete, _update_arguments(row, values)
         # Drop the cached row, so that the next write reads the row if the outcome of this one is unknown.
-        self._seen.pop(key, None)
+        self._cached_rows.pop(key, None)
         with self.connection() as connection:
             try:
                 if connection.execute(statement, arguments).rowcount != 1:
                     return False
-            except _RETRYABLE:
+            except _RETRYABLE_ERRORS:
                 return False
-        if after:
-            self._seen[key] = values
+        if new_lease:
+            self._cached_rows[key] = values
         return True
 
     @contextmanager
-    def connection(self) -> Iterator[_DeadlineConnection]:
+    def connection(self) -> Iterator[_TimeoutConnection]:
         """Yield a connection from the pool, and turn its errors into StoreError or OutcomeUnknown."""
         with self._translate_errors():
             connection = self._pool.getconn()
@@ -403,8 +409,8 @@ class PostgresStore:
                 yield connection
             except BaseException as error:
                 if not (isinstance(error, Error) and error.sqlstate):
-                    connection.close()  # otherwise, a late response would be taken for the next statement's
-                if isinstance(error, _UNAVAILABLE):
+                    connection.close()  # otherwise, the next statement could receive this one's late response
+                if isinstance(error, _UNAVAILABLE_ERRORS):
                     # The server has stopped or no longer accepts writes, so replace the pool's other connections too.
                     self._pool.drain()
                 raise
@@ -423,7 +429,7 @@ def translate_errors(location: TableLocation, timeouts: Timeouts) -> Iterator[No
         yield
     except PoolTimeout as error:
         raise OutcomeUnknown(f"{table}: no connection within {timeouts.connect_seconds:g} s") from error
-    except _UNAVAILABLE as error:
+    except _UNAVAILABLE_ERRORS as error:
         if not error.sqlstate and _PERMANENT_ERRORS.search(str(error)):
             raise StoreError(f"{table}: {_error_message(error)}") from error
         raise OutcomeUnknown(f"{table}: {_error_message(error)}") from error
@@ -446,7 +452,10 @@ CREATE TABLE IF NOT EXISTS {table} (
 
 
 def cell_statements(name_parts: tuple[str, ...]) -> Statements:
-    """Return the statements for the table of layout `sessions`. Its name is the lease table's name plus `_cells`."""
+    """Return the statements for the table of layout `sessions`.
+
+    Its name is the lease table's name plus `_versioned_rows`.
+    """
     table = Identifier(*name_parts[:-1], f"{name_parts[-1]}_cells")
 
     def compiled(template: LiteralString) -> bytes:
@@ -480,21 +489,21 @@ class PostgresCells:
             with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 connection.execute(self._sql.schema)
 
-    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
         rows = self._store.rows(self._sql.select_all)
         return tuple(parse_cell(row) for row in rows if row["name"].startswith(prefixes))
 
-    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:  # noqa: ARG002  never stale
         """Return the rows with these names that exist, as a snapshot."""
         rows = self._store.rows(self._sql.select_some, {"names": [*names]}) if names else ()
         return {row["name"]: parse_cell(row) for row in rows}
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Insert a row, unless it exists."""
         return self._write(self._sql.insert, name, fields)
 
-    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Update a row, if it still has this version."""
         return self._write(self._sql.update, name, fields, version)
 
@@ -516,7 +525,7 @@ class PostgresCells:
         with self._store.connection() as connection:
             try:
                 count = connection.execute(statement, values).rowcount
-            except _RETRYABLE:
+            except _RETRYABLE_ERRORS:
                 return None
         return new_version if count else None
 
@@ -538,7 +547,7 @@ def open_url(
 
 
 def parse_location(location: str, options: Mapping[str, str]) -> TableLocation:
-    """Combine `host:port/database` and the options of a URL into a location. Raises ValueError if they are invalid."""
+    """Parse `host:port/database` and the options of a URL. Raises ValueError if they are invalid."""
     server, _, database = location.partition("/")
     if not database or "/" in database:
         raise ValueError("store URL: postgres:// wants host:port/database, or /database on this machine")
@@ -546,9 +555,9 @@ def parse_location(location: str, options: Mapping[str, str]) -> TableLocation:
     hosts = [re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(\d*))?", address) for address in server.split(",")]
     if not all(hosts):
         raise ValueError("store URL: postgres:// wants host:port/database, and a port is a number")
-    pairs = [(match[1].strip("[]"), match[2] or "") for match in hosts if match]
-    host, port = (",".join(parts) for parts in zip(*pairs, strict=True))
+    pairs = [(host_match[1].strip("[]"), host_match[2] or "") for host_match in hosts if host_match]
+    host, port = (",".join(hosts_or_ports) for hosts_or_ports in zip(*pairs, strict=True))
     table = tuple(options.get("table", "leases").split("."))
-    if len(table) > 2 or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) for name in table):  # noqa: PLR2004
+    if len(table) > 2 or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name_part) for name_part in table):  # noqa: PLR2004
         raise ValueError("store URL: option 'table' needs a table name, or schema.table: letters, digits and _")
     return TableLocation(host, port.strip(","), database, table, options.get("user"), options.get("sslmode"))

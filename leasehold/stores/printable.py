@@ -12,18 +12,18 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 TEXT_LENGTH_MAX = 2000
-"""The maximum length of an error message, in characters. An exception's own message might contain a whole batch."""
+"""The maximum length of an error message, in characters. The message of an exception might contain a whole batch."""
 
 _FORMATTER = logging.Formatter()
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return a suggestion to append to an error about an unknown word, or "" if no choice is similar."""
+    """Return a suggestion to append to the error message for an unknown word, or "" if no choice is similar."""
     similar_words = get_close_matches(word, list(choices), 1)
     return f"; did you mean {similar_words[0]!r}?" if similar_words else ""
 
 
-def few(strings: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
+def join_limited(strings: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
     """Join the first `limit` strings and append the number of the others, to keep messages about many shards short."""
     omitted = f" and {len(strings) - limit} more" if len(strings) > limit else ""
     return separator.join(strings[:limit]) + omitted
@@ -41,8 +41,8 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def text_of(error: BaseException, limit: int = TEXT_LENGTH_MAX) -> str:
-    """Return the message of an exception, cut after `limit` characters. Never raises.
+def limited_error_text(error: BaseException, limit: int = TEXT_LENGTH_MAX) -> str:
+    """Return the message of an exception, truncated to `limit` characters. Never raises.
 
     A user's exception class may have a `__str__` that raises, recurses forever, or does not return a string.
     """
@@ -52,9 +52,9 @@ def text_of(error: BaseException, limit: int = TEXT_LENGTH_MAX) -> str:
         return f"(its message cannot be read: {type(fault).__name__})"
 
 
-def said(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """Return the class and the message of an exception as one line of limited length. Never raises."""
-    message = text_of(error)
+    message = limited_error_text(error)
     return printable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
 
@@ -79,10 +79,10 @@ class SafeLog(_Adapter):
         except Exception as fault:  # noqa: BLE001  whatever a user's handler raises
             with suppress(Exception):  # standard error may be missing, closed, or full
                 line = f"{self.logger.name}: {printable(str(msg) % args if args else str(msg))}"
-                sys.stderr.write(f"{line} (a log handler raised {said(fault)})\n")
+                sys.stderr.write(f"{line} (a log handler raised {error_summary(fault)})\n")
 
 
-def escaped(log: logging.Logger) -> SafeLog:
+def make_safe_logger(log: logging.Logger) -> SafeLog:
     """Return a logger that never raises, and whose messages are made printable before any handler sees them."""
     log.addFilter(_escape)
     return SafeLog(log, {})
@@ -93,14 +93,19 @@ def _escape(record: logging.LogRecord) -> bool:
     # formatted would end that thread.
     try:
         if isinstance(record.args, tuple):
-            record.args = tuple(text_of(arg) if isinstance(arg, BaseException) else arg for arg in record.args)
+            record.args = tuple(
+                limited_error_text(arg) if isinstance(arg, BaseException) else arg for arg in record.args
+            )
         record.msg, record.args = printable(record.getMessage()), ()
     except BaseException as fault:  # noqa: BLE001  likewise
-        record.msg, record.args = f"{printable(str(record.msg))} (one of its values cannot be shown: {said(fault)})", ()
+        record.msg, record.args = (
+            f"{printable(str(record.msg))} (one of its values cannot be shown: {error_summary(fault)})",
+            (),
+        )
     if record.exc_info and not record.exc_text:
         try:
             # The standard formatters use exc_text if it is set.
             record.exc_text = printable_lines(_FORMATTER.formatException(record.exc_info))
         except BaseException as fault:  # noqa: BLE001  likewise
-            record.exc_text = f"the trace cannot be shown: {said(fault)}"
+            record.exc_text = f"the trace cannot be shown: {error_summary(fault)}"
     return True

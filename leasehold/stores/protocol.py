@@ -27,7 +27,7 @@ from leasehold.stores.writes import Write
 ATTEMPTS = 64
 """The maximum number of attempts at a conditional write.
 
-An attempt fails if another write comes first. This many failures in a row indicate a fault in the service.
+An attempt fails if another write comes first. If this many attempts fail in a row, the service is probably faulty.
 """
 
 
@@ -72,7 +72,7 @@ Outcome = Done | Lost
 
 @frozen
 class Malformed:
-    """A row that should be a lease but cannot be parsed, with the offending field and the reason."""
+    """A row that should be a lease but cannot be parsed, with the invalid field and the reason."""
 
     key: str
     field: str
@@ -81,7 +81,7 @@ class Malformed:
 
 @frozen
 class Listing:
-    """The result of a complete read of the table. If any page cannot be read, the listing fails.
+    """The result of reading the whole table. If any page cannot be read, no listing is returned.
 
     The field `idle` of a lease is the age of its row if the store records ages, and 0 otherwise. If the store rounds
     ages to seconds, one second is subtracted. `Watch` later sets `held` and `next_owner_idle`.
@@ -208,11 +208,11 @@ class PassingStore:
         self._store.close()
 
 
-TRY_SECONDS = 2.5
-"""The minimum time for each attempt. If retries would leave less, there are fewer and longer attempts."""
+ATTEMPT_SECONDS_MIN = 2.5
+"""The minimum time for each attempt, in seconds. If a time limit leaves less per attempt, fewer attempts are made."""
 
 PAUSE_SECONDS = 4.0
-"""The longest pause of an SDK before it repeats a read."""
+"""The longest pause of an SDK between two attempts at a read, in seconds."""
 
 
 @frozen
@@ -237,7 +237,12 @@ class Timeouts:
         if seconds is None:
             return self
         attempts = next(
-            (count for count in range(self.attempts, 1, -1) if _seconds_per_attempt(seconds, count) >= TRY_SECONDS), 1
+            (
+                count
+                for count in range(self.attempts, 1, -1)
+                if _seconds_per_attempt(seconds, count) >= ATTEMPT_SECONDS_MIN
+            ),
+            1,
         )
         scale = min(1.0, _seconds_per_attempt(seconds, attempts) / (self.connect_seconds + self.read_seconds))
         return Timeouts(scale * self.connect_seconds, scale * self.read_seconds, attempts)

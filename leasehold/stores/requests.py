@@ -4,16 +4,15 @@ Every implementation of `Objects` follows three rules:
 
 1. ETags are passed without quotes. Services return them without quotes in listings, and with quotes elsewhere.
 2. A rejected write returns None and never raises.
-3. A write is sent once. If its response is lost, it raises `OutcomeUnknown`. A silent retry could fail just because the
-   first attempt had succeeded.
+3. A write is sent once. If its response is lost, it raises `OutcomeUnknown`. A silent retry could be rejected just
+   because the first attempt had succeeded.
 
 When a store is opened for writing, it first checks that its service honors the conditions of writes. Each check writes
 and removes an object with a unique name, so any number of workers can run the check at the same time. The object is in
 a separate folder, which no layout and no official worker reads.
 
-This module also contains the code that both object layouts share. It covers the objects that make up a lease and the
-common fields of the ownership object. Objects and the rows of layout `sessions` contain only printable ASCII
-characters.
+This module also contains the code that both object layouts share: the objects that make up a lease, and the common
+fields of the ownership object. Objects and the rows of layout `sessions` contain only printable ASCII characters.
 """
 
 import json
@@ -31,7 +30,7 @@ from attrs import evolve, frozen
 from leasehold.balancer.model import Lease, Version
 from leasehold.errors import StoreError
 from leasehold.stores.fields import BadRowField, CellKind, check_text, parse_json_field, parse_whole_number
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
 ObjectFields = Mapping[str, str]
 """The fields of an object. Their names are in lower case, and their values contain only ASCII characters."""
@@ -42,17 +41,17 @@ PAGE_LEASES = 1000
 SKEW_SECONDS = 60.0
 """Log a warning if the local clock and the service's clock differ by more than this."""
 
-log = escaped(logging.getLogger("leasehold.objects"))
+log = make_safe_logger(logging.getLogger("leasehold.objects"))
 
 
 @frozen
-class Stored:
+class StoredObject:
     """An object as it was read.
 
     Attributes:
-        name: Its name.
-        etag: Its ETag without quotes. ETags may only be compared for equality.
-        fields: Its content.
+        name: The name of the object.
+        etag: The ETag of the object, without quotes. ETags may only be compared for equality.
+        fields: The content of the object.
         age: The time since the last write of the object, in seconds of the service's clock. One second is subtracted,
             because services round to seconds. The age is never negative.
     """
@@ -66,20 +65,20 @@ class Stored:
 class Objects(Protocol):
     """A container or bucket. Every method raises OutcomeUnknown if the service cannot be reached."""
 
-    def list(self, prefix: str) -> tuple[Stored, ...]:
+    def list(self, prefix: str) -> tuple[StoredObject, ...]:
         """Return all objects whose names begin with `prefix`, from all pages. The listing is strongly consistent."""
 
-    def get(self, name: str) -> Stored | None:
+    def get(self, name: str) -> StoredObject | None:
         """Return the object with this name from a consistent read, or None if it does not exist."""
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create an object if the name is free (If-None-Match: *).
 
         Returns:
             The ETag of the object, or None if the write was rejected.
         """
 
-    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         """Replace an object if its ETag is still `etag` (If-Match).
 
         Returns:
@@ -147,25 +146,25 @@ Part = Literal["ownership", "checkpoint", "notes"]
 
 @frozen
 class Parts:
-    """The objects of one lease, or None for those that do not exist."""
+    """The objects of one lease. An object that does not exist is None."""
 
-    ownership: Stored | None = None
-    checkpoint: Stored | None = None
-    notes: Stored | None = None
+    ownership: StoredObject | None = None
+    checkpoint: StoredObject | None = None
+    notes: StoredObject | None = None
 
     @property
     def etag(self) -> str:
-        """The ETag of the ownership, or "" if there is none."""
+        """The ETag of the ownership object, or "" if there is none."""
         return self.ownership.etag if self.ownership else ""
 
     @property
-    def existing(self) -> tuple[Stored, ...]:
-        """The objects that exist, with the ownership first."""
+    def existing(self) -> tuple[StoredObject, ...]:
+        """The objects that exist, with the ownership object first."""
         return tuple(stored for stored in (self.ownership, self.checkpoint, self.notes) if stored)
 
-    def part(self, part: Part) -> Stored | None:
+    def part(self, part: Part) -> StoredObject | None:
         """Return the object of this kind, or None if it does not exist."""
-        stored: Stored | None = getattr(self, part)
+        stored: StoredObject | None = getattr(self, part)
         return stored
 
     def fields(self, part: Part) -> ObjectFields:
@@ -173,29 +172,31 @@ class Parts:
         stored = self.part(part)
         return stored.fields if stored else {}
 
-    def replace(self, part: Part, stored: Stored | None) -> "Parts":
+    def replace(self, part: Part, stored: StoredObject | None) -> "Parts":
         """Return a copy of these parts with one object replaced."""
         return evolve(self, **{part: stored})
 
 
-def encode_owner_fields(before: Lease, after: Lease, encode: Callable[[str, str], str]) -> ObjectFields:
-    """Return the fields of an ownership object that both layouts have. The caller must not store empty fields.
+def encode_owner_fields(old_lease: Lease, new_lease: Lease, encode: Callable[[str, str], str]) -> ObjectFields:
+    """Return the fields of an ownership object that both layouts have. The caller must leave out fields that are empty.
 
     A request for a lease changes the ownership object although the lease's owner has not renewed. If the request looked
     like a renewal, other workers would take a dead owner for a live one, and the owner's next write would be rejected.
     Requests and their withdrawals therefore store the previous version as `handoffversion`.
 
     Args:
-        before: The lease before the write.
-        after: The lease after the write.
+        old_lease: The lease before the write.
+        new_lease: The lease after the write.
         encode: Encodes the name of a worker. Its first argument is the name of the field, for error messages.
     """
-    owner = encode("owner", after.owner or "")
-    old_version = before.version if before.next_owner != after.next_owner and before.epoch == after.epoch else ""
+    owner = encode("owner", new_lease.owner or "")
+    old_version = (
+        old_lease.version if old_lease.next_owner != new_lease.next_owner and old_lease.epoch == new_lease.epoch else ""
+    )
     return {
         "ownerid": owner,
-        "handoffowner": owner if after.yields else "",
-        "handoffto": encode("heir", after.next_owner or ""),
+        "handoffowner": owner if new_lease.yields else "",
+        "handoffto": encode("heir", new_lease.next_owner or ""),
         "handoffversion": old_version,
     }
 
@@ -217,7 +218,7 @@ def decode_owner_fields(lease: Lease, parts: Parts, decode: Callable[[ObjectFiel
     )
 
 
-FOLDER = "probe/"
+PROBE_FOLDER = "probe/"
 
 
 def check_conditions_honored(objects: Objects, folder: str) -> None:
@@ -231,7 +232,7 @@ def check_conditions_honored(objects: Objects, folder: str) -> None:
         StoreError: If it does not honor them.
         OutcomeUnknown: If it cannot be reached.
     """
-    name = f"{folder}{FOLDER}{uuid4().hex}"
+    name = f"{folder}{PROBE_FOLDER}{uuid4().hex}"
     try:
         violation = _find_unhonored_condition(objects, name)
     except StoreError:
@@ -246,16 +247,16 @@ def check_conditions_honored(objects: Objects, folder: str) -> None:
 
 
 def _find_unhonored_condition(objects: Objects, name: str) -> str | None:
-    """Return a description of the condition that the service does not honor. If there is none, delete the object."""
-    created_etag = objects.put_new(name, {"probe": "1"})
+    """Return a description of the first condition that the service does not honor, or None if it honors all of them."""
+    created_etag = objects.put_if_absent(name, {"probe": "1"})
     if created_etag is None:
         return "refuses a new object under If-None-Match: *"
-    if objects.put_new(name, {"probe": "2"}) is not None:
+    if objects.put_if_absent(name, {"probe": "2"}) is not None:
         return "ignores If-None-Match: * on a write"
-    replaced_etag = objects.put_over(name, {"probe": "3"}, created_etag)
+    replaced_etag = objects.put_if_match(name, {"probe": "3"}, created_etag)
     if replaced_etag is None or replaced_etag == created_etag:
         return "refuses a write whose If-Match holds" if replaced_etag is None else "gives new content an old ETag"
-    if objects.put_over(name, {"probe": "4"}, created_etag) is not None:
+    if objects.put_if_match(name, {"probe": "4"}, created_etag) is not None:
         return "ignores If-Match on a write"
     if objects.delete(name, created_etag):
         return "ignores If-Match on a deletion"
@@ -269,15 +270,19 @@ def _delete_probe(objects: Objects, name: str) -> None:
             objects.delete(name, probe.etag)
 
 
-_PRINTABLE = "!#$&'()*+,/:;<=>?@[]^`{|}"
+_UNENCODED_CHARACTERS = "!#$&'()*+,/:;<=>?@[]^`{|}"
 
 StampedAnnotations = dict[str, tuple[str, int]]
-"""Annotations by name, each with its value and the ownership's counter at its last write. The highest counter wins."""
+"""Annotations by name, each with its value and a stamp.
+
+The stamp is the counter of the ownership object at the last write of the annotation. If several objects contain an
+annotation, the value with the highest stamp is used.
+"""
 
 
 def encode_percent(text: str) -> str:
     """Percent-encode a string for use in a header. Most printable ASCII characters stay readable."""
-    return quote(text, safe=_PRINTABLE)
+    return quote(text, safe=_UNENCODED_CHARACTERS)
 
 
 def decode_percent(fields: ObjectFields, name: str) -> str:
@@ -288,11 +293,11 @@ def decode_percent(fields: ObjectFields, name: str) -> str:
         raise BadRowField(name, "it is not UTF-8") from None
 
 
-def encode_cell(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
+def encode_cell(kind: CellKind, value: Any) -> str:  # noqa: ANN401  by kind
     """Encode a value of this kind as a string, or as "" if it need not be stored."""
-    if cell in (None, "", []):
+    if value in (None, "", []):
         return ""
-    return encode_percent(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
+    return encode_percent(value) if kind == "text" else json.dumps(value) if kind == "names" else str(value)
 
 
 def decode_annotations(fields: ObjectFields) -> StampedAnnotations:

@@ -4,10 +4,10 @@ The tables are called FROM and TO. `specs/swap.md` contains the rules (W1, W2, â
 three steps:
 
 1. Mark. The owner replaces its name in the row with `moved:<owner>`, on the condition that the version has not changed.
-   Every write that was decided earlier then fails, because each depends on the version or the owner. For workers that
-   read both rows, the lease still belongs to the same owner, whose lease reader continues.
-2. Copy. A row in the other table gets the checkpoint and the epoch of the marked row. This row is created, or reset if
-   it is left from an earlier move. An annotation contains the epoch up to which the row is only a copy.
+   Every write that was decided earlier then fails, because each depends on the version or the owner. Workers that read
+   both rows still see the same owner, whose lease reader continues.
+2. Copy. A row in the other table gets the checkpoint and the epoch of the marked row. The row is created, or reset if
+   an earlier move has left it there. One of its annotations contains the epoch up to which the row is only a copy.
 3. Claim. The owner claims the copy, on the condition that its version has not changed. The claim increments the copy's
    epoch, so the copy is now the current row, which represents the lease.
 
@@ -29,22 +29,22 @@ from attrs import evolve, frozen
 from leasehold.balancer.model import SHARD_END, Annotations, Lease, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Store
 from leasehold.stores.urls import display_name, open_store, split_store_url
 
 if TYPE_CHECKING:  # installed with the extra `aws`
     from boto3 import Session
 
-log = escaped(logging.getLogger("leasehold.swap"))
+log = make_safe_logger(logging.getLogger("leasehold.swap"))
 
 FROM, TO = 0, 1
-"""The two tables, as indexes."""
+"""The indexes of the two tables."""
 
-MARK = "moved:"
+MOVED_OWNER_PREFIX = "moved:"
 """The prefix of the owner in the row of a lease that is moving to the other table. The actual owner's name follows."""
 
-CONTROL = "leasehold-swap"
+CONTROL_KEY = "leasehold-swap"
 """The key of the control row in TO, which identifies the swap and its direction. It is hidden from workers."""
 
 ORIGIN, DIRECTION, KNOWN_TO, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
@@ -59,16 +59,16 @@ CLOSED = "closed"
 """The final direction in the control row. Every lease is then in TO, and new leases are created there."""
 
 MOVED_TO, MOVED_AT = "swap_over", "swap_over_at"
-"""The annotations on a row with key `CONTROL` in FROM, after the swap has ended.
+"""The annotations on a row with key `CONTROL_KEY` in FROM, after the swap has ended.
 
 `MOVED_TO` is the name of the store that now has all the leases, and `MOVED_AT` is the time in seconds since 1970.
 Workers that are restarted with both stores read these annotations, and so does the command if it is run again.
 """
 
-LOOK_SECONDS = 2.0
+CONTROL_INTERVAL_SECONDS = 2.0
 """The interval at which a worker that writes leases reads the control row, in seconds."""
 
-MOVES_AT_ONCE = 8
+CONCURRENT_MOVES_MAX = 8
 """The maximum number of leases that a worker moves at the same time.
 
 While this many moves are in progress, renewals no longer move their leases. Each move makes a renewal take longer, and
@@ -83,13 +83,19 @@ Direction = Literal["to", "from", "closed", ""]
 
 _NAMES = ("from", "to")
 
-_BY_OWNER = (writes.StealLease, writes.ReleaseLease, writes.RequestLease, writes.WithdrawRequest, writes.AnnotateLease)
+_OWNER_CONDITIONAL_WRITES = (
+    writes.StealLease,
+    writes.ReleaseLease,
+    writes.RequestLease,
+    writes.WithdrawRequest,
+    writes.AnnotateLease,
+)
 """The writes that are conditional on the owner and not on the version."""
 
 
 def is_marked(row: Lease) -> bool:
     """Return whether the lease of this row is moving to the other table."""
-    return row.owner is not None and row.owner.startswith(MARK)
+    return row.owner is not None and row.owner.startswith(MOVED_OWNER_PREFIX)
 
 
 def is_unclaimed_copy(row: Lease) -> bool:
@@ -100,10 +106,10 @@ def is_unclaimed_copy(row: Lease) -> bool:
 
 def join_version(side: int, row: Lease) -> Lease:
     """Return the lease that workers see. `row` is the lease's current row, and `side` is the table that contains it."""
-    tag = _NAMES[side] + (">" if is_marked(row) else "")
+    table_tag = _NAMES[side] + (">" if is_marked(row) else "")
     lease = evolve(
         row,
-        version=Version(f"{tag}:{row.version}"),
+        version=Version(f"{table_tag}:{row.version}"),
         annotations=tuple(annotation for annotation in row.annotations if annotation[0] not in {KNOWN_TO, COPY}),
     )
     if not is_marked(row):
@@ -111,14 +117,18 @@ def join_version(side: int, row: Lease) -> Lease:
     # Set `yields`, which means that the owner answers requests. Otherwise, another worker would steal the lease while
     # it is moving.
     return evolve(
-        lease, owner=(row.owner or "").removeprefix(MARK) or None, next_owner=None, yields=True, leaving=False
+        lease,
+        owner=(row.owner or "").removeprefix(MOVED_OWNER_PREFIX) or None,
+        next_owner=None,
+        yields=True,
+        leaving=False,
     )
 
 
 def split_version(lease: Lease) -> tuple[int, bool, Lease]:
-    """Undo `joined`. Return the table, whether the row was marked, and the lease with the version of its row."""
-    tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
-    return int(tag.startswith("to")), tag.endswith(">"), evolve(lease, version=Version(version))
+    """Undo `join_version`. Return the table, whether the row was marked, and the lease with the version of its row."""
+    table_tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
+    return int(table_tag.startswith("to")), table_tag.endswith(">"), evolve(lease, version=Version(version))
 
 
 PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
@@ -148,7 +158,7 @@ class LeasePlaces:
 
     @property
     def says(self) -> str:
-        """A sentence that contains all the numbers."""
+        """A one-line summary with all the numbers."""
         direction_text = {
             "to": "bound for TO",
             "from": "bound for FROM",
@@ -168,25 +178,25 @@ def count_places(direction: Direction, leases: Collection[Lease]) -> LeasePlaces
 
 
 def split_leftover_rows(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
-    """Return the leases of this table, and the rows left in it by a finished swap.
+    """Return the leases of this table, and the rows that a finished swap has left in it.
 
     The control row of a swap is in neither of the two results.
     """
     leases = tuple(rows)
-    is_over = any(row.key == CONTROL and row.annotation(MOVED_TO) is not None for row in leases)
-    leases = tuple(row for row in leases if row.key != CONTROL)
+    is_over = any(row.key == CONTROL_KEY and row.annotation(MOVED_TO) is not None for row in leases)
+    leases = tuple(row for row in leases if row.key != CONTROL_KEY)
     leftovers = tuple(row for row in leases if is_over and is_marked(row))
     return (tuple(row for row in leases if not is_marked(row)) if is_over else leases), leftovers
 
 
 def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
-    """Return sentences about a swap in which this table takes part, for users who look at this table alone."""
+    """Return notices about a swap in which this table takes part, for users who look only at this table."""
     rows = tuple(leases)
     marked_count = sum(map(is_marked, rows))
-    control = next((lease for lease in rows if lease.key == CONTROL), None)
+    control = next((lease for lease in rows if lease.key == CONTROL_KEY), None)
     if control is not None and (goal := control.annotation(MOVED_TO)) is not None:
-        leftovers = f"; {marked_count} rows that it left here are not shown" if marked_count else ""
-        return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{leftovers}",)
+        leftovers_text = f"; {marked_count} rows that it left here are not shown" if marked_count else ""
+        return (f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there{leftovers_text}",)
     sentences = []
     if marked_count:
         sentences.append(
@@ -195,7 +205,7 @@ def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
         )
     if control is not None:
         sentences.append(
-            f"{CONTROL} is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
+            f"{CONTROL_KEY} is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
         )
     return tuple(sentences)
 
@@ -209,11 +219,11 @@ class RowPair:
     @property
     def side(self) -> int:
         """The table of the current row, which is the row with the higher epoch that is not an unclaimed copy (W1)."""
-        ranks = [
+        row_ranks = [
             (row is not None, row is not None and not is_unclaimed_copy(row), row.epoch if row else 0)
             for row in self.rows
         ]
-        return FROM if ranks[FROM] > ranks[TO] else TO
+        return FROM if row_ranks[FROM] > row_ranks[TO] else TO
 
     @property
     def row(self) -> Lease | None:
@@ -226,8 +236,8 @@ class RowPair:
         return None if self.row is None else join_version(self.side, self.row)
 
     @property
-    def torn(self) -> bool:
-        """Whether neither row is current, because the two were read at different moments (W5)."""
+    def is_torn(self) -> bool:
+        """Whether neither row is current, because the rows were read at different times (W5)."""
         return self.row is not None and is_unclaimed_copy(self.row)
 
     def put(self, side: int, row: Lease | None) -> "RowPair":
@@ -242,7 +252,7 @@ class SwapStore:
         tables: FROM and TO. `close` closes both.
         goal_name: The name of TO. An annotation with this name on a lease shows that the lease's owner knows TO.
         clock: Returns monotonic seconds.
-        look_seconds: The interval at which to read the control row.
+        control_interval_seconds: The interval at which to read the control row.
 
     Attributes:
         way: The table to which leases move, from the control row as last read.
@@ -257,7 +267,7 @@ class SwapStore:
         goal_name: str,
         *,
         clock: Callable[[], float] = monotonic,
-        look_seconds: float = LOOK_SECONDS,
+        control_interval_seconds: float = CONTROL_INTERVAL_SECONDS,
     ) -> None:
         for name, table in zip(("FROM", "TO"), tables, strict=True):
             if not (table.capabilities.counts_owners and table.capabilities.free_annotations):
@@ -266,14 +276,14 @@ class SwapStore:
                     "two rows is current; stop the fleet and use `leasehold copy-leases`"
                 )
         self._tables, self._goal_name = tables, goal_name
-        self._clock, self._look_seconds = clock, look_seconds
-        self._last_look, self._goal, self._closed = -look_seconds, -1, False
+        self._clock, self._control_interval_seconds = clock, control_interval_seconds
+        self._control_read_at, self._goal, self._closed = -control_interval_seconds, -1, False
         self.way: Direction = ""
         self._moving: set[str] = set()
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities that both tables have. Writes are grouped if one of the tables groups them."""
+        """The capabilities that both tables have. `groups_writes` is true if one of the tables groups writes."""
         first, second = (table.capabilities for table in self._tables)
         return Capabilities(
             owner_checked_checkpoint=first.owner_checked_checkpoint and second.owner_checked_checkpoint,
@@ -287,9 +297,9 @@ class SwapStore:
         """Return every lease in either table."""
         listings = [table.list() for table in self._tables]
         rows = [{row.key: row for row in listing.leases} for listing in listings]
-        control = rows[TO].pop(CONTROL, None)
+        control = rows[TO].pop(CONTROL_KEY, None)
         self._read_control(control, consistent=False)
-        from_control = rows[FROM].pop(CONTROL, None)
+        from_control = rows[FROM].pop(CONTROL_KEY, None)
         if (
             from_control is not None
             and from_control.annotation(MOVED_TO) == self._goal_name
@@ -330,32 +340,32 @@ class SwapStore:
         If a torn pair has not changed, its row is a copy of a row that was deleted. The copy then becomes the current
         row.
         """
-        current = dict(pairs)
+        current_pairs = dict(pairs)
         for _ in range(ATTEMPTS):
-            torn_keys = [key for key, pair in current.items() if pair.torn]
+            torn_keys = [key for key, pair in current_pairs.items() if pair.is_torn]
             if not torn_keys:
                 break
             rows = [{row.key: row for row in table.get(torn_keys)} for table in self._tables]
             for key in torn_keys:
                 pair = RowPair((rows[FROM].get(key), rows[TO].get(key)))
-                if pair == current[key] and pair.row is not None:
+                if pair == current_pairs[key] and pair.row is not None:
                     row = evolve(
                         pair.row,
                         annotations=tuple(annotation for annotation in pair.row.annotations if annotation[0] != COPY),
                     )
                     pair = pair.put(pair.side, row)
-                current[key] = pair
-        return current
+                current_pairs[key] = pair
+        return current_pairs
 
     # The direction
 
     def _current_goal(self) -> int:
         """Return the table to which leases move, or -1 if no lease moves or the control row cannot be read."""
         now = self._clock()
-        if now - self._last_look >= self._look_seconds:
+        if now - self._control_read_at >= self._control_interval_seconds:
             try:
-                self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
-                self._last_look = now
+                self._read_control(*self._tables[TO].get([CONTROL_KEY]), consistent=True)
+                self._control_read_at = now
             except StoreError as fault:
                 log.warning("the swap's control row could not be read; leases stay where they are: %s", fault)
                 return -1
@@ -376,9 +386,9 @@ class SwapStore:
             case writes.CreateLease(lease):
                 # Until the swap is closed, create new leases in FROM. Otherwise a worker that reads only one of the
                 # tables could miss a lease that is in the other (W6).
-                if (existing := self._read_pair(lease.key).lease) is not None:
-                    return Lost(lease.key, existing)
-                self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
+                if (existing_lease := self._read_pair(lease.key).lease) is not None:
+                    return Lost(lease.key, existing_lease)
+                self._read_control(*self._tables[TO].get([CONTROL_KEY]), consistent=True)
                 side = TO if self._closed else FROM
                 outcome = self._tables[side].write(write)
                 return (
@@ -390,27 +400,29 @@ class SwapStore:
                 return self._delete_both_rows(write)
             case writes.CheckpointLate():
                 # Write only to the current row of the lease. A checkpoint in the row of the other table would be lost.
-                side, was_marked, seen = split_version(write.lease)
-                pair = self._read_pair(seen.key)
+                side, was_marked, lease_as_read = split_version(write.lease)
+                pair = self._read_pair(lease_as_read.key)
                 has_new_owner = (
-                    not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
+                    not self.capabilities.late_checkpoints
+                    and pair.row is not None
+                    and pair.row.owner != lease_as_read.owner
                 )
                 if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or has_new_owner:
-                    return Lost(seen.key, pair.lease)
-                outcome = self._tables[side].write(evolve(write, lease=seen))
+                    return Lost(lease_as_read.key, pair.lease)
+                outcome = self._tables[side].write(evolve(write, lease=lease_as_read))
                 return (
                     Done(join_version(side, outcome.lease))
                     if isinstance(outcome, Done)
-                    else self._read_lost_outcome(seen.key)
+                    else self._read_lost_outcome(lease_as_read.key)
                 )
-        side, was_marked, seen = split_version(write.lease)
+        side, was_marked, lease_as_read = split_version(write.lease)
         if was_marked:
             return self._write_after_move(write)
         # Read the direction from the control row before the write, not after it. Otherwise, another worker could take
         # the lease while the direction is read, and this write would still return Done.
-        move_next = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._current_goal() == 1 - side
+        must_move = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._current_goal() == 1 - side
         # An unmarked row with the expected version or owner is the current row, so the other table need not be read.
-        table_write = evolve(write, lease=seen)
+        table_write = evolve(write, lease=lease_as_read)
         if side == FROM and isinstance(table_write, writes.RenewLease | writes.ClaimLease | writes.StealLease):
             # Annotate that this worker knows TO (W8).
             me = (write.lease.owner or "") if isinstance(table_write, writes.RenewLease) else table_write.me
@@ -419,22 +431,22 @@ class SwapStore:
             )
         outcome = self._tables[side].write(table_write)
         if not isinstance(outcome, Done):
-            current = self._read_pair(seen.key).lease
-            by_owner = isinstance(write, _BY_OWNER) and not (
-                isinstance(write, writes.ReleaseLease) and write.me != seen.owner
+            current_lease = self._read_pair(lease_as_read.key).lease
+            is_owner_conditional = isinstance(write, _OWNER_CONDITIONAL_WRITES) and not (
+                isinstance(write, writes.ReleaseLease) and write.me != lease_as_read.owner
             )
             if (
-                by_owner
-                and current is not None
-                and current.owner == seen.owner
-                and split_version(current)[:2] != (side, False)
+                is_owner_conditional
+                and current_lease is not None
+                and current_lease.owner == lease_as_read.owner
+                and split_version(current_lease)[:2] != (side, False)
             ):
                 # The write is conditional on the owner. The lease still has the same owner but was moved in the
                 # meantime, so repeat the write on its current row.
-                return self.write(evolve(write, lease=evolve(write.lease, version=current.version)))
-            return Lost(seen.key, current)
+                return self.write(evolve(write, lease=evolve(write.lease, version=current_lease.version)))
+            return Lost(lease_as_read.key, current_lease)
         lease = outcome.lease
-        if move_next and lease.owner and not lease.next_owner:
+        if must_move and lease.owner and not lease.next_owner:
             return self._move_renewed(side, lease, lease.owner)
         return Done(join_version(side, lease))
 
@@ -444,30 +456,32 @@ class SwapStore:
         Raises OutcomeUnknown if the outcome of any step is unknown. In that case, the owner's next write finds out
         which table has the lease.
         """
-        if len(self._moving) >= MOVES_AT_ONCE:  # concurrent threads may exceed this slightly
+        if len(self._moving) >= CONCURRENT_MOVES_MAX:  # concurrent threads may exceed the limit slightly
             return Done(join_version(side, lease))
         self._moving.add(lease.key)
         try:
             # With an empty `me`, a release is conditional on the version, and not only on the owner.
-            mark_outcome = self._tables[side].write(writes.ReleaseLease(lease, "", MARK + me))
+            mark_outcome = self._tables[side].write(writes.ReleaseLease(lease, "", MOVED_OWNER_PREFIX + me))
             moved_lease = self._complete_move(side, mark_outcome.lease, me) if isinstance(mark_outcome, Done) else None
         finally:
             self._moving.discard(lease.key)
         return self._read_lost_outcome(lease.key) if moved_lease is None else Done(moved_lease)
 
-    def move_unowned(self, seen: Lease, goal: int) -> Outcome:
+    def move_unowned(self, lease_as_read: Lease, goal: int) -> Outcome:
         """Move a lease without an owner to table `goal` without claiming it there. Return `Lost` if it has changed.
 
         If the lease is already moving, complete that move instead, whatever its direction.
         """
-        side, was_marked, row = split_version(seen)
-        if seen.owner is not None or (side == goal and not was_marked):
-            return self._read_lost_outcome(seen.key)
-        mark_outcome = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
+        side, was_marked, row = split_version(lease_as_read)
+        if lease_as_read.owner is not None or (side == goal and not was_marked):
+            return self._read_lost_outcome(lease_as_read.key)
+        mark_outcome = (
+            Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MOVED_OWNER_PREFIX))
+        )
         if not isinstance(mark_outcome, Done):
-            return self._read_lost_outcome(seen.key)
-        moved_lease = self._complete_move(side, evolve(mark_outcome.lease, owner=MARK), None)
-        return self._read_lost_outcome(seen.key) if moved_lease is None else Done(moved_lease)
+            return self._read_lost_outcome(lease_as_read.key)
+        moved_lease = self._complete_move(side, evolve(mark_outcome.lease, owner=MOVED_OWNER_PREFIX), None)
+        return self._read_lost_outcome(lease_as_read.key) if moved_lease is None else Done(moved_lease)
 
     def _complete_move(self, side: int, row: Lease, new_owner: str | None) -> Lease | None:
         """Complete the move of a lease that was just marked. Return None if another worker has completed it."""
@@ -482,11 +496,11 @@ class SwapStore:
 
     def _write_after_move(self, write: writes.LeaseChange) -> Outcome:
         """Apply the write to a lease whose row was marked. First the move is completed, then the write is applied."""
-        key, seen = write.lease.key, write.lease
+        key, lease_as_read = write.lease.key, write.lease
         for _ in range(ATTEMPTS):
             pair = self._read_pair(key)
             lease = pair.lease
-            if lease is None or lease.version != seen.version or lease.owner != seen.owner:
+            if lease is None or lease.version != lease_as_read.version or lease.owner != lease_as_read.owner:
                 return Lost(key, lease)
             annotations: Annotations = ()
             match write:
@@ -514,7 +528,7 @@ class SwapStore:
                 continue
             if isinstance(write, writes.ClaimLease | writes.StealLease | writes.TakeBackLease):
                 return Done(moved_lease)
-            return self.write(evolve(write, lease=evolve(moved_lease, weight=seen.weight)))
+            return self.write(evolve(write, lease=evolve(moved_lease, weight=lease_as_read.weight)))
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _copy_and_claim(self, pair: RowPair, new_owner: str | None, annotations: Annotations = ()) -> Lease | None:
@@ -531,38 +545,41 @@ class SwapStore:
         row, goal = pair.row, 1 - pair.side
         if row is None:
             return None
-        table, target = self._tables[goal], pair.rows[goal]
-        if target is None:
+        table, copy_row = self._tables[goal], pair.rows[goal]
+        if copy_row is None:
             create_outcome = table.write(writes.CreateLease(_copy_without_owner(row)))
-            if (target := create_outcome.lease) is None:
+            if (copy_row := create_outcome.lease) is None:
                 return None
-        if target.epoch > row.epoch:
+        if copy_row.epoch > row.epoch:
             return None  # another worker was first
         # A row that is left from an earlier move must be annotated as a copy before it is released. Otherwise, a worker
         # that has read the two tables at different moments could take the released row for the current one.
         new_epoch = row.epoch + (new_owner is None)
         steps: tuple[tuple[bool, Callable[[Lease], writes.Write]], ...] = (
-            (target.annotation(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
-            (target.owner is not None, lambda old: writes.ReleaseLease(old, "")),
             (
-                target.epoch < new_epoch,
-                lambda old: writes.ResetLease(
-                    evolve(old, parents=row.parents, hash_range=row.hash_range),
+                copy_row.annotation(COPY) != str(row.epoch),
+                lambda old_row: writes.AnnotateLease(old_row, COPY, str(row.epoch)),
+            ),
+            (copy_row.owner is not None, lambda old_row: writes.ReleaseLease(old_row, "")),
+            (
+                copy_row.epoch < new_epoch,
+                lambda old_row: writes.ResetLease(
+                    evolve(old_row, parents=row.parents, hash_range=row.hash_range),
                     row.checkpoint,
                     _copy_without_owner(row).annotations,
                     epoch=new_epoch,
                 ),
             ),
         )
-        for needed, step in steps:
-            if needed:
-                outcome = table.write(step(target))
+        for is_needed, make_write in steps:
+            if is_needed:
+                outcome = table.write(make_write(copy_row))
                 if not isinstance(outcome, Done):
                     return None
-                target = outcome.lease
+                copy_row = outcome.lease
         if new_owner is None:
-            return join_version(goal, target)
-        claim_outcome = table.write(writes.ClaimLease(target, new_owner, annotations))
+            return join_version(goal, copy_row)
+        claim_outcome = table.write(writes.ClaimLease(copy_row, new_owner, annotations))
         return join_version(goal, claim_outcome.lease) if isinstance(claim_outcome, Done) else None
 
     def _delete_both_rows(self, write: writes.DeleteLease) -> Outcome:
@@ -636,8 +653,8 @@ def check_control_row(control: Lease, names: tuple[str, str]) -> Lease:
 
 def swap_is_over(tables: tuple[Store, Store], names: tuple[str, str]) -> bool:
     """Return whether a swap between these tables has ended, so that all leases are in TO."""
-    return any(row.annotation(MOVED_TO) == names[TO] for row in tables[FROM].get([CONTROL])) and not tables[TO].get(
-        [CONTROL]
+    return any(row.annotation(MOVED_TO) == names[TO] for row in tables[FROM].get([CONTROL_KEY])) and not tables[TO].get(
+        [CONTROL_KEY]
     )
 
 
@@ -657,20 +674,20 @@ def get_or_create_control_row(tables: tuple[Store, Store], names: tuple[str, str
     """
     if swap_is_over(tables, names):
         return None
-    rows = tables[TO].get([CONTROL])
+    rows = tables[TO].get([CONTROL_KEY])
     if not rows:
         listing = tables[TO].list()
         # Another worker may have created the row in the meantime.
-        rows = tuple(row for row in listing.leases if row.key == CONTROL)
+        rows = tuple(row for row in listing.leases if row.key == CONTROL_KEY)
     if not rows:
         if listing.leases or listing.malformed:
             raise StoreError(
                 f"TO ({names[TO]}) has leases but is not part of a swap; name an empty table or, if the swap from "
                 f"{names[FROM]} is over, start the workers with TO as their only store"
             )
-        control = Lease(CONTROL, checkpoint=SHARD_END, annotations=((ORIGIN, names[FROM]), (DIRECTION, "")))
-        created = tables[TO].write(writes.CreateLease(control))
-        rows = (created.lease,) if created.lease else ()
+        control = Lease(CONTROL_KEY, checkpoint=SHARD_END, annotations=((ORIGIN, names[FROM]), (DIRECTION, "")))
+        create_outcome = tables[TO].write(writes.CreateLease(control))
+        rows = (create_outcome.lease,) if create_outcome.lease else ()
     if not rows:
         raise OutcomeUnknown("the swap's control row was created and deleted in between; try again")
     return check_control_row(rows[0], names)
@@ -731,15 +748,15 @@ def open_tables(
 ) -> tuple[Store, Store]:
     """Open both tables of a swap, and create the row that controls the swap. Used by `open_both`."""
     check_tables_differ(store, to, "to")
-    with ExitStack() as failed:
+    with ExitStack() as exit_stack:
         source, target = (
-            failed.enter_context(
+            exit_stack.enter_context(
                 closing(open_store(url, create=create, request_seconds=request_seconds, session=session))
             )
             for url, session in zip((store, to), sessions, strict=True)
         )
         get_or_create_control_row((source, target), (display_name(store), display_name(to)))
-        failed.pop_all()
+        exit_stack.pop_all()
     return source, target
 
 
@@ -749,7 +766,7 @@ def reject_moved(listing: Listing) -> None:
     A worker calls this function with each listing. If it raises, the worker has no listing, so it neither claims nor
     creates leases. A worker that was started before the swap keeps the leases that it holds.
     """
-    control = next((row for row in listing.leases if row.key == CONTROL), None)
+    control = next((row for row in listing.leases if row.key == CONTROL_KEY), None)
     if control is not None and (goal := control.annotation(MOVED_TO)) is not None:
         raise StoreError(f"the leases have moved to {goal} by `leasehold swap`; start the worker with it")
     if control is not None:

@@ -1,14 +1,15 @@
-"""Opens stores by URL: `scheme://location?option=value`. Each scheme imports only what it needs.
+"""Opens stores by URL: `scheme://location?option=value`. Only the module of the given scheme is imported.
 
 memory://name                                  a table in this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
 file:///folder/backup.jsonl                    a backup, which copy-leases writes and reads; workers cannot use it
 dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout;
                                                with `wire=boto3` boto3 makes all calls
-dynamodb://table?protect=on                    if the table is created: with deletion protection and point-in-time
+dynamodb://table?protect=on                    creates a missing table with deletion protection and point-in-time
                                                recovery
-dynamodb://table?prefix=orders/                one application's part of a table that many share, none of them Java
-azblob://account/container?prefix=…            Azure Blob; the key from AZURE_STORAGE_CONNECTION_STRING, or an identity
+dynamodb://table?prefix=orders/                one application's part of a table that many applications share (not with
+                                               Java workers)
+azblob://account/container?prefix=…            Azure Blob, with AZURE_STORAGE_CONNECTION_STRING or an identity
 azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' layout: eventhub=<namespace>/<hub>;
                                                `start=` is where a partition without a checkpoint begins, and
                                                `endpoint=` replaces the account's own service
@@ -58,19 +59,22 @@ class Scheme:
     options: frozenset[str] = frozenset()
     extra: str = ""
 
-    def load(self, kind: str, fault: type[Exception]) -> Any:  # noqa: ANN401  each kind types its own modules
+    def load(self, kind: str, error_class: type[Exception]) -> Any:  # noqa: ANN401  each kind types its own modules
         """Import the module.
 
         Args:
             kind: The kind of URL, such as "store", for the error message.
-            fault: The class of the error to raise if a library is missing. The message names the extra to install.
+            error_class: The class of the error to raise if a library is missing. The message names the extra to
+                install.
         """
         try:
             return import_module(self.module)
-        except ModuleNotFoundError as missing:
+        except ModuleNotFoundError as import_error:
             if not self.extra:
                 raise
-            raise fault(f"this {kind} needs {missing.name}; install leasehold[{self.extra}]") from missing
+            raise error_class(
+                f"this {kind} needs {import_error.name}; install leasehold[{self.extra}]"
+            ) from import_error
 
 
 @frozen(eq=False)
@@ -140,32 +144,32 @@ def split_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, 
     return parts.scheme, unquote(parts.netloc + parts.path), options
 
 
-AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
+AWS_OPTIONS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
 """The options that every AWS URL accepts."""
 
-ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
+ROLE_ARN_PATTERN = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
 """The format of the option `role_arn`."""
 
-_PROBED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
+_PROBED_SCHEMES = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
-_OURS = {
+_BUILTIN_SCHEMES = {
     "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
     "sqlite": Scheme("leasehold.stores.embedded.sqlite", frozenset({"layout"})),
     "file": Scheme("leasehold.stores.embedded.file"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect", "wire", "layout"}, "aws"),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS_OPTIONS | {"prefix", "protect", "wire", "layout"}, "aws"),
     "azblob": Scheme(
         "leasehold.stores.objects.blob",
         frozenset({"prefix", "eventhub", "group", "start", "endpoint", "layout"}),
         "azure",
     ),
-    "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
+    "s3": Scheme("leasehold.stores.objects.s3", AWS_OPTIONS | {"layout"}, "aws"),
     "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint", "layout"}), "gcs"),
     "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode", "layout"}), "postgres"),
 }
 
-_SCHEMES = Schemes("stores", _OURS)
+_SCHEMES = Schemes("stores", _BUILTIN_SCHEMES)
 
-_LAYOUTS = Scheme("leasehold.stores.sessions.store")
+_SESSIONS_MODULE = Scheme("leasehold.stores.sessions.store")
 
 
 def open_store(
@@ -205,29 +209,29 @@ def open_store(
     store: Any = module.open_url(location, options, create=create, request_seconds=request_seconds, **arguments)
     try:
         if "layout" in _SCHEMES[scheme].options:
-            store = _LAYOUTS.load("layout", StoreError).in_layout(store, options.get("layout"))
-        if write and scheme in _PROBED:
+            store = _SESSIONS_MODULE.load("layout", StoreError).open_in_layout(store, options.get("layout"))
+        if write and scheme in _PROBED_SCHEMES:
             store.prove()
     except BaseException:
         store.close()
         raise
-    opened: Store = store
-    return opened
+    opened_store: Store = store
+    return opened_store
 
 
-def session_argument(scheme: Scheme, session: "Session | None", where: str) -> "dict[str, Session]":
+def session_argument(scheme: Scheme, session: "Session | None", url_kind: str) -> "dict[str, Session]":
     """Return the keyword argument that passes `session` to a module for AWS, or no argument without a session.
 
     Args:
         scheme: The scheme of the URL.
         session: A boto3 session, or None.
-        where: The kind of URL, for the error message.
+        url_kind: The kind of URL, for the error message.
 
     Raises:
         ValueError: If a session is passed and the URL is not for AWS.
     """
     if session is not None and scheme.extra != "aws":
-        raise ValueError(f"{where}: a boto3 session can only be used with an AWS URL")
+        raise ValueError(f"{url_kind}: a boto3 session can only be used with an AWS URL")
     return {} if session is None else {"session": session}
 
 
@@ -236,7 +240,7 @@ def split_store_url(url: str) -> tuple[str, str, Mapping[str, str]]:
     return split_url(url, "store", _SCHEMES)
 
 
-_TABLE_OPTIONS = ("prefix", "eventhub", "group", "table")
+_TABLE_NAME_OPTIONS = ("prefix", "eventhub", "group", "table")
 """The options that distinguish lease tables at the same location. None of them is a secret."""
 
 
@@ -246,16 +250,16 @@ def display_name(url: str) -> str:
     Raises ValueError, without repeating the URL.
     """
     scheme, location, options = split_store_url(url)
-    query = urlencode({name: options[name] for name in _TABLE_OPTIONS if name in options}, safe="/:$")
+    query = urlencode({name: options[name] for name in _TABLE_NAME_OPTIONS if name in options}, safe="/:$")
     return f"{scheme}://{location}" + (f"?{query}" if query else "")
 
 
-def check_endpoint(url: str | None, where: str = "store URL") -> str | None:
+def check_endpoint(url: str | None, url_kind: str = "store URL") -> str | None:
     """Check the value of the option `endpoint`, and return it.
 
     Args:
         url: A plain http:// or https:// address, or None.
-        where: The kind of URL that has the option, for error messages.
+        url_kind: The kind of URL that has the option, for error messages.
 
     Raises:
         ValueError: If the value is something else or contains credentials. The message does not repeat the value.
@@ -268,9 +272,9 @@ def check_endpoint(url: str | None, where: str = "store URL") -> str | None:
     except ValueError:
         parts, host = urlsplit(""), None
     if "@" in url:
-        raise ValueError(f"{where}: option 'endpoint': credentials do not belong in it; use the environment")
+        raise ValueError(f"{url_kind}: option 'endpoint': credentials do not belong in it; use the environment")
     if parts.scheme not in {"http", "https"} or not host or parts.query or parts.fragment:
-        raise ValueError(f"{where}: option 'endpoint' must be http://host:port or https://host")
+        raise ValueError(f"{url_kind}: option 'endpoint' must be http://host:port or https://host")
     return url
 
 

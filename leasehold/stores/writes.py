@@ -1,8 +1,8 @@
 """Defines the writes of a lease table. Each write contains the lease as its caller last read it, and has a condition.
 
-`applied` is a pure function that computes the effect of a write on the stored lease. A store that can read and replace
-a lease in one step needs nothing else. `dynamodb.writes` and `objects.store` express the same conditions in the terms
-of their services.
+`lease_after_write` is a pure function that computes the effect of a write on the stored lease. A store that can read
+and replace a lease in one step needs no other code for writes. `dynamodb.writes` and `objects.store` express the same
+conditions in the terms of their services.
 
 When the owner changes, the counter is incremented and never set to a given value. An owner therefore never mistakes
 another owner's counter for its own.
@@ -49,7 +49,7 @@ class CreateLease:
 
 @frozen
 class ClaimLease:
-    """Takes a free, expired or given lease, and removes any next owner and hand-off.
+    """Takes a lease that is free, expired or given to this worker, and removes any next owner and hand-off.
 
     Condition: the version has not changed since `lease` was read. If an owner was only slow, its next renewal changes
     the version, so it keeps its lease. A next owner must claim even a lease that was given to it, because otherwise the
@@ -179,8 +179,8 @@ class CheckpointLate:
 class ReleaseLease:
     """Removes the owner, the next owner and any hand-off.
 
-    Condition: `me` owns the lease. If `lease` has another owner, which must have expired, the condition is that the
-    version has not changed since `lease` was read. That owner may only have been slow.
+    Condition: `me` owns the lease. If `lease` has another owner, whose lease must have expired, the condition is that
+    the version has not changed since `lease` was read, because that owner may only have been slow.
 
     Attributes:
         lease: The lease as last read.
@@ -254,8 +254,8 @@ class WithdrawRequest:
 class GiveLease:
     """Checkpoints the lease and makes the next owner its owner in one step (H3).
 
-    Because of the single step, the next owner starts exactly where the giver stopped. If the lease is given by a KCL
-    3.x hand-off, the next owner may be a worker that does not answer requests.
+    Because of the single step, the next owner starts exactly where the old owner stopped. In a KCL 3.x hand-off, the
+    next owner may be a worker that does not answer requests.
 
     Condition: the version, the owner, the next owner and the hand-off have not changed since `lease` was read, and the
     stored checkpoint is neither past `position` nor at SHARD_END.
@@ -389,7 +389,7 @@ def merge_annotations(annotations: Annotations, changes: Annotations) -> Annotat
     return tuple(sorted({**dict(annotations), **dict(changes)}.items()))
 
 
-def applied(write: Write, stored: Lease | None) -> Lease | None:
+def lease_after_write(write: Write, stored: Lease | None) -> Lease | None:
     """Return the lease after this write, or None if its condition does not hold.
 
     For `DeleteLease`, return the lease of the write. The store must remove the row itself.
@@ -468,8 +468,8 @@ def _apply_change(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C
         case TakeBackLease(me=me):
             return _with_owner(stored, me) if is_unchanged else None
         case AnnotateLease(name=name, value=value):
-            annotated = evolve(stored, annotations=merge_annotations(stored.annotations, ((name, value),)))
-            return annotated if stored.owner == expected.owner else None
+            annotated_lease = evolve(stored, annotations=merge_annotations(stored.annotations, ((name, value),)))
+            return annotated_lease if stored.owner == expected.owner else None
         case ResetLease(position=position, annotations=annotations):
             if stored.owner is not None or stored.version != expected.version:
                 return None

@@ -6,7 +6,7 @@ import pytest
 from planned_moves import STARTS, MoveScenario, alone, breaches
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.writes import StealLease, TakeBackLease, Write, applied
+from leasehold.stores.writes import StealLease, TakeBackLease, Write, lease_after_write
 
 
 @pytest.mark.slow
@@ -20,10 +20,10 @@ def test_hand_off_survives_every_single_fault(caplog: pytest.LogCaptureFixture) 
 
 def careless(write: Write, stored: Lease | None) -> Lease | None:
     """Apply the write, but when a lease is taken back, check only its owner."""
-    return applied(StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored)
+    return lease_after_write(StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored)
 
 
 def test_gift_taken_back_after_acceptance_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault takes the gift back if the owner matches, without comparing the version as given."""
-    monkeypatch.setattr("leasehold.stores.embedded.memory.applied", careless)
+    monkeypatch.setattr("leasehold.stores.embedded.memory.lease_after_write", careless)
     assert "handed over again" in " ".join(breaches(MoveScenario(STARTS[0])))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.adapters.consumer.events import CLOSED_STATUS
+from leasehold.adapters.consumer.events import CLOSED_PIPE_STATUS
 
 PROGRAM = "import sys; sys.argv[0] = 'leasehold'; from leasehold.adapters.cli import run; run()"
 
@@ -24,7 +24,7 @@ def test_consume_events_without_standard_output_exits_as_on_a_closed_pipe(proces
     command = ["kinesis://orders?region=x", "--store", f"sqlite:///{tmp_path}/l.db", "--events"]
     status, _, errors = ended(">&-", "consume", *command, "--processes", processes)
     assert (status, errors) == (
-        CLOSED_STATUS,
+        CLOSED_PIPE_STATUS,
         "leasehold consume: standard output is closed, so no one can read the events\n",
     )
     assert not list(tmp_path.iterdir())

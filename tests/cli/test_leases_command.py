@@ -37,7 +37,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold.stores.swap import CONTROL, MARK, MOVED_TO, swap_notices
+from leasehold.stores.swap import CONTROL_KEY, MOVED_OWNER_PREFIX, MOVED_TO, swap_notices
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 from leasehold_lab.contract.actors import create_lease_with_owner, expect_applied
 
@@ -192,12 +192,16 @@ def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
 
 
 def test_a_table_in_a_swap_is_reported_as_such() -> None:
-    remaining = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
+    remaining = (
+        Lease("s-0", owner=f"{MOVED_OWNER_PREFIX}east-1"),
+        Lease("s-1", owner=MOVED_OWNER_PREFIX),
+        Lease("s-2", owner="east-1"),
+    )
     assert (
         "2 leases have moved or are moving to another table (leasehold swap): look there, too; --to TO shows both"
         in text(WatchedTable(remaining, swapping=swap_notices(remaining)))
     )
-    arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
+    arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL_KEY, checkpoint=SHARD_END))
     notice = "leasehold-swap is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
     assert notice in text(WatchedTable(arrived, swapping=swap_notices(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
@@ -208,14 +212,14 @@ def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
     store = MemoryStore()
     stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
     create_lease_with_owner(
-        store, Lease("s-0", owner=f"{MARK}east-1", annotations=((PROGRESS_ANNOTATION, stale.note),))
+        store, Lease("s-0", owner=f"{MOVED_OWNER_PREFIX}east-1", annotations=((PROGRESS_ANNOTATION, stale.note),))
     )
-    create_lease_with_owner(store, Lease("s-1", owner=f"{MARK}east-1"))
+    create_lease_with_owner(store, Lease("s-1", owner=f"{MOVED_OWNER_PREFIX}east-1"))
     alone = TableWatch(store, 10.0, 10.0).look()
     assert ({status.word for status in alone.statuses.values()}, alone.lags) == ({"UNKNOWN"}, {})
     assert alone.status.says.endswith("--to TO shows both")
     create_lease_with_owner(
-        store, Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, "postgres://db/orders"),))
+        store, Lease(CONTROL_KEY, checkpoint=SHARD_END, annotations=((MOVED_TO, "postgres://db/orders"),))
     )
     table = TableWatch(store, 10.0, 10.0).look()
     says = "the leases have moved to postgres://db/orders (leasehold swap), and that swap is over: look there"

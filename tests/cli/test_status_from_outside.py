@@ -42,7 +42,7 @@ from leasehold.adapters.ops.watching import TableWatch, WatchedTable
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.adapters.worker.progress import RETRIED_RENEWAL_FRACTION, SILENT_SECONDS
 from leasehold.errors import StoreError
-from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs, has_engine
@@ -322,7 +322,7 @@ class Trial:
             case "azblob":
                 self.store = self.url = f"azblob://{AZURITE_ACCOUNT}/{case.name}?prefix=fleet"
                 through = evolve(services.azurite, url=self.faulty(services.azurite.url))
-                self.env[CONNECTION_STRING] = azurite_connection_string(through)
+                self.env[CONNECTION_STRING_VARIABLE] = azurite_connection_string(through)
             case "postgres":
                 assert services.postgres is not None
                 name = f"leases_{case.where}_{case.how}"
@@ -675,7 +675,7 @@ def services() -> Iterator[Services]:
             gcs = stack.enter_context(fake_gcs()).url
         kinesis, dynamodb = stack.enter_context(run_kinesis_local()), stack.enter_context(run_dynalite())
         blobs, objects = stack.enter_context(run_azurite()), stack.enter_context(run_moto())
-        stack.enter_context(patch.dict(os.environ, {CONNECTION_STRING: azurite_connection_string(blobs)}))
+        stack.enter_context(patch.dict(os.environ, {CONNECTION_STRING_VARIABLE: azurite_connection_string(blobs)}))
         yield Services(stack, kinesis.url, dynamodb.url, database, blobs, objects.url, gcs)
 
 

@@ -9,7 +9,7 @@ from socket import socket
 import pytest
 
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
-from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE as BLOB_CONNECTION
 from leasehold_lab.standins.hubs.event_hubs import AMQP_PORT, LocalHubs, event_hubs
 
 FIRST, LAST = int(IPv4Address("127.1.0.1")), int(IPv4Address("127.255.0.1"))

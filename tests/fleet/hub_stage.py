@@ -17,7 +17,7 @@ from official import MAKES
 from standins.flight_rows import flight_rows
 
 from leasehold.balancer.model import Shard
-from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE as BLOB_CONNECTION
 from leasehold.stores.swap import open_both
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.child import Child

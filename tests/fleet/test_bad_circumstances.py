@@ -17,7 +17,7 @@ from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Shard
-from leasehold.stores.objects.blob import CONNECTION_STRING, BlobObjects
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE, BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.requests import SkewWarning
@@ -176,7 +176,7 @@ def test_an_unusable_hub_is_reported_by_the_command(
     )
     status, output = ended(source, "--store", store)
     assert (status, "there is no such hub or consumer group" in output) == (1, True)
-    monkeypatch.setenv(CONNECTION_STRING, blobs.replace("AccountKey=E", "AccountKey=F"))
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, blobs.replace("AccountKey=E", "AccountKey=F"))
     status, output = ended(source, "--store", store)
     assert (status, "container 'absent': the service refused" in output, "Fby8" in output) == (1, True, False)
     assert "check the key in AZURE_STORAGE_CONNECTION_STRING" in output

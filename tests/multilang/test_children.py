@@ -355,5 +355,5 @@ def test_unterminated_stderr_line_is_logged_while_the_child_runs(
 def test_keeper_handles_many_children_that_never_named_their_group() -> None:
     """The keeper reads to the end of its pipe."""
     ended = "".join(f"- {number}\n" for number in range(1, 200))
-    keeper = ["/bin/sh", "-c", module._KEEPER]  # noqa: SLF001  not accessible otherwise
+    keeper = ["/bin/sh", "-c", module._KEEPER_SCRIPT]  # noqa: SLF001  not accessible otherwise
     assert subprocess.run(keeper, input=ended, text=True, timeout=20, check=False).returncode in {0, 1}

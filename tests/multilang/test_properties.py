@@ -11,7 +11,7 @@ from leasehold.adapters.consuming import check_consumption_options
 from leasehold.adapters.multilang.properties import (
     IGNORED,
     KEYS,
-    NEAREST,
+    NEAREST_EQUIVALENTS,
     MultiLangSettings,
     PropertySupport,
     interpret_properties,
@@ -234,7 +234,7 @@ def test_table_names_unknown_keys_and_shows_no_values() -> None:
     table = _of(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").support_table()
     assert table.splitlines()[3:6] == [
         "RetrievalMode       unknown  KCL has no such key; did you mean 'retrievalMode'?",
-        f"timeoutInSeconds    nearest  {NEAREST['timeoutInSeconds']}",
+        f"timeoutInSeconds    nearest  {NEAREST_EQUIVALENTS['timeoutInSeconds']}",
         f"processingLanguage  ignored  {IGNORED['processingLanguage']}",
     ]
     assert "secret" not in table

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from leasehold.adapters.multilang.protocol import (
+    ACTIONS_WITHOUT_CHECKPOINT,
     FINAL_ACTIONS,
     MAX_LINE_BYTES,
-    WITHOUT_CHECKPOINT,
     CheckpointError,
     CheckpointRequested,
     Conversation,
@@ -229,7 +229,7 @@ class TalkMachine(RuleBasedStateMachine):
             match event:
                 case CheckpointRequested(position):
                     assert self.wanted is None
-                    assert self.pending_action not in WITHOUT_CHECKPOINT
+                    assert self.pending_action not in ACTIONS_WITHOUT_CHECKPOINT
                     assert acknowledged.order < position.order
                     assert position.ended or position.order <= conversation.delivered.order
                     self.wanted = position

@@ -21,7 +21,7 @@ from leasehold.adapters.ops.doctor.attempts import Finding, try_rights
 from leasehold.adapters.ops.doctor.event_hubs import trials as hub_trials
 from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
 from leasehold.balancer.model import TRIM_HORIZON, Lease
-from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE
 from leasehold.stores.urls import open_store
 from leasehold_lab.contract.actors import create_lease_with_owner
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
@@ -217,7 +217,7 @@ def test_buckets_and_containers_are_unchanged(
     client = boto3.client("s3", endpoint_url=moto_url)
     assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
     client.close()
-    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     container = f"azblob://devstoreaccount1/{bucket}?prefix=fleet"
     status, findings = run_doctor(source, "--store", container)
     assert (status, findings["blobs/read (list)"]["state"]) == (0, "unknown")
@@ -276,7 +276,7 @@ def test_no_credential_is_printed(words: list[str], monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("AWS_SESSION_TOKEN", CANARY)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://ann:{CANARY}@127.0.0.1:1")
     signed = f"BlobEndpoint=http://127.0.0.1:1/account;SharedAccessSignature=sv=2024&sig={CANARY}"
-    monkeypatch.setenv(CONNECTION_STRING, f"AccountName=account;AccountKey={KEY};{signed}")
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, f"AccountName=account;AccountKey={KEY};{signed}")
     hub = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={CANARY}"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", hub)
     for more in ([], ["--json"]):

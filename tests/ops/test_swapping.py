@@ -36,9 +36,9 @@ from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store
 from leasehold.stores.swap import (
-    CONTROL,
+    CONTROL_KEY,
     FROM,
-    MARK,
+    MOVED_OWNER_PREFIX,
     MOVED_TO,
     TO,
     SwapStore,
@@ -71,7 +71,7 @@ def tables() -> tuple[Store, Store]:
 
 def joined(tables: tuple[Store, Store]) -> SwapStore:
     """Open the store of one worker."""
-    return SwapStore(tables, NAMES[TO], look_seconds=0.0)
+    return SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
 
 
 def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
@@ -118,8 +118,8 @@ def test_a_worker_restarted_with_both_stores_after_a_swap_uses_to(tables: tuple[
     _over(tables)
     for _ in range(2):
         assert get_or_create_control_row(tables, NAMES) is None
-        restarted = SwapStore(tables, NAMES[TO], look_seconds=0.0)
-        assert [lease.key for lease in restarted.list().leases if lease.key == CONTROL] == []
+        restarted = SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
+        assert [lease.key for lease in restarted.list().leases if lease.key == CONTROL_KEY] == []
         assert expect_applied(restarted.write(RenewLease(read_stored_lease(restarted, "s-0")))).checkpoint == Position(
             "5"
         )
@@ -145,7 +145,7 @@ def test_an_ended_swap_shows_both_tables_and_its_end(tmp_path: Path) -> None:
         expect_applied(tables[FROM].write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
         names = (display_name(urls[FROM]), display_name(urls[TO]))
         get_or_create_control_row(tables, names)
-        store = SwapStore(tables, names[TO], look_seconds=0.0)
+        store = SwapStore(tables, names[TO], control_interval_seconds=0.0)
         set_direction(tables, "to")
         list(move_until_arrived(tables, store, names[TO], lambda _seconds: None))
         began = int(time.time())
@@ -171,7 +171,7 @@ def test_an_interrupted_end_of_a_swap_is_completed_by_the_next_run(
     set_direction(tables, "to")
     list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
     expect_applied(
-        tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, NAMES[TO]),))))
+        tables[FROM].write(CreateLease(Lease(CONTROL_KEY, checkpoint=SHARD_END, annotations=((MOVED_TO, NAMES[TO]),))))
     )
     assert not swap_is_over(tables, NAMES)
     assert get_or_create_control_row(tables, NAMES) is not None
@@ -218,8 +218,8 @@ def test_a_swap_is_rejected_next_to_java_workers(tables: tuple[Store, Store]) ->
 
 
 def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
-    assert read_control(tables).key == CONTROL
-    assert CONTROL not in {lease.key for lease in joined(tables).list().leases}
+    assert read_control(tables).key == CONTROL_KEY
+    assert CONTROL_KEY not in {lease.key for lease in joined(tables).list().leases}
 
 
 @pytest.mark.parametrize(
@@ -239,12 +239,12 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         both: tuple[Store, Store] = (source, target)
         get_or_create_control_row(both, (display_name(urls[FROM]), display_name(urls[TO])))
-        store = SwapStore(both, display_name(urls[TO]), look_seconds=0.0)
+        store = SwapStore(both, display_name(urls[TO]), control_interval_seconds=0.0)
         held = [create_owned_lease(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
         set_direction(both, "to")
         expect_applied(store.write(RenewLease(held[0])))
         (row,) = source.get(["s-1"])
-        expect_applied(source.write(ReleaseLease(row, "", f"{MARK}ann")))
+        expect_applied(source.write(ReleaseLease(row, "", f"{MOVED_OWNER_PREFIX}ann")))
         yield urls
 
 
@@ -326,10 +326,10 @@ def test_tables_without_a_swap_are_not_shown_together(half_way: tuple[str, str],
 def test_a_worker_of_an_ended_swap_cannot_list_during_a_later_one(tables: tuple[Store, Store], over: bool) -> None:
     """The marks in TO belong to the later swap, so the worker claims none of these leases, which have readers."""
     _over(tables)
-    before = SwapStore(tables, NAMES[TO], look_seconds=0.0)
+    before = SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
     later, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")
     get_or_create_control_row(later, names)
-    both = SwapStore(later, names[TO], look_seconds=0.0)
+    both = SwapStore(later, names[TO], control_interval_seconds=0.0)
     assert len(before.list().leases) == 3
     set_direction(later, "to")
     if over:
@@ -340,6 +340,6 @@ def test_a_worker_of_an_ended_swap_cannot_list_during_a_later_one(tables: tuple[
     else:
         expect_applied(both.write(RenewLease(read_stored_lease(both, "s-0"))))
         assert get_or_create_control_row(tables, NAMES) is None
-    for store in (before, SwapStore(tables, NAMES[TO], look_seconds=0.0)):
+    for store in (before, SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)):
         with pytest.raises(StoreError, match="have moved to"):
             store.list()

@@ -55,11 +55,11 @@ def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
     """Continue as if no write that releases an entry were in progress."""
 
     def put(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
-        self._unsettled = {}
+        self._unsettled_etags = {}
         return real(self, row)
 
     real = SessionStore._put_row
-    patched.setattr(SessionStore, "_are_writes_settled", lambda self, _joint: self._unsettled.clear() or True)
+    patched.setattr(SessionStore, "_are_writes_settled", lambda self, _joint: self._unsettled_etags.clear() or True)
     patched.setattr(SessionStore, "_put_row", put)
 
 
@@ -72,13 +72,16 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
             return real(self, joint, how)
         entry = SessionEntry(joint.row.lease.epoch, joint.named.checkpoint, "held")
         frozen = evolve(session, entries={**session.entries, key: entry})
-        return self._cells.put_over(session.stored.name, encode_session(frozen), session.stored.etag) is not None
+        return (
+            self._versioned_rows.put_if_match(session.stored.name, encode_session(frozen), session.stored.etag)
+            is not None
+        )
 
     def see(self: SessionStore, keys: Any, *, stale_ok: bool = False) -> Any:  # noqa: ANN401, ARG001
         """Read the row, then its session, without reading the row again."""
         found = {}
         for key, row in self._read_rows(keys).items():
-            stored = self._cells.read(store._session_row_names({row.session} - {""}))
+            stored = self._versioned_rows.read(store._session_row_names({row.session} - {""}))
             found[key] = join_lease(row, *store._find_session(stored, row.session))
         return found
 
@@ -107,9 +110,11 @@ def stopping_whatever_version_is_there(patched: pytest.MonkeyPatch) -> None:
         if real(self, joint, how):
             return True
         name = joint.session.stored.name if joint.session else ""
-        found = self._cells.read([name])[name]
+        found = self._versioned_rows.read([name])[name]
         session = rows.require_valid_row(rows.parse_session(found))
-        return self._cells.put_over(name, encode_session(evolve(session, ended=True)), found.etag) is not None
+        return (
+            self._versioned_rows.put_if_match(name, encode_session(evolve(session, ended=True)), found.etag) is not None
+        )
 
     patched.setattr(SessionStore, "_stop_owner", stop)
 
@@ -144,8 +149,8 @@ def one_session_for_each_worker_id(patched: pytest.MonkeyPatch) -> None:
     def begin(self: Page) -> bool:
         self.id = self.id.partition("-")[0].removesuffix("again")
         name = f"session/{self.id}"
-        if (left := self._cells.read([name]).get(name)) is not None:
-            self._cells.delete(name, left.etag)
+        if (left := self._versioned_rows.read([name]).get(name)) is not None:
+            self._versioned_rows.delete(name, left.etag)
         return real(self)
 
     patched.setattr(Page, "begin", begin)
@@ -203,12 +208,12 @@ def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
     before: dict[str, set[str]] = {}
 
     def sweep(self: SessionStore, found: Any, read: Any) -> None:  # noqa: ANN401
-        process: Any = self._ids
+        process: Any = self._make_session_id
         named = before.get(process.process)
         before[process.process] = {row.session for row in read if isinstance(row, LeaseRow)}
         for name, one in found.items():
             if named is not None and one.ended and name not in named:
-                self._cells.delete(one.stored.name, one.stored.etag)
+                self._versioned_rows.delete(one.stored.name, one.stored.etag)
 
     patched.setattr(SessionStore, "_delete_ended_sessions", sweep)
 
@@ -218,7 +223,7 @@ def removing_what_a_row_names(patched: pytest.MonkeyPatch) -> None:
 
     def sweep(self: SessionStore, sessions: Any, _read: Any) -> None:  # noqa: ANN401
         for one in [one for one in sessions.values() if one.ended]:
-            self._cells.delete(one.stored.name, one.stored.etag)
+            self._versioned_rows.delete(one.stored.name, one.stored.etag)
 
     patched.setattr(SessionStore, "_delete_ended_sessions", sweep)
 
@@ -226,14 +231,14 @@ def removing_what_a_row_names(patched: pytest.MonkeyPatch) -> None:
 def group_writes_that_may_create_their_row(patched: pytest.MonkeyPatch) -> None:
     """Let the next write of its owner recreate a session that was removed."""
 
-    def put_over(self: CheckedCells, name: str, fields: Any, version: str) -> str | None:  # noqa: ANN401
+    def put_if_match(self: CheckedCells, name: str, fields: Any, version: str) -> str | None:  # noqa: ANN401
         written = real(self, name, fields, version)
         if written is not None or not name.startswith("session/"):
             return written
-        return self.put_new(name, fields)
+        return self.put_if_absent(name, fields)
 
-    real = CheckedCells.put_over
-    patched.setattr(CheckedCells, "put_over", put_over)
+    real = CheckedCells.put_if_match
+    patched.setattr(CheckedCells, "put_if_match", put_if_match)
 
 
 FOUND_WITHIN = 6_000

@@ -10,7 +10,7 @@ from attrs import evolve
 from leasehold.balancer.model import TRIM_HORIZON, Annotations, Lease
 from leasehold.stores import swap
 from leasehold.stores.protocol import Done, Outcome
-from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, join_version
+from leasehold.stores.swap import FROM, MOVED_OWNER_PREFIX, RowPair, SwapStore, join_version
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, ResetLease, Write
 from leasehold_lab.checker.swap import CheckedTable, SwapModel, build_swap_model, build_swap_models
 
@@ -56,7 +56,7 @@ def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
 
     def moved(self: SwapStore, side: int, held: Lease, me: str) -> Outcome:
         arrived = self._copy_and_claim(RowPair((None, None)).put(side, held), me)
-        mark = self._tables[side].write(ReleaseLease(held, "", MARK + me))
+        mark = self._tables[side].write(ReleaseLease(held, "", MOVED_OWNER_PREFIX + me))
         return Done(arrived) if arrived and isinstance(mark, Done) else self._read_lost_outcome(held.key)
 
     patched.setattr(SwapStore, "_move_renewed", moved)
@@ -67,7 +67,7 @@ def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
     real = CheckedTable.write
 
     def write(self: CheckedTable, asked: Write) -> Outcome:
-        if isinstance(asked, ReleaseLease) and (asked.to or "").startswith(MARK):
+        if isinstance(asked, ReleaseLease) and (asked.to or "").startswith(MOVED_OWNER_PREFIX):
             (row,) = self.get([asked.lease.key])
             asked = evolve(asked, lease=row)
         return real(self, asked)

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from leasehold.adapters.sources.deduplication import (
-    BATCHES,
-    EDITIONS,
-    PARTS,
-    QUERIES,
-    RUNS,
+    MAX_BATCHES_BEHIND,
+    MAX_EDITIONS,
+    MAX_QUERIES,
+    MAX_RUNS,
     SeenRows,
     Tag,
     merge_parent_tokens,
@@ -165,7 +164,7 @@ class SinksAndReaders(RuleBasedStateMachine):
     def other_rows(self, draw: st.DataObject) -> None:
         """Run a task again with its rows in another order, which makes another edition."""
         old = draw.draw(st.sampled_from(self.attempts))
-        if old.tags[0].batch == self.batch and len(self.written[self.batch, old.tags[0].part]) < EDITIONS:
+        if old.tags[0].batch == self.batch and len(self.written[self.batch, old.tags[0].part]) < MAX_EDITIONS:
             self._attempt(old.tags[0].part, str(next(self.editions)), old.keys[::-1])
 
     @precondition(lambda self: self.batch < 6)
@@ -391,7 +390,7 @@ def test_batch_killed_more_often_than_runs_are_remembered_repeats_nothing(first:
     machine.merges(cast("st.DataObject", Chosen(machine.shards[0])))
     other = "1" if first == "0" else "0"
     # Each run writes a row that is new, and is killed before its response.
-    for part, most in ((first, 1), *((other, most) for most in range(1, RUNS + 1))):
+    for part, most in ((first, 1), *((other, most) for most in range(1, MAX_RUNS + 1))):
         machine.another_run()
         attempt = next(each for each in reversed(machine.attempts) if each.tags[0].part == part)
         machine.sends(cast("st.DataObject", Chosen(attempt, machine.shards[-1])), most, "unknown")
@@ -402,13 +401,13 @@ def test_batch_killed_more_often_than_runs_are_remembered_repeats_nothing(first:
 
 def test_rows_of_forgotten_runs_pass_to_their_successors() -> None:
     """The token of a batch that was killed many times contains each of its rows."""
-    seen_rows, runs = SeenRows(), 3 * RUNS
+    seen_rows, runs = SeenRows(), 3 * MAX_RUNS
     tags = [Tag("q", run, 0, str(run), "e", 3) for run in range(runs)]
     assert not any(
         seen_rows.check_duplicate(tag, lambda: 0, Position(str(number))) for number, tag in enumerate(tags, 1)
     )
     seen_rows = SeenRows.of(Position(str(runs), token=seen_rows.token))
-    assert len(seen_rows.pieces[0][1]["q"]) == RUNS
+    assert len(seen_rows.pieces[0][1]["q"]) == MAX_RUNS
     assert all(
         seen_rows.check_duplicate(tag._replace(run=runs, row=row), lambda: 0, Position("99"))
         for tag in tags
@@ -420,16 +419,16 @@ def test_rows_of_forgotten_runs_pass_to_their_successors() -> None:
 def test_memory_for_deduplication_is_bounded() -> None:
     """Checkpoints stay small for a stream with many writers."""
     seen_rows = SeenRows()
-    for number in range(QUERIES + 1):
+    for number in range(MAX_QUERIES + 1):
         seen_rows.record_row(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
     assert not seen_rows.check_duplicate(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
-    assert seen_rows.check_duplicate(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
-    for number in range(RUNS):
+    assert seen_rows.check_duplicate(Tag(f"q{MAX_QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
+    for number in range(MAX_RUNS):
         seen_rows.record_row(Tag("r", number, 0, "0", f"e{number}", 0), Position("100"))
     assert seen_rows.check_duplicate(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("101"))
-    seen_rows.record_row(Tag("r", RUNS, BATCHES + 1, "0", "e", 0), Position("102"))
+    seen_rows.record_row(Tag("r", MAX_RUNS, MAX_BATCHES_BEHIND + 1, "0", "e", 0), Position("102"))
     assert not seen_rows.check_duplicate(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("103"))
-    for number in range(PARTS + 1):
+    for number in range(MAX_PARTS + 1):
         seen_rows.record_row(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
     assert not seen_rows.check_duplicate(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
 

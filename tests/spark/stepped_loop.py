@@ -56,7 +56,7 @@ class Stepped(LeaseLoop):
     clock = Clock()
 
     def start(self, *, only_now: bool) -> None:
-        self._shared.only_now = only_now
+        self._shared_tables.only_now = only_now
         runner = self._runner
         readings = runner._lease_readers  # noqa: SLF001  its tasks would wait for the machine's own clock
         readings.schedule.close(runner.worker.clock())
@@ -75,7 +75,7 @@ class Stepped(LeaseLoop):
         now, worker = self.clock.now, self._worker
         if now >= self._renew_due:
             self._renew_due = worker.renew(now)
-        turn_wanted = self._runner._turn_sooner.wait(-math.inf)  # noqa: SLF001  as its task would
+        turn_wanted = self._runner._turn_signal.wait(-math.inf)  # noqa: SLF001  as its task would
         if turn_wanted or now >= self._turn_due:
             self._turn_due = worker.turn(now)
         self._steps.run(now)

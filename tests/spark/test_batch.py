@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
 
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.consumer.slices import LATE_SECONDS, NOTE, Slice, run_slice
+from leasehold.adapters.consumer.slices import ARRIVAL_MARGIN_SECONDS, NOTE, Slice, run_slice
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, SettledShard
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader
@@ -134,7 +134,7 @@ def test_time_is_cut_into_equal_parts() -> None:
     assert [split_times(0, 100, parts) for parts in (1, 2, 4)] == [[], [50], [25, 50, 75]]
 
 
-rising = st.lists(st.tuples(st.floats(-100, 200), st.floats(0, LATE_SECONDS / 2)), max_size=25).map(
+rising = st.lists(st.tuples(st.floats(-100, 200), st.floats(0, ARRIVAL_MARGIN_SECONDS / 2)), max_size=25).map(
     lambda pairs: [first + more for first, more in sorted(pairs)]
 )
 ends = st.sampled_from([at_timestamp(UNTIL), LATEST, None])
@@ -172,7 +172,8 @@ def test_arrival_times_cause_neither_overlaps_nor_gaps(times: Times, tasks: int,
 def _behind_the_first_late(stream: Stream) -> set[str]:
     rows = stream.shard_logs["s"].records
     over = next(
-        (index for index, each in enumerate(rows) if (each.arrived or 0) >= UNTIL / 1000 + LATE_SECONDS), len(rows)
+        (index for index, each in enumerate(rows) if (each.arrived or 0) >= UNTIL / 1000 + ARRIVAL_MARGIN_SECONDS),
+        len(rows),
     )
     return {each.data.decode() for each in rows[over:]}
 

@@ -282,7 +282,7 @@ def test_ending_query_waits_for_no_commit(place: Place, monkeypatch: pytest.Monk
     assert run is not None
 
     def note(runner: Runner) -> None:
-        ending.append(run._loop._shared.ending)  # noqa: SLF001  likewise
+        ending.append(run._loop._shared_tables.ending)  # noqa: SLF001  likewise
         stop(runner)
 
     monkeypatch.setattr(Runner, "stop", note)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from boto3 import Session
 
-from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def session() -> Session:
 @pytest.fixture
 def connection(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Put the connection string where a URL looks for it."""
-    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     return azurite_connection
 
 

@@ -12,17 +12,17 @@ from leasehold.stores.objects.blob import BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.s3 import S3Objects
-from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored
+from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, StoredObject
 
 
 class _Ageless:
     """Objects whose age is always zero, so that a lease read a second later equals itself."""
 
-    def list(self, prefix: str) -> tuple[Stored, ...]:
+    def list(self, prefix: str) -> tuple[StoredObject, ...]:
         return tuple(evolve(one, age=0.0) for one in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
 
-    def get(self, name: str) -> Stored | None:
-        one: Stored | None = super().get(name)  # type: ignore[misc]  # likewise
+    def get(self, name: str) -> StoredObject | None:
+        one: StoredObject | None = super().get(name)  # type: ignore[misc]  # likewise
         return one and evolve(one, age=0.0)
 
 
@@ -37,7 +37,7 @@ class AgelessS3(_Ageless, S3Objects):
 class AgelessGcs(GcsObjects):
     """A Google bucket of such objects."""
 
-    def _parse_blob(self, blob: object) -> Stored:
+    def _parse_blob(self, blob: object) -> StoredObject:
         return evolve(super()._parse_blob(blob), age=0.0)
 
 
@@ -57,16 +57,16 @@ def bucket(endpoint: str) -> AgelessS3:
 
 def try_conditions(objects: Objects) -> None:
     """Write, overwrite and delete "a/b" under conditions that hold and that do not; at the end it is gone."""
-    first = objects.put_new("a/b", {"counter": "1"})
+    first = objects.put_if_absent("a/b", {"counter": "1"})
     assert first is not None
-    assert objects.put_new("a/b", {"counter": "2"}) is None
-    second = objects.put_over("a/b", {"counter": "2"}, first)
+    assert objects.put_if_absent("a/b", {"counter": "2"}) is None
+    second = objects.put_if_match("a/b", {"counter": "2"}, first)
     assert second not in (None, first)
     assert second is not None
-    assert objects.put_over("a/b", {"counter": "3"}, first) is None
-    assert objects.put_over("absent", {"counter": "3"}, first) is None
+    assert objects.put_if_match("a/b", {"counter": "3"}, first) is None
+    assert objects.put_if_match("absent", {"counter": "3"}, first) is None
     assert objects.get("absent") is None
-    assert objects.get("a/b") == Stored("a/b", second, {"counter": "2"})
+    assert objects.get("a/b") == StoredObject("a/b", second, {"counter": "2"})
     deleted = [objects.delete("a/b", first), objects.delete("a/b", second), objects.delete("a/b", first)]
     assert deleted == [False, True, True]
 

@@ -12,7 +12,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Store
-from leasehold.stores.sessions.store import KeepsCells, SessionStore
+from leasehold.stores.sessions.store import SessionStore, SupportsSessionsLayout
 from leasehold.stores.urls import open_store
 from leasehold_lab.standins.postgres import build_store_url
 
@@ -48,7 +48,7 @@ def s3(request: pytest.FixtureRequest) -> Store:
 def gcs(request: pytest.FixtureRequest) -> Store:
     """Open a prefix of one bucket."""
     objects = AgelessGcs("swapped", endpoint=request.getfixturevalue("gcs_url"))
-    objects.ensure(create=True)
+    objects.ensure_bucket(create=True)
     return EtagStore(objects, ObjectLayout(f"fleet/{next(_numbers)}"))
 
 
@@ -57,7 +57,7 @@ def by_session(kind: Callable[[pytest.FixtureRequest], Store]) -> Callable[[pyte
 
     def opened(request: pytest.FixtureRequest) -> Store:
         store = kind(request)
-        assert isinstance(store, KeepsCells)
+        assert isinstance(store, SupportsSessionsLayout)
         return SessionStore(store.cells(), gather_seconds=0.0)
 
     return opened

@@ -14,7 +14,7 @@ from leasehold.stores.writes import (
     TakeBackLease,
     WithdrawRequest,
     Write,
-    applied,
+    lease_after_write,
 )
 
 # ann still reads the lease, and should hand it off to java-1.
@@ -25,44 +25,44 @@ LEAVING = Lease("s-0", owner="ann", next_owner="java-1", leaving=True, version=V
     "write", [ClaimLease(LEAVING, "bob"), StealLease(LEAVING, "bob"), TakeBackLease(LEAVING, "bob")], ids=repr
 )
 def test_taking_a_lease_ends_its_handoff(write: Write) -> None:
-    assert applied(write, LEAVING) == Lease("s-0", owner="bob", yields=True, version=Version("8"), epoch=8)
+    assert lease_after_write(write, LEAVING) == Lease("s-0", owner="bob", yields=True, version=Version("8"), epoch=8)
 
 
 def test_a_release_ends_the_handoff() -> None:
-    assert applied(ReleaseLease(LEAVING, "ann"), LEAVING) == Lease("s-0", version=Version("8"), epoch=8)
+    assert lease_after_write(ReleaseLease(LEAVING, "ann"), LEAVING) == Lease("s-0", version=Version("8"), epoch=8)
 
 
 def test_a_leaders_next_owner_gets_the_checkpoint_and_no_requests() -> None:
     """A KCL worker that receives a lease is not marked as answering requests, which it does not understand."""
-    after = applied(GiveLease(LEAVING, Position("5")), LEAVING)
+    after = lease_after_write(GiveLease(LEAVING, Position("5")), LEAVING)
     assert after == Lease("s-0", owner="java-1", checkpoint=Position("5"), version=Version("8"), epoch=8)
 
 
 def test_a_gift_requires_the_handoff_as_seen() -> None:
     """A gift is lost if the requester of the hand-off is not the one that was seen."""
     ours = evolve(LEAVING, leaving=False, yields=True)
-    assert applied(GiveLease(ours, Position("5")), LEAVING) is None
-    assert applied(GiveLease(LEAVING, Position("5")), ours) is None
+    assert lease_after_write(GiveLease(ours, Position("5")), LEAVING) is None
+    assert lease_after_write(GiveLease(LEAVING, Position("5")), ours) is None
 
 
 def test_a_lease_that_a_leader_moves_accepts_no_request_or_withdrawal() -> None:
     """A lease that a leader moves is not requested, which would undo the leader's decision."""
     willing = evolve(LEAVING, yields=True)
-    assert applied(RequestLease(willing, "java-1"), willing) is None
-    assert applied(WithdrawRequest(willing, "java-1"), willing) is None
+    assert lease_after_write(RequestLease(willing, "java-1"), willing) is None
+    assert lease_after_write(WithdrawRequest(willing, "java-1"), willing) is None
 
 
 def test_a_new_lease_has_sorted_annotations_and_no_observed_fields() -> None:
     """A lease copied from another table has no owner and no age."""
     seen = evolve(LEAVING, idle=90.0, held=40.0, next_owner_idle=30.0, annotations=(("b", "2"), ("a", "1")))
-    assert applied(CreateLease(seen), None) == Lease(
+    assert lease_after_write(CreateLease(seen), None) == Lease(
         "s-0", version=Version("7"), epoch=7, annotations=(("a", "1"), ("b", "2"))
     )
-    assert applied(CreateLease(seen), seen) is None
+    assert lease_after_write(CreateLease(seen), seen) is None
 
 
 def test_a_repeated_request_of_the_same_worker_succeeds() -> None:
     seen = Lease("s-0", owner="ann", yields=True, version=Version("7"), epoch=7)
     requested = evolve(seen, next_owner="bob")
-    assert applied(RequestLease(seen, "bob"), requested) == requested
-    assert applied(RequestLease(seen, "cat"), requested) is None
+    assert lease_after_write(RequestLease(seen, "bob"), requested) == requested
+    assert lease_after_write(RequestLease(seen, "cat"), requested) is None

@@ -138,7 +138,7 @@ def _idle(*seconds: float) -> Iterator[tuple[HostConnections, list[socket.socket
         return times.pop(0) if len(times) > 1 else times[0]
 
     with closing(HostConnections("", 0, None, connect_seconds=1, read_seconds=SECONDS, clock=clock)) as line:
-        line._idle.extend(near for near, _ in pairs)  # noqa: SLF001  connections that are open already
+        line._idle_connections.extend(near for near, _ in pairs)  # noqa: SLF001  connections that are open already
         yield line, [far for _, far in pairs]
     for ends in pairs:
         for end in ends:
@@ -167,7 +167,7 @@ def test_the_most_recently_used_connection_is_used_first() -> None:
 
 def test_a_connection_in_use_at_close_is_closed_after_its_response() -> None:
     with _idle(0.0) as (line, far):
-        near = line._idle[-1]  # noqa: SLF001  the one that is used
+        near = line._idle_connections[-1]  # noqa: SLF001  the one that is used
         thread = _answering(far[1], line.close)
         assert line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
         thread.join()
@@ -176,7 +176,7 @@ def test_a_connection_in_use_at_close_is_closed_after_its_response() -> None:
 
 def test_the_last_read_ends_at_the_response_deadline() -> None:
     with _idle(0.0, 2.9 * SECONDS) as (line, far):
-        near = line._idle[-1]  # noqa: SLF001  likewise
+        near = line._idle_connections[-1]  # noqa: SLF001  likewise
         thread = _answering(far[1])
         line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
         thread.join()

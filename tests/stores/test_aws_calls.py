@@ -299,7 +299,7 @@ def test_a_slow_response_ends_at_its_deadline(head: str) -> None:
         return seconds
 
     with ours, theirs, closing(HostConnections("", 0, None, connect_seconds=1, read_seconds=10, clock=looked)) as line:
-        line._idle.append(ours)  # noqa: SLF001  a connection that is open already
+        line._idle_connections.append(ours)  # noqa: SLF001  a connection that is open already
         with pytest.raises(ResponseTimeout):
             line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
         assert seconds == RESPONSE_READ_TIMEOUTS * 10

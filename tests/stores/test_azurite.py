@@ -11,7 +11,7 @@ from process_race import assert_one_winner_each
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.objects.blob import CONNECTION_STRING, BlobObjects
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE, BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Malformed, Store
@@ -40,15 +40,15 @@ def objects(blobs: ContainerClient) -> BlobObjects:
 
 def test_conditional_writes_follow_the_matrix(objects: BlobObjects) -> None:
     try_conditions(objects)
-    first = objects.put_new("a", {"n": "1"})
-    assert objects.put_over("a", {"n": "1"}, str(first)) not in (None, first), "a new version all the same"
+    first = objects.put_if_absent("a", {"n": "1"})
+    assert objects.put_if_match("a", {"n": "1"}, str(first)) not in (None, first), "a new version all the same"
     objects.delete("a", objects.list("")[0].etag)
     assert objects.list("") == ()
 
 
 def test_etags_are_unquoted_in_every_response(objects: BlobObjects) -> None:
     """ETags from listings, which have no quotes, equal those from other responses, which have them."""
-    written = objects.put_new("a", {"ownerid": ""})
+    written = objects.put_if_absent("a", {"ownerid": ""})
     (listed,) = objects.list("a")
     got = objects.get("a")
     assert got is not None
@@ -59,13 +59,13 @@ def test_etags_are_unquoted_in_every_response(objects: BlobObjects) -> None:
 
 def test_a_listing_tolerates_foreign_blobs_in_the_prefix(objects: BlobObjects) -> None:
     """One odd blob makes the SDKs' listings fail; ours succeed."""
-    objects.put_new(f"{PREFIX}/ownership/0", {})
-    objects.put_new(f"{PREFIX}/ownership/1", {"ownerid": "", "clientidentifier": "them"})
-    objects.put_new(f"{PREFIX}/checkpoint/1", {"offset": "no offset", "sequencenumber": "17"})
-    objects.put_new(f"{PREFIX}/ownership/2", {"OwnerId": "ann"})
-    objects.put_new(f"{PREFIX}/checkpoint/3", {"offset": "0", "sequencenumber": "x"})
+    objects.put_if_absent(f"{PREFIX}/ownership/0", {})
+    objects.put_if_absent(f"{PREFIX}/ownership/1", {"ownerid": "", "clientidentifier": "them"})
+    objects.put_if_absent(f"{PREFIX}/checkpoint/1", {"offset": "no offset", "sequencenumber": "17"})
+    objects.put_if_absent(f"{PREFIX}/ownership/2", {"OwnerId": "ann"})
+    objects.put_if_absent(f"{PREFIX}/checkpoint/3", {"offset": "0", "sequencenumber": "x"})
     for foreign in ("ownership/readme.txt", "ownership/0/old", "0", "ownership-old/7"):
-        objects.put_new(f"{PREFIX}/{foreign}", {"ownerid": "stranger"})
+        objects.put_if_absent(f"{PREFIX}/{foreign}", {"ownerid": "stranger"})
     store = EtagStore(objects, HUB)
     listing = store.list()
     rows = [(lease.key, lease.owner, lease.checkpoint) for lease in listing.leases]
@@ -123,13 +123,13 @@ def test_an_uncheckpointed_partition_starts_where_the_url_says(connection: str, 
 
 
 def test_a_wrong_key_is_reported_without_showing_it(connection: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CONNECTION_STRING, connection.replace("AccountKey=E", "AccountKey=F"))
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, connection.replace("AccountKey=E", "AccountKey=F"))
     with pytest.raises(StoreError, match="the service refused") as caught:
         open_store(f"azblob://{ACCOUNT}/leases")
     assert "Fby8" not in str(caught.value)
     assert not isinstance(caught.value, OutcomeUnknown)
-    monkeypatch.setenv(CONNECTION_STRING, "not one")
-    with pytest.raises(StoreError, match=CONNECTION_STRING):
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, "not one")
+    with pytest.raises(StoreError, match=CONNECTION_STRING_VARIABLE):
         open_store(f"azblob://{ACCOUNT}/leases")
 
 

@@ -7,7 +7,7 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Pos
 from leasehold.errors import StoreError
 from leasehold.stores.fields import BadRowField
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
-from leasehold.stores.requests import ObjectFields, Parts, Stored
+from leasehold.stores.requests import ObjectFields, Parts, StoredObject
 
 HUB = EventHubLayout("Localhost:15672", "Hub1", "$Default")
 AT_9 = Position("9", 0, "4520")
@@ -83,14 +83,14 @@ def test_a_request_and_its_withdrawal_do_not_change_the_version() -> None:
     request = HUB.ownership({}, owned, requested)
     withdrawal = HUB.ownership(request, requested, owned)
     renewal = HUB.ownership(request, requested, renewed)
-    written = [Parts(Stored("…/ownership/0", "0x8E", fields)) for fields in (request, withdrawal, renewal)]
+    written = [Parts(StoredObject("…/ownership/0", "0x8E", fields)) for fields in (request, withdrawal, renewal)]
     assert [HUB.lease("0", parts).version for parts in written] == ["0x8D", "0x8D", "0x8E"]  # type: ignore[union-attr]
 
 
 def test_a_version_copied_by_another_library_is_ignored() -> None:
     """A worker that renews and preserves unknown metadata does not look dead."""
     metadata = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "0x8D"}
-    lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8E", metadata)))
+    lease = HUB.lease("0", Parts(StoredObject("…/ownership/0", "0x8E", metadata)))
     assert lease is not None
     assert lease.version == "0x8E"
 
@@ -107,7 +107,7 @@ def test_a_version_copied_by_another_library_is_ignored() -> None:
 )
 def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: str | None, yields: bool) -> None:
     """A released partition has no owner, and another library's owner gets no request that it cannot answer."""
-    lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields, age=7.0)))
+    lease = HUB.lease("0", Parts(ownership=StoredObject("…/ownership/0", "0x8D", fields, age=7.0)))
     stream = "localhost:15672/hub1/$default"
     assert lease == Lease(
         "0", stream, owner=owner, next_owner=next_owner, yields=yields, version=Version("0x8D"), idle=7.0
@@ -134,7 +134,7 @@ def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: 
     ],
 )
 def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Position) -> None:
-    lease = evolve(HUB, start=LATEST).lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
+    lease = evolve(HUB, start=LATEST).lease("0", Parts(checkpoint=StoredObject("…/checkpoint/0", "0x8D", fields)))
     assert lease is not None
     assert (lease.checkpoint, lease.checkpoint.token) == (expected, expected.token)
 
@@ -152,7 +152,7 @@ def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Posit
 )
 def test_an_invalid_checkpoint_names_its_field(fields: ObjectFields, field: str) -> None:
     with pytest.raises(BadRowField) as caught:
-        HUB.lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
+        HUB.lease("0", Parts(checkpoint=StoredObject("…/checkpoint/0", "0x8D", fields)))
     assert caught.value.field == field
 
 
@@ -190,20 +190,20 @@ def test_an_invalid_ownership_names_its_field(field: str, message: str) -> None:
     if field == "ownerid":
         owned["handoffowner"] = message
     with pytest.raises(BadRowField) as caught:
-        HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", owned)))
+        HUB.lease("0", Parts(ownership=StoredObject("…/ownership/0", "0x8D", owned)))
     assert caught.value.field == field
 
 
 def test_a_measured_load_is_stored() -> None:
     fields = HUB.ownership({}, Lease("0"), Lease("0", owner="ann", weight=12_800))
     assert fields == {"ownerid": "ann", "throughputkbps": "12.5"}
-    lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields)))
+    lease = HUB.lease("0", Parts(ownership=StoredObject("…/ownership/0", "0x8D", fields)))
     assert lease is not None
     assert lease.weight == 12_800
 
 
 def test_a_lease_without_a_request_has_no_next_owner() -> None:
-    lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8D", {"ownerid": "ann", "handoffowner": "ann"})))
+    lease = HUB.lease("0", Parts(StoredObject("…/ownership/0", "0x8D", {"ownerid": "ann", "handoffowner": "ann"})))
     assert lease is not None
     assert (lease.yields, lease.next_owner) == (True, None)
 

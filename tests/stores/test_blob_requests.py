@@ -10,7 +10,7 @@ from object_stores import try_conditions
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.blob import BlobObjects, _ensure_container, translate_errors
-from leasehold.stores.requests import SkewWarning, Stored
+from leasehold.stores.requests import SkewWarning, StoredObject
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def test_conditional_writes_follow_the_matrix(objects: BlobObjects, memory: Blob
 
 def test_each_write_is_sent_with_its_condition(objects: BlobObjects, memory: BlobMemory) -> None:
     """Set Metadata does not support If-None-Match everywhere, and Put Blob leaves soft-deleted copies."""
-    etag = str(objects.put_new("a", {"ownerid": "ann"}))
-    objects.put_over("a", {"ownerid": "bob"}, etag)
+    etag = str(objects.put_if_absent("a", {"ownerid": "ann"}))
+    objects.put_if_match("a", {"ownerid": "bob"}, etag)
     objects.delete("a", "0x2")
     assert memory.requests == ["new a", "over a", "delete a"]
     header_names = ("if-none-match", "if-match", "x-ms-blob-type", "x-ms-meta-ownerid", "content-length")
@@ -44,8 +44,8 @@ def test_each_write_is_sent_with_its_condition(objects: BlobObjects, memory: Blo
 
 
 WRITES: dict[str, Callable[[BlobObjects], object]] = {
-    "new": lambda objects: objects.put_new("a", {}),
-    "over": lambda objects: objects.put_over("a", {}, "0x1"),
+    "new": lambda objects: objects.put_if_absent("a", {}),
+    "over": lambda objects: objects.put_if_match("a", {}, "0x1"),
     "delete": lambda objects: objects.delete("a", "0x1"),
 }
 READS: dict[str, Callable[[BlobObjects], object]] = {
@@ -117,19 +117,19 @@ def test_an_unreachable_service_is_an_unknown_outcome(
 
 @pytest.mark.parametrize("code", ["BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"])
 def test_a_failed_condition_is_no_fault(objects: BlobObjects, memory: BlobMemory, code: str) -> None:
-    objects.put_new("a", {})
+    objects.put_if_absent("a", {})
     for does, refused in (("new", None), ("over", None), ("delete", False)):
         memory.faults = [BlobFault(412, code)]
         assert WRITES[does](objects) is refused
 
 
 def test_a_listing_reads_all_pages_and_uses_the_services_clock(objects: BlobObjects, memory: BlobMemory) -> None:
-    etags = [objects.put_new(f"a/{number}", {"n": str(number)}) for number in range(5)]
-    objects.put_new("b/0", {})
+    etags = [objects.put_if_absent(f"a/{number}", {"n": str(number)}) for number in range(5)]
+    objects.put_if_absent("b/0", {})
     memory.requests.clear()
     memory.now = 11.0
     listed = objects.list("a/")
-    assert listed == tuple(Stored(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
+    assert listed == tuple(StoredObject(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
     assert objects.get("a/1") == listed[1]
     assert memory.requests == ["list"] * 3 + ["get a/1"]
 
@@ -144,7 +144,7 @@ def test_metadata_names_are_lowercased_and_empty_values_are_none(objects: BlobOb
 
 def test_without_the_services_clock_every_lease_is_new(objects: BlobObjects, memory: BlobMemory) -> None:
     """By this machine's clock, a live owner might look dead."""
-    objects.put_new("a", {})
+    objects.put_if_absent("a", {})
     memory.now, memory.dated = 3600.0, False
     assert [one.age for one in (*objects.list(""), objects.get("a")) if one] == [0.0, 0.0]
 

@@ -12,7 +12,7 @@ from azure.storage.blob import ContainerClient
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
 from leasehold.errors import StoreError
 from leasehold.stores.objects import blob
-from leasehold.stores.objects.blob import CONNECTION_STRING, create_client, parse_hub_options
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE, create_client, parse_hub_options
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
@@ -25,7 +25,7 @@ layout: Callable[[dict[str, str]], object] = blob._parse_layout  # noqa: SLF001 
 
 @pytest.fixture(autouse=True)
 def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CONNECTION_STRING, raising=False)
+    monkeypatch.delenv(CONNECTION_STRING_VARIABLE, raising=False)
     monkeypatch.setattr("azure.identity.DefaultAzureCredential", Identity)
 
 
@@ -104,7 +104,9 @@ def test_without_a_key_the_identity_of_the_machine_is_used() -> None:
     assert (client.url, client.container_name) == ("https://acc.blob.core.windows.net/c", "c")
     assert isinstance(client.credential, Identity)
     assert create_client("acc/c", "https://blobs.example").url == "https://blobs.example/c"
-    with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' must be https:// .* set {CONNECTION_STRING}$"):
+    with pytest.raises(
+        ValueError, match=f"^store URL: option 'endpoint' must be https:// .* set {CONNECTION_STRING_VARIABLE}$"
+    ):
         create_client("acc/c", "http://blobs.example")
 
 
@@ -119,22 +121,26 @@ def test_the_timeouts_of_a_client_come_from_the_url() -> None:
 
 def test_the_account_of_a_key_must_match_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker writes only into the account in its URL, and no error repeats the key."""
-    monkeypatch.setenv(CONNECTION_STRING, SECRET)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, SECRET)
     client = create_client("acc/c", None)
     assert (client.url, client.account_name) == ("https://acc.blob.core.windows.net/c", "acc")
     assert settings(client)["retries"] == 2
-    says = f"^store URL: {CONNECTION_STRING} is for account 'acc', not 'other'$"
+    says = f"^store URL: {CONNECTION_STRING_VARIABLE} is for account 'acc', not 'other'$"
     with pytest.raises(ValueError, match=says):
         create_client("other/c", None)
-    with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' requires an identity; {CONNECTION_STRING}"):
+    with pytest.raises(
+        ValueError, match=f"^store URL: option 'endpoint' requires an identity; {CONNECTION_STRING_VARIABLE}"
+    ):
         create_client("acc/c", "https://blobs.example")
     signed = "BlobEndpoint=https://acc.blob.core.windows.net;SharedAccessSignature=sv=1&sig=a@b"
-    monkeypatch.setenv(CONNECTION_STRING, signed)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, signed)
     assert create_client("acc/c", None).account_name == "acc"
-    monkeypatch.setenv(CONNECTION_STRING, "nonsense")
-    with pytest.raises(StoreError, match=f"^{CONNECTION_STRING}: it is not a storage connection string$"):
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, "nonsense")
+    with pytest.raises(StoreError, match=f"^{CONNECTION_STRING_VARIABLE}: it is not a storage connection string$"):
         create_client("acc/c", None)
-    monkeypatch.setenv(CONNECTION_STRING, SECRET.replace("EndpointSuffix", "BlobEndpoint=https://me:pw@h/acc;X"))
+    monkeypatch.setenv(
+        CONNECTION_STRING_VARIABLE, SECRET.replace("EndpointSuffix", "BlobEndpoint=https://me:pw@h/acc;X")
+    )
     with pytest.raises(StoreError, match="credentials") as refused:
         create_client("acc/c", None)
     assert "pw" not in str(refused.value)
@@ -151,13 +157,13 @@ def test_the_account_of_a_key_must_match_the_url(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_secret_may_end_with_a_newline(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newline at the end of a secret is ignored; one within it is reported."""
-    monkeypatch.setenv(CONNECTION_STRING, secret)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, secret)
     expected = create_client("acc/c", None).url
-    monkeypatch.setenv(CONNECTION_STRING, f"{secret}\r\n")
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, f"{secret}\r\n")
     assert create_client("acc/c", None).url == expected
-    monkeypatch.setenv(CONNECTION_STRING, secret.replace(";", "\n;", 1))
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, secret.replace(";", "\n;", 1))
     with pytest.raises(
-        StoreError, match=f"^{CONNECTION_STRING}: it contains a line break or another control character"
+        StoreError, match=f"^{CONNECTION_STRING_VARIABLE}: it contains a line break or another control character"
     ):
         create_client("acc/c", None)
 

@@ -22,7 +22,7 @@ from leasehold.stores.embedded.sqlite import SqliteStore, to_row
 from leasehold.stores.embedded.sqlite import to_lease as row_to_lease
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.protocol import Malformed
-from leasehold.stores.requests import Parts, Stored
+from leasehold.stores.requests import Parts, StoredObject
 from leasehold.stores.writes import CreateLease
 
 FLEET = ObjectLayout("fleet/one")
@@ -45,10 +45,10 @@ def test_a_lease_survives_a_round_trip_through_its_row(lease: Lease) -> None:
 def test_a_lease_survives_a_round_trip_through_its_objects(lease: Lease) -> None:
     expected = evolve(lease, epoch=0, version=Version(""))
     blank = unowned(expected)
-    parts = Parts(checkpoint=Stored("c", "e", FLEET.checkpoint({}, expected)))
+    parts = Parts(checkpoint=StoredObject("c", "e", FLEET.checkpoint({}, expected)))
     assert token_of(FLEET.lease(lease.key, parts)) == token_of(blank)  # type: ignore[arg-type]
     owned = evolve(expected, owner="ann é%", yields=True)
-    parts = parts.replace("ownership", Stored("o", "e", FLEET.ownership({}, blank, owned)))
+    parts = parts.replace("ownership", StoredObject("o", "e", FLEET.ownership({}, blank, owned)))
     read = evolve(owned, epoch=1, version=Version("e"))
     assert token_of(FLEET.lease(lease.key, parts)) == token_of(read)  # type: ignore[arg-type]
 

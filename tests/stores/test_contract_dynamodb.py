@@ -21,7 +21,7 @@ _numbers = count()
 
 def new_store(url: str, session: Session, *, directly: bool = True) -> Iterator[DynamoStore]:
     """Open a store on its own table."""
-    opened = DynamoStore(f"leases-{next(_numbers)}", endpoint=url, session=session, directly=directly)
+    opened = DynamoStore(f"leases-{next(_numbers)}", endpoint=url, session=session, bypass_boto3=directly)
     yield opened
     opened.close()
 

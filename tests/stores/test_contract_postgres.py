@@ -19,7 +19,14 @@ from waiters import until
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import COLUMNS
-from leasehold.stores.postgres import CONNECTIONS, PostgresStore, Statements, TableLocation, open_url, parse_location
+from leasehold.stores.postgres import (
+    POOL_CONNECTIONS_MAX,
+    PostgresStore,
+    Statements,
+    TableLocation,
+    open_url,
+    parse_location,
+)
 from leasehold.stores.protocol import Listing, Lost, Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
@@ -252,8 +259,8 @@ def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> 
 
 def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
     seen = create_owned_lease(store)
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
-        list(pool.map(lambda _: store.get([KEY]), range(8 * CONNECTIONS)))
+    with ThreadPoolExecutor(POOL_CONNECTIONS_MAX) as pool:
+        list(pool.map(lambda _: store.get([KEY]), range(8 * POOL_CONNECTIONS_MAX)))
     end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'leasehold'"
     ((ended,),) = sql(end)
     assert ended >= 1

@@ -98,13 +98,13 @@ LETTER = DeadLetterEntry("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "
 ASKS: dict[str, Callable[[str], object]] = {
     "s3 list": lambda url: s3(url).list("fleet/"),
     "s3 get": lambda url: s3(url).get("fleet/a"),
-    "s3 put": lambda url: s3(url).put_new("fleet/a", {"a": "b"}),
+    "s3 put": lambda url: s3(url).put_if_absent("fleet/a", {"a": "b"}),
     "gcs list": lambda url: gcs(url).list("fleet/"),
     "gcs get": lambda url: gcs(url).get("fleet/a"),
-    "gcs put": lambda url: gcs(url).put_new("fleet/a", {}),
+    "gcs put": lambda url: gcs(url).put_if_absent("fleet/a", {}),
     "blob list": lambda url: blob(url).list("fleet/"),
     "blob get": lambda url: blob(url).get("fleet/a"),
-    "blob put": lambda url: blob(url).put_new("fleet/a", {}),
+    "blob put": lambda url: blob(url).put_if_absent("fleet/a", {}),
     "dynamodb": dynamodb,
     "kinesis shards": lambda url: KinesisSource(
         create_reading_client("x", url, read_seconds=SECONDS), "orders"

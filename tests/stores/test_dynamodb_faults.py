@@ -440,8 +440,8 @@ def test_rows_that_were_not_requested_are_rejected(store: DynamoStore, line: Lin
 
 CELL = {"leaseKey": {"S": "r-1"}, "entityType": {"S": "CELL"}, "version": {"S": "7"}, "fields": {"M": {}}}
 CELL_WRITES: dict[str, Callable[[DynamoCells], object]] = {
-    "creation": lambda cells: cells.put_new("r-1", {}),
-    "replacement": lambda cells: cells.put_over("r-1", {}, "7"),
+    "creation": lambda cells: cells.put_if_absent("r-1", {}),
+    "replacement": lambda cells: cells.put_if_match("r-1", {}, "7"),
     "deletion": lambda cells: cells.delete("r-1", "7"),
 }
 CELL_ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
@@ -468,9 +468,9 @@ def test_a_session_write_needs_a_response_about_its_own_row(
 def test_responses_about_a_session_row_are_understood(store: DynamoStore) -> None:
     """The service returns the row that was replaced or deleted."""
     cells = store.cells()
-    version = cells.put_new("r-1", {"a": "b"})
+    version = cells.put_if_absent("r-1", {"a": "b"})
     assert version is not None
-    after = cells.put_over("r-1", {"a": "c"}, version)
+    after = cells.put_if_match("r-1", {"a": "c"}, version)
     assert after is not None
-    assert (cells.put_new("r-1", {}), cells.put_over("r-1", {}, version)) == (None, None)
+    assert (cells.put_if_absent("r-1", {}), cells.put_if_match("r-1", {}, version)) == (None, None)
     assert cells.delete("r-1", after)

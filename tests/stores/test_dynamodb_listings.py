@@ -111,7 +111,7 @@ def test_a_response_of_another_shape_is_an_unknown_outcome(body: bytes) -> None:
     parse_listings_with_orjson(client)
     store = DynamoStore.__new__(DynamoStore)
     store._table, store._create, store._clients = "leases", True, Clients(client, client)  # noqa: SLF001  likewise
-    store._prefix, store._rows, store._listed = "", RowDecoder(), 0  # noqa: SLF001  likewise
+    store._prefix, store._decoder, store._last_listed_count = "", RowDecoder(), 0  # noqa: SLF001  likewise
     with pytest.raises(OutcomeUnknown, match="leases: a response cannot be parsed"):
         store.list()
 

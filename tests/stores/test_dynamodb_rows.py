@@ -11,7 +11,7 @@ from odd_values import ODD_TEXTS
 
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.balancer.watch import Reports
-from leasehold.stores.aws_calls.pages import page_of
+from leasehold.stores.aws_calls.pages import parse_page
 from leasehold.stores.dynamodb import rows as rows_of
 from leasehold.stores.dynamodb.rows import Item, RowDecoder, parse_reports, to_item, to_lease
 from leasehold.stores.dynamodb.writes import build_write_request
@@ -225,7 +225,7 @@ NEW_VALUES = st.dictionaries(
 def as_texts(items: list[dict[str, Any]]) -> Any:  # noqa: ANN401  the items themselves where JSON cannot say them
     """Return the items as the rows of a page, each as its own text."""
     try:
-        page = page_of(orjson.dumps({"Count": 3, "Items": items, "ScannedCount": 3}), orjson.loads)
+        page = parse_page(orjson.dumps({"Count": 3, "Items": items, "ScannedCount": 3}), orjson.loads)
     except TypeError:
         return items
     return items if page is None else page["Items"]
@@ -276,7 +276,7 @@ def test_a_row_with_only_a_new_counter_is_not_parsed_again() -> None:
 
     def read(counter: str) -> list[Lease]:
         body = orjson.dumps({"Items": [{**item, "leaseCounter": {"N": counter}}], "Count": 1})
-        page = page_of(body, parse)
+        page = parse_page(body, parse)
         assert page is not None
         parsed.clear()
         return rows.read([page["Items"]]).leases
@@ -299,7 +299,7 @@ def test_brackets_in_a_value_do_not_split_a_row(value: str) -> None:
     for counter in ("7", "8", "8"):
         now = [{**item, "leaseCounter": {"N": counter}} for item in items]
         body = orjson.dumps({"Items": now, "LastEvaluatedKey": {"leaseKey": {"S": value}}, "Count": 3})
-        page = page_of(body, orjson.loads)
+        page = parse_page(body, orjson.loads)
         assert page is None or page["Items"] == now
         decoded = rows.read([orjson.loads(body)["Items"] if page is None else page["Items"]])
         assert decoded.leases == [to_lease(item) for item in now]

@@ -15,7 +15,7 @@ from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.protocol import Lost, Outcome
-from leasehold.stores.requests import Stored
+from leasehold.stores.requests import StoredObject
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLate,
@@ -278,7 +278,7 @@ def test_no_object_is_rewritten_or_deleted_unnecessarily(layout: Layout) -> None
 def test_an_unreadable_row_is_malformed_and_not_missing(layout: Layout) -> None:
     objects, store = opened(layout)
     expect_applied(store.write(CreateLease(Lease("1"))))
-    objects.put_new(layout.name("0", "checkpoint"), {"sequence": "soon", "sequencenumber": "soon"})
+    objects.put_if_absent(layout.name("0", "checkpoint"), {"sequence": "soon", "sequencenumber": "soon"})
     listing = store.list()
     assert [lease.key for lease in listing.leases] == ["1"]
     assert [(bad.key, bad.field) for bad in listing.malformed] in ([("0", "sequence")], [("0", "sequencenumber")])
@@ -302,7 +302,7 @@ def test_an_ownership_without_a_checkpoint_is_no_lease_for_us() -> None:
     Creating the lease over theirs would set a start they never chose.
     """
     objects, store = opened(HUB)
-    objects.put_new(HUB.name("0", "ownership"), {"ownerid": "sdk"})
+    objects.put_if_absent(HUB.name("0", "ownership"), {"ownerid": "sdk"})
     (lease,) = store.list().leases
     assert (lease.owner, lease.checkpoint) == ("sdk", TRIM_HORIZON)
     assert expect_rejected(store.write(CreateLease(Lease("0")))) == lease
@@ -502,12 +502,12 @@ class HeldBack(ObjectMemory):
     read: Event = field(factory=Event)
     written: Event = field(factory=Event)
 
-    def list(self, prefix: str) -> tuple[Stored, ...]:
+    def list(self, prefix: str) -> tuple[StoredObject, ...]:
         listed = ObjectMemory.list(self, prefix)
         self._hold_back(f"list {prefix.rstrip('/').rpartition('/')[2]}")
         return listed
 
-    def get(self, name: str) -> Stored | None:
+    def get(self, name: str) -> StoredObject | None:
         stored = ObjectMemory.get(self, name)
         self._hold_back(f"get {name.split('/')[-2]}")
         return stored

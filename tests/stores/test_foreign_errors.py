@@ -34,7 +34,7 @@ from leasehold.stores.writes import (
     RequestLease,
     StealLease,
     Write,
-    applied,
+    lease_after_write,
 )
 from leasehold_lab.contract.actors import create_owned_lease, expect_applied, read_stored_lease
 from leasehold_lab.standins.postgres import build_store_url
@@ -114,7 +114,7 @@ def in_memory(request: pytest.FixtureRequest) -> Table:
     """Return a table of this process whose decisions fail."""
     fault, name = Fault(), f"foreign-{next(_numbers)}"
     patch = request.getfixturevalue("monkeypatch")
-    patch.setattr("leasehold.stores.embedded.memory.applied", fault.around(applied))
+    patch.setattr("leasehold.stores.embedded.memory.lease_after_write", fault.around(lease_after_write))
     return Table(lambda: MemoryStore(name), lambda: MemoryStore(name), fault)
 
 
@@ -205,7 +205,7 @@ def dynamodb_sessions(request: pytest.FixtureRequest) -> Table:
 def postgresql(request: pytest.FixtureRequest) -> Table:
     """Return a table of a real server whose statements fail."""
     fault, url = Fault(), build_store_url(request.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
-    bounded, execute = postgres._DeadlineConnection, postgres._DeadlineConnection.execute  # noqa: SLF001  its driver
+    bounded, execute = postgres._TimeoutConnection, postgres._TimeoutConnection.execute  # noqa: SLF001  its driver
 
     def execute_with_faults(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
         return fault.around(execute)(connection, *args, **named)
@@ -221,7 +221,7 @@ def moving(_asked: pytest.FixtureRequest) -> Table:
 
     def opened(around: Callable[[ObjectMemory], Any]) -> SwapStore:
         first, second = (EtagStore(around(bucket), ObjectLayout("fleet")) for bucket in buckets)
-        return SwapStore((first, second), names[TO], look_seconds=0.0)
+        return SwapStore((first, second), names[TO], control_interval_seconds=0.0)
 
     tables: tuple[Store, Store] = tuple(EtagStore(bucket, ObjectLayout("fleet")) for bucket in buckets)  # type: ignore[assignment]
     get_or_create_control_row(tables, names)
@@ -235,7 +235,8 @@ def s3(request: pytest.FixtureRequest) -> Table:
 
     def faulty() -> EtagStore:
         broken = AgelessS3(objects.bucket, endpoint=request.getfixturevalue("versitygw_url"))
-        broken._reads, broken._writes = (Between(one, fault) for one in (broken._reads, broken._writes))  # type: ignore[assignment]  # noqa: SLF001
+        clients = broken._read_client, broken._write_client  # noqa: SLF001  the bucket's clients
+        broken._read_client, broken._write_client = (Between(one, fault) for one in clients)  # type: ignore[assignment]  # noqa: SLF001
         return EtagStore(broken, layout)
 
     return Table(faulty, lambda: EtagStore(objects, layout), fault)
@@ -247,7 +248,7 @@ def gcs(request: pytest.FixtureRequest) -> Table:
 
     def opened() -> AgelessGcs:
         objects = AgelessGcs("foreign", endpoint=request.getfixturevalue("gcs_url"))
-        objects.ensure(create=True)
+        objects.ensure_bucket(create=True)
         return objects
 
     def faulty() -> EtagStore:

@@ -26,7 +26,7 @@ from leasehold.stores.objects import gcs
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.requests import SkewWarning, Stored
+from leasehold.stores.requests import SkewWarning, StoredObject
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.contract import StoreContract
@@ -47,7 +47,7 @@ class TestFakeGcs(StoreContract):
     @classmethod
     def objects(cls, gcs_url: str) -> Iterator[AgelessGcs]:
         with closing(AgelessGcs("contract", endpoint=gcs_url)) as objects:
-            objects.ensure(create=True)
+            objects.ensure_bucket(create=True)
             yield objects
 
     @pytest.fixture
@@ -68,7 +68,7 @@ def test_one_winner_between_processes_on_fake_gcs(gcs_url: str) -> None:
 @pytest.mark.timeout(1800)
 def test_conditional_writes_follow_the_matrix_on_fake_gcs(gcs_url: str) -> None:
     with closing(AgelessGcs("matrix", endpoint=gcs_url)) as objects:
-        objects.ensure(create=True)
+        objects.ensure_bucket(create=True)
         try_conditions(objects)
         assert objects.list("") == ()
 
@@ -97,14 +97,14 @@ def objects(bucket: GcsMemory) -> GcsObjects:
 def test_conditional_writes_follow_the_matrix(objects: GcsObjects, bucket: GcsMemory) -> None:
     try_conditions(objects)
     assert bucket.objects == {}
-    assert objects.put_over("a", {}, "no generation") is None
+    assert objects.put_if_match("a", {}, "no generation") is None
 
 
 def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket: GcsMemory) -> None:
     """A write is sent once, because a second attempt would be rejected because of the first."""
-    etag = objects.put_new("a", {"b": "2"})
+    etag = objects.put_if_absent("a", {"b": "2"})
     assert etag == "1"
-    objects.put_over("a", {"b": "3"}, etag)
+    objects.put_if_match("a", {"b": "3"}, etag)
     objects.delete("a", "2")
     expected = ("ifGenerationMatch", "generation")
     assert [(verb, [query.get(name) for name in expected]) for verb, query in bucket.requests] == [
@@ -116,17 +116,17 @@ def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket
 
 def test_a_listing_returns_all_fields_without_reading_objects(objects: GcsObjects, bucket: GcsMemory) -> None:
     for number in range(5):
-        objects.put_new(f"a/{number}", {"n": str(number)})
-    objects.put_new("b/0", {"n": "other"})
+        objects.put_if_absent(f"a/{number}", {"n": str(number)})
+    objects.put_if_absent("b/0", {"n": "other"})
     bucket.requests.clear()
     bucket.now = 11.0
-    assert objects.list("a/") == tuple(Stored(f"a/{n}", str(n + 1), {"n": str(n)}, age=10.0) for n in range(5))
+    assert objects.list("a/") == tuple(StoredObject(f"a/{n}", str(n + 1), {"n": str(n)}, age=10.0) for n in range(5))
     assert [(verb, query["prefix"]) for verb, query in bucket.requests] == [("GET", "a/")] * 2
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: GcsObjects, bucket: GcsMemory) -> None:
     """By this machine's clock, a live owner might look dead."""
-    objects.put_new("a", {})
+    objects.put_if_absent("a", {})
     bucket.now, bucket.dated = 3600.0, False
     assert [one.age for one in objects.list("")] == [0.0]
 
@@ -139,7 +139,7 @@ def call_on_object(objects: GcsObjects, verb: str) -> None:
     """Call this method for an existing object."""
     match verb:
         case "POST":
-            objects.put_over("a", {}, "1")
+            objects.put_if_match("a", {}, "1")
         case "DELETE":
             objects.delete("a", "1")
         case "GET":
@@ -164,13 +164,13 @@ def test_an_unusable_response_is_an_unknown_outcome(
 @pytest.mark.parametrize("verb", ["POST", "DELETE"])
 def test_a_rate_limited_write_is_retried(objects: GcsObjects, bucket: GcsMemory, verb: str) -> None:
     """The service takes one write per second of one object; the rejected write was certainly not applied."""
-    etag = objects.put_new("a", {})
+    etag = objects.put_if_absent("a", {})
     assert etag is not None
     bucket.faults = {verb: [429, 429]}
-    assert (objects.put_over("a", {}, etag) if verb == "POST" else objects.delete("a", etag)) in {"2", True}
+    assert (objects.put_if_match("a", {}, etag) if verb == "POST" else objects.delete("a", etag)) in {"2", True}
     bucket.faults = {"POST": [429] * 3}
     with pytest.raises(OutcomeUnknown, match=r"no usable response \(HTTP 429\)"):
-        objects.put_new("b", {})
+        objects.put_if_absent("b", {})
 
 
 @VERBS
@@ -206,11 +206,11 @@ def test_missing_credentials_are_a_fault_unlike_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A worker neither waits forever for missing credentials nor ends because of a short outage."""
-    monkeypatch.delenv(gcs.EMULATOR, raising=False)
+    monkeypatch.delenv(gcs.EMULATOR_VARIABLE, raising=False)
     faults: list[Exception] = [DefaultCredentialsError("none were found"), RefreshError("busy", retryable=True)]  # type: ignore[no-untyped-call]
 
     def default(scopes: list[str]) -> None:
-        assert scopes == [gcs.SCOPE]
+        assert scopes == [gcs.OAUTH_SCOPE]
         raise faults.pop(0)
 
     monkeypatch.setattr("google.auth.default", default)

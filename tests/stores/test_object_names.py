@@ -6,7 +6,7 @@ from attrs import evolve
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Version
 from leasehold.stores.fields import BadRowField
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.requests import ObjectFields, Parts, Stored
+from leasehold.stores.requests import ObjectFields, Parts, StoredObject
 
 FLEET = ObjectLayout("fleet/one")
 WHOLE = Lease(
@@ -21,9 +21,9 @@ WHOLE = Lease(
 )
 
 
-def stored(fields: ObjectFields, etag: str = "e-1") -> Stored:
+def stored(fields: ObjectFields, etag: str = "e-1") -> StoredObject:
     """Return an object with this content."""
-    return Stored("name", etag, fields, age=7.0)
+    return StoredObject("name", etag, fields, age=7.0)
 
 
 def noted(ownership: str = "{}", notes: str = "{}", birth: str = "{}") -> tuple[tuple[str, str], ...]:

@@ -12,7 +12,7 @@ from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.execute import convert_to_write, execute
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome
-from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
+from leasehold.stores.writes import CreateLease, DeleteLease, Write, lease_after_write
 from leasehold.testing import leasehold_store_contract
 from leasehold_lab.contract.actors import create_owned_lease, expect_applied
 
@@ -36,7 +36,7 @@ class DictStore:
         """Decide and replace under the lock."""
         with self.lock:
             stored = self.rows.get(write.lease.key)
-            after = applied(write, stored)
+            after = lease_after_write(write, stored)
             if after is None:
                 return Lost(write.lease.key, stored)
             if isinstance(write, DeleteLease):
@@ -99,6 +99,6 @@ def test_one_wrapper_sees_every_write_of_a_plan() -> None:
 def test_a_deletion_returns_the_lease_as_seen() -> None:
     store = MemoryStore()
     seen = create_owned_lease(store)
-    assert applied(DeleteLease(seen), seen) == applied(DeleteLease(seen), None) == seen
-    assert applied(CreateLease(seen), seen) is None
+    assert lease_after_write(DeleteLease(seen), seen) == lease_after_write(DeleteLease(seen), None) == seen
+    assert lease_after_write(CreateLease(seen), seen) is None
     assert expect_applied(store.write(DeleteLease(seen))) == seen

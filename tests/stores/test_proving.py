@@ -18,7 +18,7 @@ from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.protocol import Listing
-from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.requests import ObjectFields, StoredObject
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.contract.actors import expect_applied
@@ -35,20 +35,20 @@ class CarelessMemory(ObjectMemory):
 
     ignores: str = ""
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         if self.ignores != "new":
-            return ObjectMemory.put_new(self, name, fields)
+            return ObjectMemory.put_if_absent(self, name, fields)
         self._ask("new", name)
         return self._put("new", name, fields)
 
-    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         if self.ignores == "etag":
-            self.stored[name] = Stored(name, etag, fields)
+            self.stored[name] = StoredObject(name, etag, fields)
             return etag
         return (
             self._put("over", name, fields)
             if self.ignores == "over"
-            else ObjectMemory.put_over(self, name, fields, etag)
+            else ObjectMemory.put_if_match(self, name, fields, etag)
         )
 
     def delete(self, name: str, etag: str) -> bool:

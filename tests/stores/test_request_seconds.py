@@ -61,7 +61,7 @@ def test_the_client_of_azure_stores_gets_the_time_limit(options: str, monkeypatc
         clients.append((timeouts.timeout + timeouts.read_timeout, retry_total))
         raise ClientSettings
 
-    monkeypatch.setenv(blob.CONNECTION_STRING, "AccountName=a;AccountKey=a2V5;EndpointSuffix=core.windows.net")
+    monkeypatch.setenv(blob.CONNECTION_STRING_VARIABLE, "AccountName=a;AccountKey=a2V5;EndpointSuffix=core.windows.net")
     monkeypatch.setattr("leasehold.stores.objects.blob.ContainerClient.from_connection_string", noted)
     with pytest.raises(ClientSettings):
         open_store(f"azblob://a/leases?{options}", request_seconds=THIRD)

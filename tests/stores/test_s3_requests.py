@@ -19,7 +19,7 @@ from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects import s3
 from leasehold.stores.objects.s3 import TIMEOUTS, S3Objects
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import SkewWarning, Stored
+from leasehold.stores.requests import SkewWarning, StoredObject
 from leasehold.stores.urls import open_store
 
 READS, WRITES = TIMEOUTS.attempts, 1
@@ -52,9 +52,9 @@ def test_conditional_writes_follow_the_matrix(objects: S3Objects, bucket: S3Buck
 def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: S3Bucket) -> None:
     """A write is sent once, because a second attempt would be rejected because of the first."""
     arguments = {"Key": "a", "Body": b'{"a": "1", "b": "2"}', "ContentType": "application/json"}
-    etag = objects.put_new("a", {"b": "2", "a": "1"})
+    etag = objects.put_if_absent("a", {"b": "2", "a": "1"})
     assert etag == "e-1"
-    objects.put_over("a", {"b": "2", "a": "1"}, etag)
+    objects.put_if_match("a", {"b": "2", "a": "1"}, etag)
     objects.delete("a", "e-2")
     assert bucket.requests == [
         (WRITES, "put_object", {**arguments, "IfNoneMatch": "*"}),
@@ -66,8 +66,8 @@ def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: 
 @pytest.mark.parametrize("code", ["PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"])
 def test_a_failed_condition_is_no_fault(objects: S3Objects, bucket: S3Bucket, code: str) -> None:
     bucket.faults = {"put_object": [refusal(code, 409)], "delete_object": [refusal(code, 409)]}
-    assert objects.put_new("a", {}) is None
-    objects.put_new("b", {})
+    assert objects.put_if_absent("a", {}) is None
+    objects.put_if_absent("b", {})
     assert not objects.delete("b", "e-1")
 
 
@@ -78,7 +78,7 @@ def call_on_object(objects: S3Objects, operation: str) -> None:
     """Call this method for an existing object."""
     match operation:
         case "put_object":
-            objects.put_over("a", {}, "e-1")
+            objects.put_if_match("a", {}, "e-1")
         case "delete_object":
             objects.delete("a", "e-1")
         case "get_object":
@@ -137,21 +137,21 @@ def test_a_rejection_without_an_error_code_is_a_fault(
 
 def test_objects_are_fetched_eight_at_a_time(objects: S3Objects, bucket: S3Bucket) -> None:
     for number in range(8):
-        objects.put_new(f"a/{number}", {})
+        objects.put_if_absent(f"a/{number}", {})
     bucket.together = Barrier(8)
     assert len(objects.list("a/")) == 8
 
 
 def test_a_listing_reads_all_pages_and_fetches_changed_objects(objects: S3Objects, bucket: S3Bucket) -> None:
-    etags = [objects.put_new(f"a/{number}", {"n": str(number)}) for number in range(5)]
-    objects.put_new("b/0", {"n": "other"})
+    etags = [objects.put_if_absent(f"a/{number}", {"n": str(number)}) for number in range(5)]
+    objects.put_if_absent("b/0", {"n": "other"})
     bucket.requests.clear()
     bucket.now = 11.0
     first = objects.list("a/")
-    assert first == tuple(Stored(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
+    assert first == tuple(StoredObject(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
     assert [call[:2] for call in bucket.requests] == [(READS, "paginate")] * 3 + [(READS, "get_object")] * 5
     assert objects.list("b/")[0].fields == {"n": "other"}
-    etag = objects.put_over("a/1", {"n": "new"}, str(etags[1]))
+    etag = objects.put_if_match("a/1", {"n": "new"}, str(etags[1]))
     objects.delete("a/4", str(etags[4]))
     bucket.requests.clear()
     bucket.now = 21.0
@@ -168,15 +168,15 @@ def test_a_listing_reads_all_pages_and_fetches_changed_objects(objects: S3Object
 
 
 def test_an_object_deleted_during_a_listing_is_missing(objects: S3Objects, bucket: S3Bucket) -> None:
-    objects.put_new("a/0", {})
-    objects.put_new("a/1", {})
+    objects.put_if_absent("a/0", {})
+    objects.put_if_absent("a/1", {})
     bucket.faults = {"get_object": [refusal("NoSuchKey", 404)]}
     assert len(objects.list("a/")) == 1
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: S3Objects, bucket: S3Bucket) -> None:
     """By this machine's clock, a live owner might look dead."""
-    objects.put_new("a", {})
+    objects.put_if_absent("a", {})
     bucket.now, bucket.dated = 3600.0, False
     assert [one.age for one in (*objects.list(""), *objects.list(""))] == [0.0, 0.0]
 
@@ -189,10 +189,10 @@ def test_a_clock_far_off_is_logged(bucket: S3Bucket, caplog: pytest.LogCaptureFi
 
 
 def test_a_body_torn_by_a_write_is_read_again(objects: S3Objects, bucket: S3Bucket) -> None:
-    objects.put_new("a", {"n": "1"})
+    objects.put_if_absent("a", {"n": "1"})
     torn = FlexibleChecksumError(error_msg="torn")
     bucket.faults = {"get_object": [torn] * 7}
-    assert objects.get("a") == Stored("a", "e-1", {"n": "1"})
+    assert objects.get("a") == StoredObject("a", "e-1", {"n": "1"})
     bucket.faults = {"get_object": [torn] * 7}
     assert objects.body("a") == b'{"n": "1"}'
     bucket.faults = {"get_object": [torn] * 8}
@@ -218,21 +218,21 @@ def test_a_bucket_is_created_only_if_allowed(bucket: S3Bucket) -> None:
     objects = S3Objects("new", region="eu-west-2")
     assert objects.missing()
     with pytest.raises(StoreError, match="NoSuchBucket"):
-        objects.ensure(create=False)
-    objects.ensure(create=True)
+        objects.ensure_bucket(create=False)
+    objects.ensure_bucket(create=True)
     assert (bucket.name, objects.missing()) == ("new", False)
     where = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-2"}}
     assert [call for call in bucket.requests if call[1] == "create_bucket"] == [(WRITES, "create_bucket", where)]
     assert bucket.requests[1] == (READS, "list_objects_v2", {"MaxKeys": 1})
     bucket.requests.clear()
-    objects.ensure(create=True)
+    objects.ensure_bucket(create=True)
     assert [call[1] for call in bucket.requests] == ["list_objects_v2"]
 
 
 def test_a_bucket_in_us_east_1_is_created_without_a_region(bucket: S3Bucket) -> None:
     """The service rejects that region's name."""
     remove(bucket)
-    S3Objects("new", region="us-east-1").ensure(create=True)
+    S3Objects("new", region="us-east-1").ensure_bucket(create=True)
     assert bucket.requests[-1] == (WRITES, "create_bucket", {})
 
 
@@ -241,15 +241,15 @@ def test_a_bucket_created_by_another_worker_is_used(bucket: S3Bucket) -> None:
     remove(bucket)
     objects = S3Objects("new")
     bucket.faults = {"create_bucket": [refusal("BucketAlreadyOwnedByYou", 409), refusal("BucketAlreadyExists", 409)]}
-    objects.ensure(create=True)
+    objects.ensure_bucket(create=True)
     with pytest.raises(StoreError, match="BucketAlreadyExists"):
-        objects.ensure(create=True)
+        objects.ensure_bucket(create=True)
 
 
 def test_a_bucket_is_created_only_if_it_is_missing(objects: S3Objects, bucket: S3Bucket) -> None:
     bucket.faults = {"list_objects_v2": [refusal("AccessDenied", 403)]}
     with pytest.raises(StoreError, match="AccessDenied"):
-        objects.ensure(create=True)
+        objects.ensure_bucket(create=True)
 
 
 @pytest.mark.parametrize(

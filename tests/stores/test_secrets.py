@@ -11,7 +11,7 @@ import pytest
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
 from leasehold.stores.dynamodb.store import DynamoStore
-from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE
 from leasehold.stores.objects.s3 import S3Objects
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
@@ -94,7 +94,7 @@ def test_an_endpoint_from_the_environment_is_not_shown(
 def test_a_connection_string_is_not_shown(
     connection: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(CONNECTION_STRING, connection)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, connection)
     # With this short a timeout, the client tries once.
     opened = partial(open_store, "azblob://account/container", request_seconds=0.5)
     output = shown_output(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
@@ -111,6 +111,6 @@ def test_a_password_from_the_environment_is_not_shown(
 
 
 def test_an_identity_is_not_sent_over_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CONNECTION_STRING, raising=False)
+    monkeypatch.delenv(CONNECTION_STRING_VARIABLE, raising=False)
     with pytest.raises(ValueError, match="option 'endpoint' must be https:// for an identity"):
         open_store("azblob://account/container?endpoint=http://127.0.0.1:1")

@@ -175,11 +175,11 @@ class Breaking(ObjectCells):
 
     error: BaseException | None = None
 
-    def put_over(self, name: str, fields: Mapping[str, str], version: str) -> str | None:
+    def put_if_match(self, name: str, fields: Mapping[str, str], version: str) -> str | None:
         error, self.error = self.error, None
         if error is not None:
             raise error
-        return super().put_over(name, fields, version)
+        return super().put_if_match(name, fields, version)
 
 
 @pytest.mark.parametrize("error", [*FOREIGN, KeyboardInterrupt(), SystemExit()], ids=lambda error: type(error).__name__)
@@ -216,7 +216,7 @@ def test_a_dequeued_ticket_always_gets_a_result(
             raise error from None
 
     monkeypatch.setattr(page, "_missing_keys", full)
-    page._round.add("1")  # noqa: SLF001  a second ticket begins a round, which looks for the missing ones
+    page._round_keys.add("1")  # noqa: SLF001  a second ticket begins a round, which looks for the missing ones
     with pytest.raises(OutcomeUnknown):
         page.commit(ticket("0"))
     assert (other.done, type(other.fault)) == (True, OutcomeUnknown)
@@ -235,7 +235,7 @@ def test_an_interrupt_during_error_handling_reports_no_ticket_as_done(
     def interrupted(_error: BaseException) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(group, "said", interrupted)
+    monkeypatch.setattr(group, "error_summary", interrupted)
     with pytest.raises(KeyboardInterrupt):
         page.commit(ticket("0"))
     assert (other.done, other.change, type(other.fault)) == (True, None, OutcomeUnknown)

@@ -14,9 +14,9 @@ from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Malformed
-from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.requests import ObjectFields, StoredObject
 from leasehold.stores.sessions.rows import SESSIONS, parse_session, require_valid_row
-from leasehold.stores.sessions.store import SessionStore, in_layout
+from leasehold.stores.sessions.store import SessionStore, open_in_layout
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
     CheckpointLease,
@@ -221,7 +221,7 @@ def test_a_late_release_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(OutcomeUnknown):
             ann.write(ReleaseLease(lease, "ann"))
     lease = expect_applied(ann.write(CheckpointLease(lease, Position("42"))))
-    assert objects.put_over(*late[0]) is None
+    assert objects.put_if_match(*late[0]) is None
     assert (read_stored_lease(bob, KEY).checkpoint, read_stored_lease(bob, KEY).owner) == (Position("42"), "ann")
     objects.log.clear()
     expect_applied(ann.write(RenewLease(lease)))
@@ -445,7 +445,7 @@ def test_a_rejected_claim_returns_the_stored_lease() -> None:
 def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
     """Change fields of a row, as a user with a console does."""
     cell = objects.stored[name]
-    assert objects.put_over(name, {**cell.fields, **fields}, cell.etag)
+    assert objects.put_if_match(name, {**cell.fields, **fields}, cell.etag)
 
 
 def test_a_lease_with_a_deleted_row_is_lost_after_the_next_listing() -> None:
@@ -582,13 +582,13 @@ def test_a_lease_and_its_session_are_read_together(monkeypatch: pytest.MonkeyPat
     _, bob, lease = scene(objects)
     bob.list()
     reads: list[list[str]] = []
-    read = bob._cells.read  # noqa: SLF001  the test counts these requests
+    read = bob._versioned_rows.read  # noqa: SLF001  the test counts these requests
 
-    def noted(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
+    def noted(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
         reads.append([name.partition("/")[0] for name in names])
         return read(names, stale_ok=stale_ok)
 
-    monkeypatch.setattr(bob._cells, "read", noted)  # noqa: SLF001
+    monkeypatch.setattr(bob._versioned_rows, "read", noted)  # noqa: SLF001
     assert bob.get([KEY]) == (lease,)
     assert reads == [["lease", "session", "told"]]
 
@@ -656,7 +656,7 @@ def test_objects_of_both_layouts_are_rejected() -> None:
     expect_applied(EtagStore(objects, ObjectLayout("fleet")).write(CreateLease(Lease(KEY))))
     expect_applied(SessionStore(ObjectCells(objects, "fleet")).write(CreateLease(Lease(KEY))))
     with pytest.raises(StoreError, match="in layout sessions and in the usual one"):
-        in_layout(EtagStore(objects, ObjectLayout("fleet")), None)
+        open_in_layout(EtagStore(objects, ObjectLayout("fleet")), None)
 
 
 def test_an_unknown_layout_is_rejected() -> None:

@@ -89,11 +89,11 @@ LETTER = DeadLetterEntry("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "
 ASKS: dict[str, Callable[[str], object]] = {
     "s3 list": lambda url: s3(url).list("fleet/"),
     "s3 names": lambda url: s3(url).names("fleet/"),
-    "s3 ensure": lambda url: s3(url).ensure(create=False),
+    "s3 ensure": lambda url: s3(url).ensure_bucket(create=False),
     "gcs list": lambda url: gcs(url).list("fleet/"),
-    "gcs ensure": lambda url: gcs(url).ensure(create=False),
+    "gcs ensure": lambda url: gcs(url).ensure_bucket(create=False),
     "gcs get": lambda url: gcs(url).get("fleet/a"),
-    "gcs put": lambda url: gcs(url).put_new("fleet/a", {}),
+    "gcs put": lambda url: gcs(url).put_if_absent("fleet/a", {}),
     "dynamodb open": lambda url: DynamoStore("leases", region="eu-west-1", endpoint=url, request_seconds=1),
     "kinesis shards": lambda url: open_source(f"kinesis://orders?region=eu-west-1&endpoint={url}").shards(),
     "kinesis put": lambda url: putting(url).list_shards(),
@@ -102,8 +102,8 @@ ASKS: dict[str, Callable[[str], object]] = {
     "table stream": lambda url: open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={url}").shards(),
     "blob list": lambda url: blob(url).list("fleet/"),
     "blob get": lambda url: blob(url).get("fleet/a"),
-    "blob create": lambda url: blob(url).put_new("fleet/a", {}),
-    "blob put": lambda url: blob(url).put_over("fleet/a", {}, "e"),
+    "blob create": lambda url: blob(url).put_if_absent("fleet/a", {}),
+    "blob put": lambda url: blob(url).put_if_match("fleet/a", {}, "e"),
     "blob delete": lambda url: blob(url).delete("fleet/a", "e"),
 }
 LISTING = "<ListBucketResult><Name>leases</Name><Prefix>other/</Prefix></ListBucketResult>"

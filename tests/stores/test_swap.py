@@ -15,7 +15,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Capabilities, Outcome, PassingStore, Store
 from leasehold.stores.swap import (
     CLOSED,
-    CONTROL,
+    CONTROL_KEY,
     DIRECTION,
     FROM,
     KNOWN_TO,
@@ -55,12 +55,12 @@ def swap_of(tables: tuple[Store, Store], wish: str = "") -> SwapStore:
     """Open the joined store, with leases bound for a table or staying where they are."""
     get_or_create_control_row(tables, NAMES)
     send(tables, wish)
-    return SwapStore(tables, NAMES[TO], look_seconds=0.0)
+    return SwapStore(tables, NAMES[TO], control_interval_seconds=0.0)
 
 
 def send(tables: tuple[Store, Store], wish: str) -> None:
     """Set the direction in which leases move."""
-    (control,) = tables[TO].get([CONTROL])
+    (control,) = tables[TO].get([CONTROL_KEY])
     expect_applied(tables[TO].write(AnnotateLease(control, DIRECTION, wish)))
 
 
@@ -125,7 +125,7 @@ def test_a_move_recovers_from_a_crash_after_each_write(tables: tuple[Store, Stor
     seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("7"))))
     send(tables, "to")
     counted = Counted(crash)
-    dying = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], look_seconds=0.0)
+    dying = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], control_interval_seconds=0.0)
     with pytest.raises(OutcomeUnknown):
         dying.write(RenewLease(seen))
     before_claim = read_stored_lease(store)
@@ -164,7 +164,9 @@ def test_an_owner_completes_an_unanswered_move_by_its_next_write(tables: tuple[S
     seen = expect_applied(store.write(CheckpointLease(create_owned_lease(store), Position("7"))))
     send(tables, "to")
     counted = Counted(crash)
-    unlucky = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], look_seconds=0.0)
+    unlucky = SwapStore(
+        (counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], control_interval_seconds=0.0
+    )
     with pytest.raises(OutcomeUnknown):
         unlucky.write(RenewLease(seen))
     counted.left = 1000
@@ -206,7 +208,7 @@ def test_new_leases_are_created_in_from_until_the_swap_ends(tables: tuple[Store,
     expect_applied(store.write(CreateLease(Lease("late"))))
     assert [[lease.key for lease in table.list().leases] for table in tables] == [
         ["early"],
-        ["late", CONTROL],
+        ["late", CONTROL_KEY],
     ]
 
 

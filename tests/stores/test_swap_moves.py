@@ -11,7 +11,14 @@ from leasehold.stores import swap
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import CONTROL, DIRECTION, LOOK_SECONDS, TO, SwapStore, get_or_create_control_row
+from leasehold.stores.swap import (
+    CONTROL_INTERVAL_SECONDS,
+    CONTROL_KEY,
+    DIRECTION,
+    TO,
+    SwapStore,
+    get_or_create_control_row,
+)
 from leasehold.stores.writes import AnnotateLease, CreateLease, ReleaseLease, RenewLease, Write
 from leasehold_lab.contract.actors import (
     create_owned_lease,
@@ -44,8 +51,8 @@ class Goal:
         class Met(PassingStore):
             def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
                 names = list(keys)
-                goal.looks += CONTROL in names
-                if goal.silent and CONTROL in names:
+                goal.looks += CONTROL_KEY in names
+                if goal.silent and CONTROL_KEY in names:
                     raise OutcomeUnknown("no answer")
                 return super().get(names, stale_ok=stale_ok)
 
@@ -62,13 +69,13 @@ def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
     tables = (MemoryStore(), goal.table)
     get_or_create_control_row(tables, NAMES)
     clock = now if now is not None else [0.0]
-    look = LOOK_SECONDS if now is not None else 0.0
-    return SwapStore((tables[0], goal.opened()), NAMES[TO], clock=lambda: clock[0], look_seconds=look)
+    look = CONTROL_INTERVAL_SECONDS if now is not None else 0.0
+    return SwapStore((tables[0], goal.opened()), NAMES[TO], clock=lambda: clock[0], control_interval_seconds=look)
 
 
 def send(goal: Goal) -> None:
     """Set the direction to TO."""
-    (control,) = goal.table.get([CONTROL])
+    (control,) = goal.table.get([CONTROL_KEY])
     expect_applied(goal.table.write(AnnotateLease(control, DIRECTION, "to")))
 
 
@@ -110,7 +117,7 @@ def test_the_direction_is_read_every_two_seconds() -> None:
 
 
 def test_a_worker_moves_a_few_leases_at_once_and_renews_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
+    monkeypatch.setattr(swap, "CONCURRENT_MOVES_MAX", 1)
     met: list[Lease] = []
     store = joined(goal := Goal(meets=lambda: met.append(expect_applied(store.write(RenewLease(other))))))
     seen, other = (create_owned_lease(store, key=key) for key in ("s-0", "s-1"))
@@ -123,7 +130,7 @@ def test_a_worker_moves_a_few_leases_at_once_and_renews_the_others(monkeypatch: 
 
 
 def test_a_failed_move_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
+    monkeypatch.setattr(swap, "CONCURRENT_MOVES_MAX", 1)
 
     def fail() -> None:
         raise OutcomeUnknown("no answer")

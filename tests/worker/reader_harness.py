@@ -10,7 +10,7 @@ from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handler_consumer import handler_reader
-from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
+from leasehold.adapters.consumer.handling import Delivery, Handling, ShardEvent
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.threads import ThreadScheduler
@@ -75,7 +75,7 @@ class ReaderHarness:
     ) -> LeaseReader:
         """Return a reader of the held lease, which checkpoints every batch unless the policy says otherwise."""
 
-        def observe(happening: Happening, _holding: Holding) -> None:
+        def observe(happening: ShardEvent, _holding: Holding) -> None:
             self.happenings.append(happening)
 
         handling = evolve(Handling(self.handle, observer=observe, checkpoint_seconds=0.0), **policy)

@@ -9,9 +9,9 @@ from attrs import define, field
 from reader_harness import ReaderHarness
 
 from leasehold.adapters.consumer import handling as handling_module
-from leasehold.adapters.consumer.acknowledging import LOOK_SECONDS, acknowledging_reader
+from leasehold.adapters.consumer.acknowledging import POLL_SECONDS, acknowledging_reader
 from leasehold.adapters.consumer.dispatcher import Dispatcher
-from leasehold.adapters.consumer.handling import Assignment, Delivery, Handling, Happening, ShardConsumer
+from leasehold.adapters.consumer.handling import Assignment, Delivery, Handling, ShardConsumer, ShardEvent
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.balancer.model import Position
@@ -51,7 +51,7 @@ class ManualConsumer:
         self.withdrawals += 1
         return self.finished
 
-    def close(self, happening: Happening) -> None:
+    def close(self, happening: ShardEvent) -> None:
         self.closed.append(happening)
 
 
@@ -150,7 +150,7 @@ def test_batch_without_room_is_offered_again_before_the_next_read() -> None:
         [numbers(scene)[:2]],
         [numbers(scene)[2:4]] * len(offered_batches[1:]),
     )
-    assert due_time - scene.harness.clock.now == pytest.approx(LOOK_SECONDS)
+    assert due_time - scene.harness.clock.now == pytest.approx(POLL_SECONDS)
     scene.consumer.room = True
     scene.steps()
     assert scene.taken == numbers(scene)
@@ -164,7 +164,7 @@ def test_batch_dropped_for_memory_is_read_again() -> None:
     scene.steps(3)
     assert scene.budget.share("other").request()
     scene.consumer.room = True
-    scene.budget.most = math.inf
+    scene.budget.most_bytes = math.inf
     scene.steps()
     assert scene.taken == numbers(scene)
 

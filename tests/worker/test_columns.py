@@ -9,7 +9,7 @@ from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultySource
 
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.sources.protocol import Batch, Record, call_rows_from_records
+from leasehold.adapters.sources.protocol import Batch, Record, import_and_call_rows_of
 from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 
@@ -66,4 +66,4 @@ def test_source_without_columns_raises_a_clear_error() -> None:
 def test_missing_arrow_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"):
-        call_rows_from_records("pyarrow")
+        import_and_call_rows_of("pyarrow")

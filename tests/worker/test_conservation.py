@@ -62,7 +62,7 @@ class Conservation(RuleBasedStateMachine):
                 break
         assert len(consumer.begun) == SHARDS
         self.ended: list[BaseException] = []
-        self.dispatcher = Dispatcher(self.executor, end=self.ended.append)
+        self.dispatcher = Dispatcher(self.executor, end_worker=self.ended.append)
         # A narrow budget is so small that batches displace each other.
         self.budget = MemoryBudget((size + 1) * RECORD_BYTES if narrow else math.inf)
         self.outcomes: list[str] = []
@@ -191,7 +191,7 @@ class Conservation(RuleBasedStateMachine):
         if hasattr(self, "budget"):
             budget = self.budget
             assert budget.used == sum(budget.taken.values())
-            assert set(budget.idle) <= set(budget.taken)
+            assert set(budget.droppable) <= set(budget.taken)
             assert not set(budget.waiting) & set(budget.taken)
 
     @invariant()
@@ -235,7 +235,7 @@ class Conservation(RuleBasedStateMachine):
             self.executor.waiting,
             self.budget.taken,
             self.budget.waiting,
-            self.budget.idle,
+            self.budget.droppable,
         )
         assert [list(collection) for collection in remaining] == [[]] * 5
         assert (self.budget.used, [reader for reader in self.source.readers if not reader.closed]) == (0, [])

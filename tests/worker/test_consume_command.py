@@ -175,7 +175,7 @@ def test_event_names_its_stream_among_several() -> None:
     holding = Holding(
         FaultyStore(), lease, identity=Identity("a-1", "p-1"), clock=lambda: 0.0, write_began=0.0, lease_seconds=10.0
     )
-    EventLines("a-1", output, wall=lambda: 1.5).happened("initialize", holding)
+    EventLines("a-1", output, wall=lambda: 1.5).write_shard_event("initialize", holding)
     assert json.loads(output.getvalue()) == {
         "t": 1500,
         "worker": "a-1",

@@ -9,14 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from leasehold.adapters.consumer.cursor import (
     AwaitEvent,
+    CloseLostShard,
     Cursor,
     DeliverRows,
     EndShard,
-    LeaveShard,
     OpenReader,
     ReadBatch,
     ReleaseAt,
-    ShardPull,
+    ShardReader,
     StoreCheckpoint,
 )
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -95,12 +95,12 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         self.pinned: Position | None = None
         self.cursor, self.pull = self._begun()
 
-    def _begun(self) -> tuple[Cursor, ShardPull]:
+    def _begun(self) -> tuple[Cursor, ShardReader]:
         starts_at_latest = self.pinned is not None and self.stored == index_of(self.pinned)
         cursor = Cursor(LATEST if starts_at_latest else position_of(self.stored))
         if starts_at_latest and self.pinned is not None:
             cursor.pinned_at(self.pinned)
-        return cursor, ShardPull(cursor, self.stream.open)
+        return cursor, ShardReader(cursor, self.stream.open)
 
     @initialize(stored=st.integers(0, RECORDS), latest=st.sampled_from(["", "", "a time", "a number"]))
     def begin(self, stored: int, latest: str) -> None:
@@ -123,7 +123,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     def read_on(self, broken: str) -> None:
         """Carry out the cursor's order while the consumer is busy."""
         self.stream.broken = broken
-        match self.cursor.order(write=False, free=False):
+        match self.cursor.next_order(write_due=False, can_deliver=False):
             case OpenReader(start):
                 assert start == self.cursor.read
                 self.pull.open()
@@ -138,7 +138,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def deliver(self, count: int) -> None:
         """Deliver some of the rows. They must follow the rows delivered before without a gap."""
-        if self.cursor.order(write=False) != DeliverRows():
+        if self.cursor.next_order(write_due=False) != DeliverRows():
             return
         last_delivered = self._number(self.cursor.delivered)
         delivered_rows, self.rows = self.rows[:count], self.rows[count:]
@@ -162,7 +162,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     @rule()
     def store(self) -> None:
         """Write a checkpoint if one is due."""
-        match self.cursor.order():
+        match self.cursor.next_order():
             case StoreCheckpoint(position):
                 assert self.stored < index_of(position) <= self.finished
                 self.stored = index_of(position)
@@ -188,14 +188,14 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     @rule(crash=st.booleans())
     def change_owner(self, crash: bool) -> None:
         """Change the owner, by a release once all delivered rows are acknowledged, or by a crash at any moment."""
-        order = self.cursor.order(leaving=True)
-        if not crash and order == AwaitEvent():
+        next_order = self.cursor.next_order(releasing=True)
+        if not crash and next_order == AwaitEvent():
             assert self.unacknowledged or self.cursor.has_unacknowledged
             return
         if not crash:
-            assert isinstance(order, ReleaseAt)
-            assert self.stored <= self._number(order.at) <= self.finished
-            self.stored = self._number(order.at)
+            assert isinstance(next_order, ReleaseAt)
+            assert self.stored <= self._number(next_order.position) <= self.finished
+            self.stored = self._number(next_order.position)
         self.pull.close()
         self.rows.clear()
         self.unacknowledged.clear()
@@ -256,31 +256,31 @@ def _ended() -> Cursor:
 @pytest.mark.parametrize(
     ("cursor", "flags", "order"),
     [
-        (_done, {"lost": True, "leaving": True}, LeaveShard()),
-        (_ended, {"lost": True}, LeaveShard()),
-        (_out, {"leaving": True}, AwaitEvent()),
-        (_done, {"leaving": True}, AwaitEvent()),
-        (_read, {"leaving": True, "expired": True}, ReleaseAt(position_of(3))),
-        (_ended, {"leaving": True}, ReleaseAt(position_of(6))),
+        (_done, {"lost": True, "releasing": True}, CloseLostShard()),
+        (_ended, {"lost": True}, CloseLostShard()),
+        (_out, {"releasing": True}, AwaitEvent()),
+        (_done, {"releasing": True}, AwaitEvent()),
+        (_read, {"releasing": True, "expired": True}, ReleaseAt(position_of(3))),
+        (_ended, {"releasing": True}, ReleaseAt(position_of(6))),
         (_ended, {"expired": True}, EndShard((Shard("child"),))),
         (_done, {"expired": True}, StoreCheckpoint(position_of(5))),
-        (_done, {"write": False, "expired": True}, AwaitEvent()),
-        (_done, {"write": False}, ReadBatch()),
+        (_done, {"write_due": False, "expired": True}, AwaitEvent()),
+        (_done, {"write_due": False}, ReadBatch()),
         (_read, {"expired": True}, AwaitEvent()),
         (_read, {}, DeliverRows()),
-        (_read, {"free": False}, ReadBatch()),
-        (_read, {"free": False, "room": False}, AwaitEvent()),
+        (_read, {"can_deliver": False}, ReadBatch()),
+        (_read, {"can_deliver": False, "can_read": False}, AwaitEvent()),
         (lambda: Cursor(position_of(3)), {}, OpenReader(position_of(3))),
-        (lambda: Cursor(position_of(3)), {"room": False}, AwaitEvent()),
+        (lambda: Cursor(position_of(3)), {"can_read": False}, AwaitEvent()),
         (lambda: Cursor(position_of(3), until=position_of(3)), {}, AwaitEvent()),
         (_resumed, {}, OpenReader(position_of(5))),
-        (_resumed, {"leaving": True}, AwaitEvent()),
+        (_resumed, {"releasing": True}, AwaitEvent()),
     ],
 )
 def test_order_matches_each_row_of_the_table(
     cursor: Callable[[], Cursor], flags: dict[str, bool], order: object
 ) -> None:
-    assert cursor().order(**flags) == order
+    assert cursor().next_order(**flags) == order
 
 
 def test_acknowledgement_past_the_delivered_position_is_rejected() -> None:
@@ -317,7 +317,10 @@ def test_consumer_may_begin_before_or_after_the_checkpoint() -> None:
         position_of(2),
         position_of(2),
     )
-    assert (cursor_after_checkpoint.unstored, cursor_before_checkpoint.unstored) == (position_of(4), None)
+    assert (cursor_after_checkpoint.unstored_position, cursor_before_checkpoint.unstored_position) == (
+        position_of(4),
+        None,
+    )
 
 
 def test_checkpoint_past_the_acknowledged_position_is_rejected() -> None:
@@ -331,11 +334,11 @@ def test_rows_are_dropped_even_if_their_reader_cannot_be_closed() -> None:
             raise SourceUnavailable("it cannot be closed")
 
     cursor = Cursor(TRIM_HORIZON)
-    pull = ShardPull(cursor, lambda start: ReaderThatCannotClose(Stream(), index_of(start)))
+    pull = ShardReader(cursor, lambda start: ReaderThatCannotClose(Stream(), index_of(start)))
     pull.read(lambda batch: cursor.batch_read(batch.end))
     with pytest.raises(SourceUnavailable):
         pull.drop()
-    assert (cursor.order(), cursor.read) == (OpenReader(TRIM_HORIZON), TRIM_HORIZON)
+    assert (cursor.next_order(), cursor.read) == (OpenReader(TRIM_HORIZON), TRIM_HORIZON)
 
 
 def test_reader_that_fails_to_open_is_not_open() -> None:
@@ -344,7 +347,7 @@ def test_reader_that_fails_to_open_is_not_open() -> None:
 
     cursor = Cursor(TRIM_HORIZON)
     with pytest.raises(SourceUnavailable):
-        ShardPull(cursor, refuses).open()
+        ShardReader(cursor, refuses).open()
     assert not cursor.reader_open
 
 

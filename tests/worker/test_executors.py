@@ -84,12 +84,12 @@ def test_closed_executor_starts_no_work(manual_threads: ManualThreads) -> None:
 
 
 def test_slow_thread_is_replaced_until_it_returns(manual_threads: ManualThreads) -> None:
-    executor = ThreadExecutor(1, most=3)
+    executor = ThreadExecutor(1, total_limit=3)
     waiting_work = manual_threads.work("b", executor.close)
 
     def replaced() -> None:
         assert len(manual_threads.waiting) == 0
-        executor.replace(slow_work)
+        executor.replace_slow_thread(slow_work)
         assert len(manual_threads.waiting) == 1
         assert not executor.stuck
 
@@ -103,8 +103,8 @@ def test_slow_thread_is_replaced_until_it_returns(manual_threads: ManualThreads)
 
 
 def test_slow_thread_continues_if_it_could_not_be_replaced(manual_threads: ManualThreads) -> None:
-    executor = ThreadExecutor(1, most=1)
-    slow_work = manual_threads.work("a", lambda: executor.replace(slow_work))
+    executor = ThreadExecutor(1, total_limit=1)
+    slow_work = manual_threads.work("a", lambda: executor.replace_slow_thread(slow_work))
     executor.start(slow_work)
     executor.start(manual_threads.work("b", executor.close))
     manual_threads.run()
@@ -112,25 +112,25 @@ def test_slow_thread_continues_if_it_could_not_be_replaced(manual_threads: Manua
 
 
 def test_only_running_work_counts_as_slow(manual_threads: ManualThreads) -> None:
-    executor = ThreadExecutor(1, most=1)
+    executor = ThreadExecutor(1, total_limit=1)
     waiting_work = manual_threads.work("b", executor.close)
     finished_work = manual_threads.work("a")
     executor.start(finished_work)
     executor.start(waiting_work)
-    executor.replace(waiting_work)
-    executor.replace(manual_threads.work("never"))
+    executor.replace_slow_thread(waiting_work)
+    executor.replace_slow_thread(manual_threads.work("never"))
     assert not executor.stuck
     manual_threads.run()
-    executor.replace(finished_work)
+    executor.replace_slow_thread(finished_work)
     assert not executor.stuck
 
 
 def test_work_that_ends_its_thread_is_no_longer_running(manual_threads: ManualThreads) -> None:
     errors: list[BaseException] = []
-    executor = ThreadExecutor(1, most=1, failed=errors.append)
+    executor = ThreadExecutor(1, total_limit=1, on_failure=errors.append)
 
     def end() -> None:
-        executor.replace(ending_work)
+        executor.replace_slow_thread(ending_work)
         assert executor.stuck
         raise SystemExit
 
@@ -138,7 +138,7 @@ def test_work_that_ends_its_thread_is_no_longer_running(manual_threads: ManualTh
     executor.start(ending_work)
     manual_threads.run()
     assert ([*map(type, errors)], executor.stuck) == ([SystemExit], False)
-    executor.replace(ending_work)
+    executor.replace_slow_thread(ending_work)
     assert not executor.stuck
     executor.start(manual_threads.work("b", executor.close))
     manual_threads.run()
@@ -154,7 +154,7 @@ def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(
 
     def nested(number: int) -> Callable[[], None]:
         def slow() -> None:
-            executor.replace(works[number])
+            executor.replace_slow_thread(works[number])
             stuck_states.append(executor.stuck)
             if manual_threads.waiting:
                 manual_threads.run()
@@ -176,10 +176,10 @@ def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(
 
 
 def test_replacement_thread_continues_while_the_slow_thread_runs(manual_threads: ManualThreads) -> None:
-    executor = ThreadExecutor(1, most=3)
+    executor = ThreadExecutor(1, total_limit=3)
 
     def hung() -> None:
-        executor.replace(slow_work)
+        executor.replace_slow_thread(slow_work)
         manual_threads.run()
 
     slow_work = manual_threads.work("a", hung)
@@ -190,9 +190,9 @@ def test_replacement_thread_continues_while_the_slow_thread_runs(manual_threads:
 
 
 def test_each_slow_thread_is_replaced(manual_threads: ManualThreads) -> None:
-    executor = ThreadExecutor(1, most=2)
-    first_work = manual_threads.work("a", lambda: executor.replace(first_work))
-    second_work = manual_threads.work("b", lambda: executor.replace(second_work))
+    executor = ThreadExecutor(1, total_limit=2)
+    first_work = manual_threads.work("a", lambda: executor.replace_slow_thread(first_work))
+    second_work = manual_threads.work("b", lambda: executor.replace_slow_thread(second_work))
     for work in (first_work, second_work, manual_threads.work("c", executor.close)):
         executor.start(work)
     for _ in range(3):
@@ -228,7 +228,7 @@ def test_work_is_rejected_if_no_thread_can_start(manual_threads: ManualThreads) 
     with pytest.raises(RuntimeError, match="can't start new thread"):
         executor.start(manual_threads.work("a"))
     manual_threads.refuses = False
-    slow_work = manual_threads.work("b", lambda: executor.replace(slow_work))
+    slow_work = manual_threads.work("b", lambda: executor.replace_slow_thread(slow_work))
     executor.start(slow_work)
     manual_threads.refuses = True
     executor.start(manual_threads.work("c"))

@@ -150,7 +150,7 @@ def test_output_that_raises_neither_loses_nor_tears_an_event_line(place: int, er
         lines.handle(delivery)
         harness.dispatched.append([record.data for record in delivery.records])
 
-    reader = harness.reading(handler=handle, observer=lines.happened)
+    reader = harness.reading(handler=handle, observer=lines.write_shard_event)
     harness.steps(reader, 8)
     harness.holding.ask_release()
     harness.run_until_done(reader)

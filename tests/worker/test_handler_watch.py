@@ -44,7 +44,7 @@ class WatchedHandler:
             self.slow.append((holding.key, seconds))
 
         self.dispatcher = Dispatcher(
-            self.executor, wake=self.woken_keys.append, end=lambda reason: self.reasons.append(repr(reason))
+            self.executor, wake=self.woken_keys.append, end_worker=lambda reason: self.reasons.append(repr(reason))
         )
         self.handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
 
@@ -71,7 +71,7 @@ class WatchedHandler:
         """Dispatch a batch whose handler does not return."""
         self.begin()
         self.executor.waiting.clear()
-        self.handler_call.begun = self.clock.now  # as a thread of the executor does before the call
+        self.handler_call.began_at = self.clock.now  # as a thread of the executor does before the call
 
     def check_after(self, seconds: float) -> CallState:
         """Check the batch this many seconds after it was dispatched."""

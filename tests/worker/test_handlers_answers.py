@@ -11,7 +11,7 @@ from reader_harness import ReaderHarness
 from leasehold.adapters.consumer.attempts import Attempts
 from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, accepts, as_fault, fault_in_result
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 
 
 @define
@@ -123,7 +123,7 @@ def test_unawaited_coroutine_is_closed() -> None:
 )
 def test_base_exception_becomes_the_cause_of_an_exception(error: BaseException, kind: type[Unhandled]) -> None:
     fault = as_fault(error)
-    assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {said(error)}", error)
+    assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {error_summary(error)}", error)
 
 
 def test_log_line_names_failed_records_and_keeps_the_traceback(

@@ -5,7 +5,7 @@ from running import running
 from types_boto3_dynamodb import DynamoDBClient
 from waiters import until
 
-from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
+from leasehold.adapters.consumer.handling import Delivery, Handling, ShardEvent
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -30,7 +30,7 @@ def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     def handle(delivery: Delivery) -> None:
         handled.extend(record.sequence_number for record in delivery.records)
 
-    def observe(happening: Happening, holding: Holding) -> None:
+    def observe(happening: ShardEvent, holding: Holding) -> None:
         happenings.append((happening, holding.key))
         if happenings[-1] == ("stopped", "s-0"):
             given_leases.append(holding.given_lease)

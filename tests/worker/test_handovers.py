@@ -36,7 +36,7 @@ class DispatcherHarness:
     dispatcher: Dispatcher = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.dispatcher = Dispatcher(self.executor, wake=self._wake, end=self.reasons.append, fatal=(TaskEnded,))
+        self.dispatcher = Dispatcher(self.executor, wake=self._wake, end_worker=self.reasons.append, fatal=(TaskEnded,))
 
     def _wake(self, key: str) -> None:
         self.woken_keys.append(key)
@@ -69,7 +69,7 @@ def raising(fault: BaseException) -> Callable[[], object]:
 def test_call_that_returns_wakes_its_reader() -> None:
     harness = DispatcherHarness()
     handler_call = harness.begin(lambda: None)
-    assert (handler_call.begun, handler_call.outcome, harness.woken_keys) == (42.0, CallEnded(None), ["s-0"])
+    assert (handler_call.began_at, handler_call.outcome, harness.woken_keys) == (42.0, CallEnded(None), ["s-0"])
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
@@ -215,7 +215,7 @@ def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
         harness.reasons.append(reason)
         worker_ended.set()
 
-    harness.dispatcher = Dispatcher(end=end)
+    harness.dispatcher = Dispatcher(end_worker=end)
 
     async def leave() -> None:
         raise SystemExit(3)

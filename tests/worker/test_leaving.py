@@ -239,11 +239,11 @@ class GuardedStep:
             Handling(done_with),
             readers=1,
             memory_bytes=1,
-            open_reading=lambda *_args: self.work,
+            make_step=lambda *_args: self.work,
             executor=None,
             wall=None,
-            failed=lambda _fault: None,
-            end=lambda _reason: None,
+            on_failure=lambda _fault: None,
+            end_worker=lambda _reason: None,
         )
         self.schedule = lease_readers.schedule
         lease_readers.begin(cast("Holding", self.held))

@@ -11,7 +11,7 @@ from dead_letter_samples import FULL, RECORD
 from replayed_dead_letters import dead_letter
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from
-from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCalls, ReplayVerdict, replay
+from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCaller, ReplayVerdict, replay
 from leasehold.adapters.consumer.handling import Delivery, Unhandled
 from leasehold.balancer.model import Position
 
@@ -81,7 +81,7 @@ def test_dead_letter_is_replayed_in_order_and_removed_once_handled() -> None:
 
 def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
     """Return the error that a replay with this handler reports, or None."""
-    with HandlerCalls(handler) as handler_calls:
+    with HandlerCaller(handler) as handler_calls:
         return handler_calls.deliver(FULL)
 
 
@@ -135,7 +135,7 @@ def test_all_dead_letters_of_a_replay_share_one_event_loop() -> None:
     async def handle(_batch: Delivery) -> None:
         loops.append(asyncio.get_running_loop())
 
-    with HandlerCalls(handle) as calls:
+    with HandlerCaller(handle) as calls:
         assert [calls.deliver(FULL) for _ in range(2)] == [None, None]
         assert loops[0] is loops[1]
         assert not loops[0].is_closed()

@@ -20,7 +20,7 @@ from written_dead_letters import dead_letter
 from leasehold.adapters.cli.main import app
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from, sort_key_of
 from leasehold.adapters.consumer.dead_letters.objects import ObjectSink
-from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCalls, ReplayVerdict, replay
+from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCaller, ReplayVerdict, replay
 from leasehold.adapters.consumer.dead_letters.sinks import FolderSink, dead_letters, open_dead_letters
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consuming import open_dead_letter
@@ -168,7 +168,7 @@ def test_replay_killed_half_way_is_completed_by_the_next(tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     for _ in range(2):
-        with HandlerCalls(killed) as handler_calls:
+        with HandlerCaller(killed) as handler_calls:
             try:
                 replay(open_dead_letters(url(folder)), handler_calls.deliver, lambda *_: None)
             except KeyboardInterrupt:

@@ -11,8 +11,8 @@ from replayed_dead_letters import dead_letter
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.dead_letters.replaying import (
-    OVER_SECONDS,
-    UNKNOWN_SECONDS,
+    OVER_PAUSE_SECONDS,
+    UNKNOWN_LAG_SECONDS,
     DeadLetterReader,
     DeadLetterSource,
     ReplayVerdict,
@@ -245,7 +245,7 @@ def test_reading_ends_before_the_first_dead_letter_put_back_by_this_replay() -> 
     batch = letter_reader.read()
     assert batch == Batch(records[:3], Position("3"), 0.0, 0.2, size=batch.size)
     assert batch.in_columns is None
-    assert [letter_reader.read() for _ in range(2)] == [Batch((), None, 0.0, OVER_SECONDS)] * 2
+    assert [letter_reader.read() for _ in range(2)] == [Batch((), None, 0.0, OVER_PAUSE_SECONDS)] * 2
     letter_reader.close()
     assert scripted_source.closed
 
@@ -257,7 +257,7 @@ def test_read_that_begins_with_our_own_dead_letter_returns_nothing() -> None:
     assert (batch.records, batch.read_to, batch.behind_seconds) == ((), None, 0.0)
 
 
-@pytest.mark.parametrize(("behind", "expected"), [(0.0, UNKNOWN_SECONDS), (None, UNKNOWN_SECONDS), (4.0, 4.0)])
+@pytest.mark.parametrize(("behind", "expected"), [(0.0, UNKNOWN_LAG_SECONDS), (None, UNKNOWN_LAG_SECONDS), (4.0, 4.0)])
 def test_read_with_dead_letters_does_not_show_the_end(behind: float | None, expected: float) -> None:
     batch, empty_batch = Batch(rows("w-1", "w-2"), None, behind, 0.2, ended=True), Batch((), Position("9"), behind, 0.2)
     letter_reader, _ = reader(batch, empty_batch)

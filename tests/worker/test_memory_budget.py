@@ -74,7 +74,7 @@ class LeaseReaders:
 
     def wait(self, _number: int) -> None:
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
-            share.idle(self.draw.random())
+            share.allow_drop(self.draw.random())
 
     def attempt(self, _number: int) -> None:
         """Begin the next attempt of a reader, which either still has its batch or learns that it was dropped."""
@@ -141,7 +141,7 @@ def test_batch_that_would_wait_longest_is_dropped_first() -> None:
     for share, due in ((share_due_soon, 1.0), (share_due_late, 9.0)):
         assert share.request()
         share.hold(batch(2 * MIN_BYTES))
-        share.idle(due)
+        share.allow_drop(due)
     assert other_share.request()
     assert (share_due_soon.protect(), share_due_late.protect()) == (batch(2 * MIN_BYTES), None)
     assert (share_due_soon.dropped, share_due_late.dropped) == (False, True)
@@ -152,7 +152,7 @@ def test_batch_that_is_in_use_again_is_not_dropped() -> None:
     share, other_share = (share_with_expected_bytes(budget, key, LIMIT) for key in "ab")
     assert share.request()
     share.hold(batch(LIMIT))
-    share.idle(1.0)
+    share.allow_drop(1.0)
     share.protect()
     assert not other_share.request()
     assert (share.batch, share.dropped) == (batch(LIMIT), False)

@@ -19,13 +19,13 @@ from waiters import WAIT
 
 from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
 from leasehold.adapters.consumer.events import EventLines
-from leasehold.adapters.consumer.handling import Delivery, Handling, Happening, Unhandled
+from leasehold.adapters.consumer.handling import Delivery, Handling, ShardEvent, Unhandled
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import load_function
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import TRIM_HORIZON, Position
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 from leasehold_lab.simulator.world.world import ShardRecords, create_records
 
 
@@ -49,7 +49,7 @@ def test_any_handler_exception_fails_the_batch(error: BaseException, caplog: pyt
     row = harness.store.row("s-0")
     assert (harness.dispatched, harness.happenings) == ([data(5)] * 2, ["initialize", "stopped"])
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
-    assert f"its handler failed on records 100 to 104, attempt 2 of 2: it raised {said(error)}" in caplog.text
+    assert f"its handler failed on records 100 to 104, attempt 2 of 2: it raised {error_summary(error)}" in caplog.text
 
 
 @pytest.mark.parametrize("base", [Exception, BaseException])
@@ -109,14 +109,16 @@ def test_callable_that_asks_the_process_to_end_stops_the_worker_cleanly(
     assert exc_info.value is error
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert letters == [], "what ends the worker is no poison"
-    messages = [record for record in caplog.records if record.getMessage() == f"the worker ends: {said(error)}"]
+    messages = [
+        record for record in caplog.records if record.getMessage() == f"the worker ends: {error_summary(error)}"
+    ]
     assert len(messages) == 1
 
 
 def test_observer_that_raises_disturbs_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
-    store, processed, happenings = FaultyStore(), ProcessedRecords(20), list[Happening]()
+    store, processed, happenings = FaultyStore(), ProcessedRecords(20), list[ShardEvent]()
 
-    def observe(happening: Happening, _holding: Holding) -> None:
+    def observe(happening: ShardEvent, _holding: Holding) -> None:
         happenings.append(happening)
         raise OSError("nobody listens")
 
@@ -141,7 +143,7 @@ def test_failing_measure_skips_no_record(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_async_observer_is_ignored_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    async def observe(_happening: Happening, _holding: Holding) -> None:
+    async def observe(_happening: ShardEvent, _holding: Holding) -> None:
         """Never runs."""
 
     harness = ReaderHarness()

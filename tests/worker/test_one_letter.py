@@ -8,8 +8,8 @@ from attrs import evolve
 from dead_letter_samples import FULL, batch
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import (
+    INTEGER_LIMIT,
     MAX_ERROR_TEXT,
-    MAX_INTEGER,
     BadDeadLetter,
     DeadLetterEntry,
     dead_letter_for,
@@ -64,8 +64,8 @@ DECIMAL_MESSAGE = "it must be a decimal number, as a string"
         *((name, True, WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
         ("attempts", 1.0, WHOLE),
         ("alone", "1", WHOLE),
-        ("attempts", -1, f"{WHOLE} from 0 to {MAX_INTEGER - 1}"),
-        ("attempts", MAX_INTEGER, f"{WHOLE} from 0 to {MAX_INTEGER - 1}"),
+        ("attempts", -1, f"{WHOLE} from 0 to {INTEGER_LIMIT - 1}"),
+        ("attempts", INTEGER_LIMIT, f"{WHOLE} from 0 to {INTEGER_LIMIT - 1}"),
         ("sequence_number", "", DECIMAL_MESSAGE),
         ("sequence_number", "1a", DECIMAL_MESSAGE),
         ("sequence_number", "\u0663", DECIMAL_MESSAGE),
@@ -79,7 +79,7 @@ def test_field_of_the_wrong_type_is_named(field: str, value: object, message: st
     assert str(exc_info.value) == f"{field}: {message}"
 
 
-@pytest.mark.parametrize("number", [0, MAX_INTEGER - 1])
+@pytest.mark.parametrize("number", [0, INTEGER_LIMIT - 1])
 def test_integers_are_accepted_up_to_the_bound(number: int) -> None:
     assert dead_letter_from(encoded(attempts=number)).attempts == number
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from leasehold.adapters.consumer.cursor import (
     AwaitEvent,
+    CloseLostShard,
     DeliverRows,
     EndShard,
-    LeaveShard,
     OpenReader,
     ReadBatch,
     ReleaseAt,
@@ -29,7 +29,7 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
 from leasehold.errors import SourceError
 
 TEN, TWENTY, THIRTY = Position("10"), Position("20"), Position("30")
-HELD: dict[str, Any] = {"lost": False, "leaving": False, "expired": False}
+HELD: dict[str, Any] = {"lost": False, "releasing": False, "expired": False}
 
 
 def state_of(kind: ConsumerKind = "returns") -> ReaderState:
@@ -42,7 +42,7 @@ def state_of(kind: ConsumerKind = "returns") -> ReaderState:
 
 def read_to(state: ReaderState, position: Position, now: float = 0.0, *, gap: float = 0.0) -> Batch:
     """Tell the state that a batch that ends at this position was read, and return the batch."""
-    batch = Batch((), position, 0.0, 1.0, unlinked_seconds=gap)
+    batch = Batch((), position, 0.0, 1.0, disconnected_seconds=gap)
     state.cursor.batch_read(position)
     state.batch_read(batch, now, renew_seconds=3.0)
     return batch
@@ -51,24 +51,24 @@ def read_to(state: ReaderState, position: Position, now: float = 0.0, *, gap: fl
 def test_reading_begins_after_the_parents_with_growing_waits() -> None:
     """The first order opens the shard. The waits for parents grow up to their limit."""
     state = ReaderState(TRIM_HORIZON, lambda low, _high: low)
-    assert state.order(0.0, TEN, **HELD) == BeginReading()
+    assert state.next_order(0.0, TEN, **HELD) == BeginReading()
     assert [state.parents_pending() for _ in range(5)] == [1.0, 2.0, 4.0, PARENT_WAITS[1], PARENT_WAITS[1]]
     state.reading_begun()
-    assert state.order(0.0, TEN, **HELD) == OpenReader(TRIM_HORIZON)
+    assert state.next_order(0.0, TEN, **HELD) == OpenReader(TRIM_HORIZON)
 
 
 def test_resting_state_may_still_release_and_checkpoint() -> None:
     state = state_of()
     read_to(state, TWENTY)
-    assert state.rest(5.0) == 5.0
-    assert state.order(4.9, TEN, **HELD) == AwaitEvent()
-    assert state.order(4.9, TEN, **{**HELD, "leaving": True}) == ReleaseAt(TEN)
-    assert state.order(4.9, TEN, **{**HELD, "lost": True}) == LeaveShard()
-    assert state.order(5.0, TEN, **HELD) == DeliverRows()
+    assert state.pause_until(5.0) == 5.0
+    assert state.next_order(4.9, TEN, **HELD) == AwaitEvent()
+    assert state.next_order(4.9, TEN, **{**HELD, "releasing": True}) == ReleaseAt(TEN)
+    assert state.next_order(4.9, TEN, **{**HELD, "lost": True}) == CloseLostShard()
+    assert state.next_order(5.0, TEN, **HELD) == DeliverRows()
     state.cursor.rows_delivered(TWENTY)
     state.cursor.consumer_acknowledged(TWENTY)
-    state.rest(9.0)
-    assert state.order(5.0, TEN, **HELD) == StoreCheckpoint(TWENTY)
+    state.pause_until(9.0)
+    assert state.next_order(5.0, TEN, **HELD) == StoreCheckpoint(TWENTY)
 
 
 def test_batch_is_followed_by_its_own_wait() -> None:
@@ -82,7 +82,7 @@ def test_waits_after_faults_grow_until_a_step_succeeds() -> None:
     waits = [state.step_failed(0.0) for _ in range(10)]
     assert waits == sorted(waits)
     assert (waits[0] < waits[-1], waits[-1]) == (True, FAULT_WAITS[1])
-    assert state.order(9.9, TEN, **HELD) == AwaitEvent()
+    assert state.next_order(9.9, TEN, **HELD) == AwaitEvent()
     state.step_done()
     assert state.step_failed(0.0) == waits[0]
 
@@ -111,16 +111,16 @@ def test_lease_is_confirmed_after_a_gap_in_the_connection() -> None:
     unconfirmed_states = list[bool]()
     for gap in (3.0, 3.1, 0.0):
         read_to(state, TWENTY, gap=gap)
-        unconfirmed_states.append(state.unconfirmed)
+        unconfirmed_states.append(state.must_confirm_lease)
     state.lease_confirmed()
-    assert [*unconfirmed_states, state.unconfirmed] == [False, True, True, False]
+    assert [*unconfirmed_states, state.must_confirm_lease] == [False, True, True, False]
 
 
 def test_plain_handler_gets_unfinished_records_again() -> None:
     state = state_of()
     read_to(state, TWENTY)
     state.cursor.rows_delivered(TWENTY)
-    assert state.order(0.0, TEN, **HELD) == DeliverRows()
+    assert state.next_order(0.0, TEN, **HELD) == DeliverRows()
 
 
 def test_handler_that_checkpoints_has_finished_up_to_its_checkpoint() -> None:
@@ -129,21 +129,21 @@ def test_handler_that_checkpoints_has_finished_up_to_its_checkpoint() -> None:
     state.cursor.rows_delivered(THIRTY)
     assert state.piece_done(batch, None)
     assert state.cursor.acknowledged == TEN
-    assert state.order(0.0, TWENTY, **HELD) == StoreCheckpoint(TWENTY)
+    assert state.next_order(0.0, TWENTY, **HELD) == StoreCheckpoint(TWENTY)
     assert (state.cursor.acknowledged, state.cursor.delivered) == (TWENTY, THIRTY)
-    assert state.order(0.0, TWENTY, **{**HELD, "leaving": True}) == RequestFinalCheckpoint(ended=False)
-    state.final_requested = True
-    assert state.order(0.0, TWENTY, **{**HELD, "leaving": True}) == ReleaseAt(TWENTY)
-    assert state.order(0.0, TWENTY, **{**HELD, "leaving": True, "lost": True}) == LeaveShard()
+    assert state.next_order(0.0, TWENTY, **{**HELD, "releasing": True}) == RequestFinalCheckpoint(ended=False)
+    state.skip_final_checkpoint = True
+    assert state.next_order(0.0, TWENTY, **{**HELD, "releasing": True}) == ReleaseAt(TWENTY)
+    assert state.next_order(0.0, TWENTY, **{**HELD, "releasing": True, "lost": True}) == CloseLostShard()
 
 
 def test_handler_that_checkpoints_is_asked_at_the_shard_end() -> None:
     state = state_of("checkpoints")
     read_to(state, SHARD_END)
     state.cursor.rows_delivered(SHARD_END)
-    assert state.order(0.0, TEN, **HELD) == RequestFinalCheckpoint(ended=True)
-    state.rest(state.end_missing())
-    assert state.order(0.0, TEN, **HELD) == AwaitEvent()
+    assert state.next_order(0.0, TEN, **HELD) == RequestFinalCheckpoint(ended=True)
+    state.pause_until(state.end_not_checkpointed())
+    assert state.next_order(0.0, TEN, **HELD) == AwaitEvent()
 
 
 def test_failures_are_forgotten_once_everything_that_failed_was_delivered() -> None:
@@ -151,9 +151,9 @@ def test_failures_are_forgotten_once_everything_that_failed_was_delivered() -> N
     state = state_of("checkpoints")
     read_to(state, THIRTY)
     state.consumer_failed(TWENTY)
-    assert not state.past_failures
+    assert not state.failures_redelivered
     state.cursor.rows_delivered(TWENTY)
-    assert state.past_failures
+    assert state.failures_redelivered
 
 
 def test_next_checkpoint_is_due_after_a_pause_or_with_all_leases() -> None:
@@ -181,7 +181,9 @@ EVENTS = st.lists(
     ),
     max_size=40,
 )
-LEASE_FACTS = st.fixed_dictionaries({name: st.booleans() for name in ("lost", "leaving", "expired", "free", "room")})
+LEASE_FACTS = st.fixed_dictionaries(
+    {name: st.booleans() for name in ("lost", "releasing", "expired", "can_deliver", "can_read")}
+)
 
 
 @given(st.sampled_from(("returns", "checkpoints", "commits")), EVENTS, LEASE_FACTS)
@@ -211,7 +213,7 @@ def test_no_order_skips_a_record(kind: ConsumerKind, events: list[tuple[str, int
             case "reject":
                 state.request_rejected(TransientRejection("soon"), now)
             case "rest":
-                state.rest(now + number)
+                state.pause_until(now + number)
             case "store" if (position := state.due_checkpoint(now)) is not None:
                 assert position.order <= cursor.acknowledged.order
                 state.checkpoint_stored(position, now, number, aligned=False)
@@ -222,15 +224,15 @@ def test_no_order_skips_a_record(kind: ConsumerKind, events: list[tuple[str, int
             for position_mark in (cursor.committed, cursor.acknowledged, cursor.delivered, cursor.read)
         ]
         assert position_orders == sorted(position_orders)
-        match order := state.order(now, cursor.committed, **facts):
+        match next_order := state.next_order(now, cursor.committed, **facts):
             case StoreCheckpoint(position) | ReleaseAt(position):
                 assert position.order <= cursor.acknowledged.order
             case OpenReader(position):
                 assert position == cursor.read
             case DeliverRows() | ReadBatch():
                 assert [facts[name] for name in HELD] == [False, False, False]
-                assert now >= state.rests_until
+                assert now >= state.paused_until
             case EndShard():
-                raise AssertionError(order)
+                raise AssertionError(next_order)
             case _:
                 pass

@@ -399,7 +399,7 @@ def test_lease_without_a_known_start_time_is_named(caplog: pytest.LogCaptureFixt
 
 def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
     """Return a callback for reads, which sets for how long another reader may have had the connection."""
-    return lambda batch: evolve(batch, unlinked_seconds=seconds)
+    return lambda batch: evolve(batch, disconnected_seconds=seconds)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 
-from leasehold.adapters.consumer.batch_consumer import MEMORY_SECONDS
+from leasehold.adapters.consumer.batch_consumer import MEMORY_RETRY_SECONDS
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
@@ -276,7 +276,7 @@ def test_reader_that_waits_for_memory_asks_again_after_a_second(
     monkeypatch.setattr(reader.consumer._memory, "request", lambda: False)  # noqa: SLF001  the only replaced part
     now = harness.clock.now
     harness.holding.throughput.add(600, now - MEASURE_SECONDS)
-    assert reader.step(now) == now + MEMORY_SECONDS == now + 1.0
+    assert reader.step(now) == now + MEMORY_RETRY_SECONDS == now + 1.0
     assert harness.holding.throughput.average(now) is None
 
 

@@ -316,8 +316,8 @@ def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.M
 
         monkeypatch.setattr(target, method, woken)
 
-    note("turn", runner._turn_sooner, "set", lambda: not lease_readers.taking)  # noqa: SLF001
-    note("renew", runner._renew_sooner, "set", lambda: not runner._renewing)  # noqa: SLF001
+    note("turn", runner._turn_signal, "set", lambda: not lease_readers.wants_leases)  # noqa: SLF001
+    note("renew", runner._renew_signal, "set", lambda: not runner._renewing)  # noqa: SLF001
     note("dispatch", lease_readers.schedule._messages, "put", lambda: lease_readers.schedule._closed)  # noqa: SLF001
     runner.stop()
     runner.run()
@@ -418,7 +418,7 @@ def test_step_that_raises_as_its_lease_is_lost_logs_nothing(
 ) -> None:
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
-    replacement_step = holding_all._lease_readers._replacement_for(holding, 1)  # noqa: SLF001  called in place of a step that raised
+    replacement_step = holding_all._lease_readers._releasing_step_for(holding, 1)  # noqa: SLF001  called in place of a step that raised
     assert replacement_step is not None
     assert replacement_step(0.0) == math.inf
     assert "cannot be read here" not in caplog.text

@@ -5,7 +5,7 @@ from attrs import define
 from timed_shards import TEST_SLICE, UNTIL, TimedStream, read_to_the_end, record
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.consumer.slices import LATE_SECONDS, NOTE, Slice, SliceReader
+from leasehold.adapters.consumer.slices import ARRIVAL_MARGIN_SECONDS, NOTE, Slice, SliceReader
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, SettledShard
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceUnavailable, StoreError
@@ -16,11 +16,11 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
 
 def test_times_slightly_out_of_order_lose_no_record() -> None:
-    records = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + LATE_SECONDS), record(5, 10)]
+    records = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + ARRIVAL_MARGIN_SECONDS), record(5, 10)]
     assert read_to_the_end(TimedStream(shard_logs={"s-0": ShardRecords(records)})) == ([1, 3, 5], True)
     assert read_to_the_end(TimedStream(shard_logs={"s-0": ShardRecords(records, size=1)}, now=0.0)) == ([1, 3], True)
     source_with_early_record = TimedStream(
-        shard_logs={"s-0": ShardRecords([record(1, 1), record(2, 1 - LATE_SECONDS), record(3, 2)])}
+        shard_logs={"s-0": ShardRecords([record(1, 1), record(2, 1 - ARRIVAL_MARGIN_SECONDS), record(3, 2)])}
     )
     assert read_to_the_end(source_with_early_record, TEST_SLICE.begin) == ([1, 3], True)
 

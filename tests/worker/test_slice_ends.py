@@ -136,7 +136,7 @@ def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, use_callables: Callab
 
     monkeypatch.setattr(f"{RUNNING}.Runner", Run(do))
     monkeypatch.setattr(f"{RUNNING}.is_read", lambda _worker: True)
-    return run_slice(fleet().worker, handling, look_seconds=SOON)
+    return run_slice(fleet().worker, handling, check_seconds=SOON)
 
 
 def test_verdict_counts_only_handled_records(monkeypatch: pytest.MonkeyPatch) -> None:

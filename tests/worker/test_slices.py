@@ -13,7 +13,7 @@ from timed_shards import SINCE, TEST_SLICE, UNTIL, TimedStream, read_to_the_end,
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consumer.slices import (
-    LATE_SECONDS,
+    ARRIVAL_MARGIN_SECONDS,
     LOOK_SECONDS,
     NOTE,
     SliceVerdict,
@@ -28,7 +28,7 @@ from leasehold_lab.simulator.world.world import ShardRecords, create_shard
 
 pytestmark = pytest.mark.slow
 
-late = st.floats(0, LATE_SECONDS / 2)
+late = st.floats(0, ARRIVAL_MARGIN_SECONDS / 2)
 near = st.integers(-3, 3) | st.floats(-100, 200)
 
 
@@ -92,7 +92,7 @@ def test_group_reads_a_slice_and_ends() -> None:
     fleet = Fleet()
 
     def work(name: str) -> Callable[[], SliceVerdict]:
-        return lambda: run_slice(fleet.worker(name), fleet.handle, look_seconds=0.05)
+        return lambda: run_slice(fleet.worker(name), fleet.handle, check_seconds=0.05)
 
     verdicts = run_concurrently([work("a-1"), work("b-1")])
     assert [verdict.finished for verdict in verdicts] == [True, True]
@@ -106,9 +106,9 @@ def test_group_reads_a_slice_and_ends() -> None:
 
 def test_late_worker_finds_the_slice_read() -> None:
     fleet = Fleet()
-    assert run_slice(fleet.worker("a-1"), fleet.handle, look_seconds=0.05).finished
+    assert run_slice(fleet.worker("a-1"), fleet.handle, check_seconds=0.05).finished
     handled_before = list(fleet.handled)
-    assert run_slice(fleet.worker("a-2"), fleet.handle, look_seconds=0.05) == SliceVerdict(True, 0, 0, 0)
+    assert run_slice(fleet.worker("a-2"), fleet.handle, check_seconds=0.05) == SliceVerdict(True, 0, 0, 0)
     assert fleet.handled == handled_before
 
 
@@ -121,9 +121,9 @@ def test_interrupted_slice_resumes_where_it_stopped() -> None:
             raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        run_slice(fleet.worker("a-1"), Handling(ends_soon, checkpoint_seconds=0.0), look_seconds=0.05)
+        run_slice(fleet.worker("a-1"), Handling(ends_soon, checkpoint_seconds=0.0), check_seconds=0.05)
     assert not is_read(fleet.worker("a-1"))
-    assert run_slice(fleet.worker("a-2"), fleet.handle, look_seconds=0.05).finished
+    assert run_slice(fleet.worker("a-2"), fleet.handle, check_seconds=0.05).finished
     assert sorted(set(fleet.handled)) == fleet.expected
     assert len(fleet.handled) < len(fleet.expected) + 40
 
@@ -139,7 +139,7 @@ def test_async_handlers_and_dead_letters_are_counted() -> None:
     async def dead_letter(delivery: Delivery, _error: Exception) -> None:
         fleet.handle(delivery)
 
-    verdict = run_slice(fleet.worker("a-1"), Handling(handle, attempts=1, dead_letter=dead_letter), look_seconds=0.05)
+    verdict = run_slice(fleet.worker("a-1"), Handling(handle, attempts=1, dead_letter=dead_letter), check_seconds=0.05)
     assert (verdict.finished, verdict.records, verdict.letters) == (True, len(fleet.expected) - 1, 1)
     assert sorted(fleet.handled) == fleet.expected
 

@@ -90,7 +90,7 @@ class HangableExecutor:
         """Return False, because hanging work counts as running."""
         return False
 
-    def replace(self, work: Work) -> None:
+    def replace_slow_thread(self, work: Work) -> None:
         """Replace nothing: there is no thread."""
 
     def close(self) -> None:

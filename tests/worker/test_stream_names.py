@@ -4,7 +4,7 @@ import pytest
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.sources.protocol import PassingSource
+from leasehold.adapters.sources.protocol import ForwardingSource
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.scheduler import Unread
@@ -24,7 +24,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
 def test_batch_names_its_stream_even_if_leases_do_not(url: str, name: str) -> None:
     """The name comes from the source, even if it is wrapped. A lease's own name takes precedence."""
     source = open_source(url)
-    worker = Worker(store=FaultyStore(), source=PassingSource(source), me="a", consumer=Unread())
+    worker = Worker(store=FaultyStore(), source=ForwardingSource(source), me="a", consumer=Unread())
     source.close()
     identity = worker._identity  # noqa: SLF001  so that no lease has to be read
     for lease, stream in ((Lease("s-0"), name), (Lease("1:returns:2:s-0", stream="1:returns:2"), "1:returns:2")):

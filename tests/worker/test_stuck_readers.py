@@ -5,7 +5,7 @@ from reader_harness import ReaderHarness
 from virtual_fleet import FaultySource
 
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader
+from leasehold.adapters.sources.protocol import Batch, ForwardingSource, Reader
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import SourceUnavailable
 
@@ -76,7 +76,7 @@ class _Unclosable:
         raise SourceUnavailable("the link is gone")
 
 
-class _UnclosableSource(PassingSource):
+class _UnclosableSource(ForwardingSource):
     def open(self, lease: Lease, start: Position) -> Reader:
         return _Unclosable(super().open(lease, start))
 

@@ -84,7 +84,7 @@ class Counted(ThreadScheduler):
 
 def test_idle_tasks_end_after_a_burst_of_work() -> None:
     scheduler = Counted()
-    pool = Pool(scheduler, 6, "test", lambda _fault: None, keep=2)
+    pool = Pool(scheduler, 6, "test", lambda _fault: None, max_idle=2)
     for burst in (1, 2):
         barrier = threading.Barrier(6)
         assert sorted(pool.map(barrier.wait, [20] * 6)) == [*range(6)]

@@ -15,7 +15,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.consumer.events import EventLines, WholeLines
+from leasehold.adapters.consumer.events import EventLines, LineWriter
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Lease
 
@@ -58,7 +58,7 @@ def text_file_over(raw_file: Raw) -> TextIO:
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
 def test_rejected_line_that_is_written_again_appears_once(batches: list[list[bytes]], takes: list[int]) -> None:
     raw_file = Raw(takes)
-    whole_lines = WholeLines(text_file_over(raw_file))
+    whole_lines = LineWriter(text_file_over(raw_file))
     for batch in batches:
         data = b"".join(batch)
         while (partial_write := whole_lines.write(data)) is not None:
@@ -69,7 +69,7 @@ def test_rejected_line_that_is_written_again_appears_once(batches: list[list[byt
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
 def test_repeated_batch_duplicates_only_whole_lines(batches: list[list[bytes]], takes: list[int]) -> None:
     raw_file = Raw(takes)
-    whole_lines = WholeLines(text_file_over(raw_file))
+    whole_lines = LineWriter(text_file_over(raw_file))
     for batch in batches:
         while whole_lines.write(b"".join(batch)) is not None:
             pass
@@ -81,7 +81,7 @@ def test_repeated_batch_duplicates_only_whole_lines(batches: list[list[bytes]], 
 def test_full_disk_is_logged_and_not_raised(unbuffered: str) -> None:
     """Other processes that write to the full disk continue."""
     events = "leasehold.adapters.consumer.events"
-    code = f"import sys; from {events} import WholeLines as L; L(sys.stdout).write(b'x').unwritten"
+    code = f"import sys; from {events} import LineWriter as L; L(sys.stdout).write(b'x').unwritten"
     with Path("/dev/full").open("wb") as full_device:
         result = subprocess.run(
             (sys.executable, "-c", code),
@@ -97,14 +97,14 @@ def test_shard_event_during_a_full_disk_is_written_afterwards(holding: Holding) 
     raw = Raw([5, 0, 0])
     lines = EventLines("a-1", text_file_over(raw), wall=lambda: 1.5)
     for happening in ("initialize", "lease-lost", "initialize"):
-        lines.happened(happening, holding)
+        lines.write_shard_event(happening, holding)
     events = [json.loads(line)["event"] for line in io.BytesIO(bytes(raw.written))]
     assert events == ["initialize", "lease-lost", "initialize"]
 
 
 def test_closed_pipe_is_not_a_full_disk() -> None:
     """A closed pipe ends the command, whereas a write to a full disk is retried."""
-    lines = WholeLines(text_file_over(Raw([3, 0], errno.EPIPE)))
+    lines = LineWriter(text_file_over(Raw([3, 0], errno.EPIPE)))
     with pytest.raises(BrokenPipeError):
         lines.write(b"a line\n")
 

@@ -193,7 +193,7 @@ class ManualExecutor:
         self.waiting.remove(work)
         return True
 
-    def replace(self, work: Work) -> None:
+    def replace_slow_thread(self, work: Work) -> None:
         self.replaced.append(work)
 
     def close(self) -> None:

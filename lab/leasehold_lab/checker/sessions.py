@@ -39,7 +39,7 @@ from attrs import Factory, define, evolve, field, frozen
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Done, Lost, Outcome
-from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.requests import ObjectFields, StoredObject
 from leasehold.stores.sessions.rows import LEASES
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import (
@@ -56,7 +56,7 @@ from leasehold.stores.writes import (
     StealLease,
     TakeBackLease,
     Write,
-    applied,
+    lease_after_write,
 )
 
 TableRows = tuple[tuple[str, Any], ...]
@@ -105,7 +105,7 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
             return rows, tuple(row for row in rows if row[0] in request.names)
         case "apply":
             (name,), write = request.names, request.content
-            lease_written = applied(write, table.get(name))
+            lease_written = lease_after_write(write, table.get(name))
             outcome: Outcome = Lost(write.lease.key, table.get(name)) if lease_written is None else Done(lease_written)
             if lease_written is not None:
                 table[name] = lease_written
@@ -142,11 +142,11 @@ class CheckedCells:
             raise OutcomeUnknown("no answer")
         return response
 
-    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  every list is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:  # noqa: ARG002  every list is consistent
         """Return all rows whose names begin with one of the prefixes."""
         return tuple(_build_stored_row(*row) for row in self.replay_response(CellRequest("list", prefixes)))
 
-    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:  # noqa: ARG002
         """Return the named cells that exist."""
         # A read of several cells is not a snapshot. This model reads the cells of sessions before those of leases.
         leases = tuple(name for name in names if name.startswith(LEASES))
@@ -159,12 +159,12 @@ class CheckedCells:
         ]
         return {name: _build_stored_row(name, content) for name, content in cells}
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create a cell, and return its version, or None if the cell already exists."""
         version: str | None = self.replay_response(CellRequest("new", (name,), _encode_content(fields)))
         return version
 
-    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a cell if it still has this version, and return the new version; otherwise return None."""
         new_version: str | None = self.replay_response(CellRequest("over", (name,), _encode_content(fields), version))
         return new_version
@@ -184,8 +184,8 @@ def _encode_content(fields: ObjectFields) -> str:
     return json.dumps(dict(fields), sort_keys=True)
 
 
-def _build_stored_row(name: str, content: str) -> Stored:
-    return Stored(name, compute_version(content), json.loads(content))
+def _build_stored_row(name: str, content: str) -> StoredObject:
+    return StoredObject(name, compute_version(content), json.loads(content))
 
 
 class _NonBlockingSync:
@@ -371,10 +371,18 @@ class CheckedWorker:
             )
             for page in store._pages.values()  # noqa: SLF001  the state of the code under test
         ]
-        rows = sorted((key, row, row.stored.etag) for key, row in store._rows.items())  # noqa: SLF001
-        free_leases = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._free.items())  # noqa: SLF001
-        last_sessions, unsettled = sorted(store._last_sessions.items()), store._unsettled  # noqa: SLF001
-        store_state = (pages, rows, free_leases, last_sessions, unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
+        rows = sorted((key, row, row.stored.etag) for key, row in store._cached_rows.items())  # noqa: SLF001
+        free_leases = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._unowned_leases.items())  # noqa: SLF001
+        last_sessions, unsettled = sorted(store._last_sessions.items()), store._unsettled_etags  # noqa: SLF001
+        store_state = (
+            pages,
+            rows,
+            free_leases,
+            last_sessions,
+            unsettled,
+            sorted(store._ended_sessions),  # noqa: SLF001
+            store._make_session_id,  # noqa: SLF001
+        )
         return repr(
             (self.moves, self.holdings, self.listed_leases, self.leases_given_away, self.lost_holdings, store_state)
         )
@@ -588,7 +596,7 @@ class SessionModel:
                 if faults_left.get("restart"):
                     restarted_worker = self._create_worker(f"w{worker_index}", self.moves[worker_index])
                     worker_after_restart: CheckedWorker = pickle.loads(restarted_worker.snapshot)  # noqa: S301  our own
-                    worker_after_restart.store._ids.process = f"w{worker_index}again"  # type: ignore[attr-defined]  # noqa: SLF001
+                    worker_after_restart.store._make_session_id.process = f"w{worker_index}again"  # type: ignore[attr-defined]  # noqa: SLF001
                     state_after_restart = state_without_readers._replace(
                         workers=_replace_worker(
                             state_without_readers.workers, worker_index, take_snapshot(worker_after_restart)
@@ -626,7 +634,7 @@ class SessionModel:
         run_key = (worker_state.description, worker_state.action, worker_state.responses, worker_state.tick, now)
         if run_key not in self._outcomes:
             worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
-            cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
+            cells: Any = worker.store._versioned_rows  # noqa: SLF001  the checker's own
             cells.responses = deque(worker_state.responses)
             try:
                 events = worker.take_action(*worker_state.action, worker_state.tick, now)
@@ -795,7 +803,7 @@ class SessionModel:
         responses: list[Any] = []
         for _ in count():
             worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
-            cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
+            cells: Any = worker.store._versioned_rows  # noqa: SLF001  the checker's own
             cells.responses = deque(responses)
             try:
                 return rows, operation(worker.store)

@@ -15,7 +15,7 @@ from attrs import define
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Capabilities, Listing, Outcome
-from leasehold.stores.swap import CONTROL, DIRECTION, TO, SwapStore, split_version
+from leasehold.stores.swap import CONTROL_KEY, DIRECTION, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, Write
 from leasehold_lab.checker.sessions import (
     FIRST_WORKER_TAKES_BOTH,
@@ -67,8 +67,8 @@ class CheckedTable:
 def open_swap_store(cells: CheckedCells) -> Any:  # noqa: ANN401  the search is typed for SessionStore
     """Return the store under test, with its two tables."""
     tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
-    store: Any = SwapStore(tables, "to", clock=clock_at_zero, look_seconds=0.0)
-    store._cells = cells  # noqa: SLF001  the search reads this attribute
+    store: Any = SwapStore(tables, "to", clock=clock_at_zero, control_interval_seconds=0.0)
+    store._versioned_rows = cells  # noqa: SLF001  the search reads this attribute
     return store
 
 
@@ -96,7 +96,7 @@ class SwappingWorker(CheckedWorker):
         try:
             if verb == "send":
                 table = store._tables[TO]  # noqa: SLF001  the command opens this table itself
-                (control,) = table.get([CONTROL])
+                (control,) = table.get([CONTROL_KEY])
                 table.write(AnnotateLease(control, DIRECTION, key))
             else:
                 lease = self.listed_leases.pop(key)[0]
@@ -145,7 +145,7 @@ class SwapModel(SessionModel):
             return f"sticks: {exc}"
 
 
-_CONTROL_ROW = Lease(CONTROL, checkpoint=SHARD_END, annotations=((DIRECTION, "to"),))
+_CONTROL_ROW = Lease(CONTROL_KEY, checkpoint=SHARD_END, annotations=((DIRECTION, "to"),))
 
 
 def build_swap_model(
@@ -159,7 +159,7 @@ def build_swap_model(
 
     `moves` contains the number of actions that each worker may take.
     """
-    rows = ((f"to/{CONTROL}", _CONTROL_ROW),)
+    rows = ((f"to/{CONTROL_KEY}", _CONTROL_ROW),)
     return SwapModel(moves, leases, faults or {}, frozenset(verbs), initial_actions, rows=rows)
 
 

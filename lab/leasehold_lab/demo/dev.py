@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 from leasehold_lab.demo.child import ENVIRONMENT
 from leasehold_lab.demo.stage import Stream, StreamError, create_kinesis_client, put_records
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
@@ -121,7 +121,7 @@ def parse_stream(text: str) -> RequestedStream:
     return RequestedStream(name, int(shards) if equals_sign else 1, kind)
 
 
-log = escaped(logging.getLogger("leasehold.sample"))
+log = make_safe_logger(logging.getLogger("leasehold.sample"))
 
 KEYS = 40
 PUTS_PER_SECOND = 5
@@ -140,7 +140,7 @@ def put_samples(name: str, rate: int, put_batch: Callable[[KeyedRows], object]) 
     producer_thread = spawn(
         f"sample-{name}",
         lambda: put_rows(rate, put_batch, stop_event),
-        lambda fault: log.error("stream %s: sample data stopped: %s", name, said(fault)),
+        lambda fault: log.error("stream %s: sample data stopped: %s", name, error_summary(fault)),
     )
     try:
         yield

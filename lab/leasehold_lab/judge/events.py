@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores import writes
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 
 RecordPlace = tuple[int, int]
 """A record's sequence number and sub-sequence number. The latter is 0 unless the record was part of an aggregate."""
@@ -268,4 +268,4 @@ def parse_event(line: str | bytes) -> ReadingEvent:
             event_fields["t"] / 1000, worker, event, shard, place, key, event_fields["sha1"], event_fields.get("epoch")
         )
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"it is no event: {said(error)}") from error
+        raise ValueError(f"it is no event: {error_summary(error)}") from error

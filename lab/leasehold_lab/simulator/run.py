@@ -92,7 +92,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
     )
     world = World(scenario, tasks, table, source, history, start_member_later, read_budget, write_budget)
     for row in first_rows if scenario.sessions and not scenario.swaps else ():
-        world.cells.put_new(lease_row_name(row.key), encode_lease_row(LeaseRow(row)))
+        world.cells.put_if_absent(lease_row_name(row.key), encode_lease_row(LeaseRow(row)))
     for member in scenario.members:
         start_member_later(member)
     for reshape in scenario.reshapes:

@@ -26,9 +26,9 @@ from typing import Any
 from attrs import Factory, define, field
 
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.local"))
+log = make_safe_logger(logging.getLogger("leasehold.local"))
 
 PAGE, RECORDS, BYTES = 100, 1000, 1_000_000
 FIRST_NUMBER = 10**20
@@ -341,7 +341,9 @@ def run_table_server(table: TableStreams) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), TableRequest)
     server.daemon_threads = True
     server_thread = spawn(
-        "table-streams", server.serve_forever, lambda fault: log.error("streams are no longer served: %s", said(fault))
+        "table-streams",
+        server.serve_forever,
+        lambda fault: log.error("streams are no longer served: %s", error_summary(fault)),
     )
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

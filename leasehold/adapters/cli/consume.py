@@ -11,7 +11,7 @@ from leasehold.adapters.cli.common.standard_streams import discard_if_output_clo
 from leasehold.adapters.cli.common.start_lines import print_start_lines
 from leasehold.adapters.cli.common.supervisor import Supervisor, call_at_end_of_supervisor
 from leasehold.adapters.cli.common.table_options import add_table_options
-from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLines
+from leasehold.adapters.consumer.events import CLOSED_PIPE_STATUS, EventLines, JsonLines
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.runner import termination_signals
 from leasehold.adapters.consuming import Consumption, check_consumption_options, make_worker_id
@@ -103,7 +103,7 @@ def command(
         chosen_handler = _choose_handler(handler, me, options, events=events)
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
-            raise typer.Exit(CLOSED_STATUS)
+            raise typer.Exit(CLOSED_PIPE_STATUS)
         consumption = check_consumption_options(source, store, chosen_handler, options, flag_name)
         if processes < 1:
             raise ValueError(f"--processes: {processes} is not a whole number above 0")
@@ -159,5 +159,5 @@ def _run_supervised(me: str, store: str, processes: int, consumption: Consumptio
             *arguments[separator_index:],
         )
         commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *child_arguments)
-    final_statuses = {2, CLOSED_STATUS} | (set() if consumption.options["wait"] else {1})
+    final_statuses = {2, CLOSED_PIPE_STATUS} | (set() if consumption.options["wait"] else {1})
     return Supervisor(commands, consumption.options["drain_seconds"], final_statuses).run(termination_signals())

@@ -16,7 +16,7 @@ from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of
 from leasehold.stores.fields import convert_to_kilobytes
-from leasehold.stores.printable import few, printable
+from leasehold.stores.printable import join_limited, printable
 from leasehold.stores.swap import lease_place
 
 SENTENCES_MAX = 8
@@ -72,7 +72,7 @@ def describe_totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, .
             keys_by_status.setdefault(status, []).append(key)
     problems = []
     for status, keys in sorted(keys_by_status.items(), key=lambda item: (-item[0].number, item[1])):
-        problems.append(f"{status.word} {few(keys, NAMED_MAX)}: {status.says}")
+        problems.append(f"{status.word} {join_limited(keys, NAMED_MAX)}: {status.says}")
     if len(problems) > SENTENCES_MAX:
         problems[SENTENCES_MAX:] = [f"and {len(problems) - SENTENCES_MAX} more; --json shows all"]
     problems += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]

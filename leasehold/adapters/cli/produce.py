@@ -22,7 +22,7 @@ from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.errors import ProducerError, RecordFailed, SourceError
 from leasehold.stores.fields import escape_surrogates, parse_decimal
-from leasehold.stores.printable import printable, text_of
+from leasehold.stores.printable import limited_error_text, printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -158,7 +158,7 @@ def _report_failure(number: int, future: RecordFuture) -> None:
     try:
         future.result(0)
     except RecordFailed as error:
-        print(printable(f"leasehold produce: line {number}: {text_of(error)}"), file=sys.stderr)
+        print(printable(f"leasehold produce: line {number}: {limited_error_text(error)}"), file=sys.stderr)
     except ProducerError:
         pass
 

@@ -13,9 +13,9 @@ from attrs import asdict
 
 from leasehold.adapters.cli.common.ending import exit_on_failure
 from leasehold.adapters.consumer.dead_letters.replaying import (
+    CallHandler,
     DeadLetterSource,
-    Deliver,
-    HandlerCalls,
+    HandlerCaller,
     ReplayVerdict,
     replay,
     replay_stream,
@@ -131,14 +131,14 @@ def _replay_from_stream(
 
 
 @contextmanager
-def _open_delivery(handler: str | None, to: str | None) -> Iterator[Deliver]:
+def _open_delivery(handler: str | None, to: str | None) -> Iterator[CallHandler]:
     if to is not None:
         stream = open_stream(to)
         with closing(stream):
             yield stream.put_back
         return
     # Create a `Handling`, which checks the handler in the same way as for `consume`.
-    with HandlerCalls(Handling(load_function(handler or "")).handler) as calls:
+    with HandlerCaller(Handling(load_function(handler or "")).handler) as calls:
         yield calls.deliver
 
 

@@ -13,7 +13,7 @@ The order of events in the life of a lease reader
 3. Open a reader of the source just after the checkpoint, or after the last position that this worker has handled, if
    that is later.
 4. Request memory from the memory budget, then read once. The batch stays in memory until it is done. A lease reader
-   that waits for memory holds none, so two of them cannot wait for each other.
+   that waits for memory holds none, so two lease readers cannot wait for each other.
 5. Dispatch the batch. The lease must be neither lost nor expired. This is checked at the start of the step, after the
    read, which may have taken long, and in the handler's thread just before the call, because the batch may have waited
    for that thread.
@@ -27,9 +27,9 @@ The order of events in the life of a lease reader
    dispatched in halves, in order, and records that fail on their own go to the dead letter. Each half that is handled
    and each dead-lettered record counts as handled immediately, so the lease can be released between two of them.
 10. When the last batch of a shard is done, create the children's leases, then write SHARD_END (L3). After a crash
-    between the two, the end of the shard is read once more, and the children exist already.
-11. Leave. A lease is handed off or released only between two batches, and the handled position is written with it. A
-    lost lease is left without a checkpoint unless late checkpoints are enabled.
+    between the two, the end of the shard is read again, and the children's leases exist already.
+11. Release the lease. A lease is handed off or released only between two batches, and the handled position is written
+    at the same time. If a lease is lost, no checkpoint is written unless late checkpoints are enabled.
 
 What happens after a fault
 --------------------------
@@ -43,7 +43,7 @@ What happens after a fault
   this lease begins in this process. Another worker may handle the same records at the same time. The two workers have
   different fencing numbers.
 - If a step raises an unexpected exception, it is repeated a few times. Then the lease is released (`LeaseReaders`),
-  because a lease that is held but not read would stall unnoticed.
+  because otherwise its shard would not be read, and no one would notice.
 - If the lease is lost while a handler runs, the handler continues. This worker no longer checkpoints its records as the
   owner, and the next owner handles them again.
 
@@ -52,6 +52,6 @@ Why nothing is skipped
 The handled position advances only over batches whose handler or dead letter ended with None. These batches follow one
 another without gaps, beginning at the position at which the reader was opened. Every checkpoint is such a position, or
 one that the handler checkpointed by itself within its batch. Every reader is opened at a stored position, or after
-batches that are handled or still in memory. A record is therefore skipped only if a handler has declared it done. A
+batches that are handled or still in memory. A record is therefore skipped only if a handler has checkpointed it. A
 record after the last checkpoint may be handled twice.
 """

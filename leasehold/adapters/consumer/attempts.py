@@ -1,14 +1,14 @@
 """Decides what to do after a batch fails: try it again, split it, dead-letter a record, or release the lease.
 
-If a handler raises, or returns anything but None, its batch is dispatched again after a growing wait, without the
-records that the handler has already checkpointed. The remaining records count as a new batch, with the full number of
+If a handler raises an exception, or returns anything but None, its batch is dispatched again after a growing wait.
+Records that the handler has already checkpointed are left out, and the remaining records get the full number of
 attempts. After the last attempt, this worker logs the failure, stops reading the shard and releases its lease, because
-the handler may succeed on another worker, whose connections or disk may work. This worker does not take the lease again
-for `cooldown_seconds`.
+the handler may succeed on another worker (if the cause is a broken connection or a full disk, for example). This worker
+does not take the lease again for `cooldown_seconds`.
 
-No record is skipped unless a `dead_letter` is set. If it is set, a batch that failed every attempt is split into
+If no `dead_letter` is set, no record is ever skipped. If it is set, a batch that failed every attempt is split into
 halves, which are dispatched in order and without waits. A half that fails is split again, until the records that fail
-on their own are found. Each of these is passed to the dead letter with its error, as a batch of one record. The shard
+on their own are found. Each of these is passed to the dead letter with its error, as a batch of one record. Reading
 continues after the record only if that call ends with None. If the worker itself caused the failure (`NotAwaited`), no
 record goes to the dead letter.
 """
@@ -24,9 +24,9 @@ from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.reading"))
+log = make_safe_logger(logging.getLogger("leasehold.reading"))
 
 PositionKey = tuple[int, int, int]
 
@@ -40,19 +40,19 @@ class TryAgain:
 
 @frozen
 class NoMoreAttempts:
-    """The records cannot be handled here, for this reason."""
+    """This worker cannot handle the records, for this reason."""
 
-    why: str
+    reason: str
 
 
 @frozen
 class ToDeadLetter:
-    """Pass the only record of the failed batch to this dead-letter function."""
+    """Pass the failed record to this dead-letter function. The failed batch consists of this one record."""
 
     dead_letter: DeadLetter
 
 
-AfterFault = TryAgain | NoMoreAttempts | ToDeadLetter
+FailureDecision = TryAgain | NoMoreAttempts | ToDeadLetter
 
 
 @frozen
@@ -69,65 +69,67 @@ class FailedPart:
 
 
 class Attempts:
-    """Chooses which records of one lease are dispatched next after a fault.
+    """Chooses which records of one shard to dispatch next after a failure.
 
-    The parts of a failed batch that are still to be searched are stored as positions, not as records, because the batch
+    The parts of a failed batch that must still be searched are stored as positions, not as records, because the batch
     may be dropped to free memory. When it is read again, it may end at another position.
 
     Attributes:
-        failing: Whether a batch has failed, or only a part of one was handled, since the last batch that was handled
-            completely. If False, batches are dispatched as they were read.
+        is_retrying: Whether, since the last batch that was handled completely, a batch has failed or was handled
+            only in part. If False, batches are dispatched as they were read.
     """
 
     def __init__(self, handling: Handling, holding: Holding, uniform: Callable[[float, float], float]) -> None:
         self._handling, self._holding = handling, holding
         self._backoff = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
-        self._failed_parts: list[FailedPart] = []  # each within the previous one; the last is dispatched next
-        self._done_to: PositionKey | None = None
-        self.failing = False
+        self._failed_parts: list[FailedPart] = []  # each is a part of the previous one; the last is dispatched next
+        self._done_up_to: PositionKey | None = None
+        self.is_retrying = False
 
     def next_piece(self, batch: Batch) -> Delivery:
         """Return the records to dispatch now, or an empty piece if the handler has checkpointed all of the batch."""
         remaining = self.remaining(batch)
         while self._failed_parts and remaining and remaining[0].position.order > self._failed_parts[-1].end:
-            # All records of the innermost part are done. Continue with the larger part that contains it.
+            # All records of the smallest part are done. Continue with the larger part that contains it.
             self._failed_parts.pop()
             if not self._failed_parts:
                 self._backoff.reset()
         attempts = self._failed_parts[-1].attempts if self._failed_parts else self._backoff.faults
-        part = remaining[: _count_up_to(remaining, self._failed_parts[-1].end)] if self._failed_parts else remaining
-        part = part[: self._handling.max_records]
-        end = part[-1].position if len(part) < len(remaining) else batch.read_to or batch.records[-1].position
+        records = remaining[: _count_up_to(remaining, self._failed_parts[-1].end)] if self._failed_parts else remaining
+        records = records[: self._handling.max_records]
+        piece_end = (
+            records[-1].position if len(records) < len(remaining) else batch.read_to or batch.records[-1].position
+        )
         in_parts = attempts + 1 - self._backoff.faults if self._failed_parts else 0
         return Delivery(
-            part, end, batch.behind_seconds, self._holding, batch.in_columns, attempts + 1, in_parts=in_parts
+            records, piece_end, batch.behind_seconds, self._holding, batch.in_columns, attempts + 1, in_parts=in_parts
         )
 
     def remaining(self, batch: Batch) -> Sequence[Record]:
         """Return the records of the batch that are not done."""
-        if not self.failing:
+        if not self.is_retrying:
             return batch.records
         # Records that the handler checkpointed before it raised are not dispatched again.
-        done_to = max(self._holding.lease.checkpoint.order, self._done_to or (0, 0, 0))
-        return batch.records[_count_up_to(batch.records, done_to) :]
+        done_up_to = max(self._holding.lease.checkpoint.order, self._done_up_to or (0, 0, 0))
+        return batch.records[_count_up_to(batch.records, done_up_to) :]
 
     @property
-    def searching(self) -> bool:
-        """Whether a failed batch is being searched for the records that fail."""
+    def is_searching(self) -> bool:
+        """Whether a failed batch is dispatched in parts, to find the records that fail."""
         return bool(self._failed_parts)
 
-    def after_failure(self, piece: Delivery, error: Exception) -> AfterFault:
+    def after_failure(self, piece: Delivery, error: Exception) -> FailureDecision:
         """Return what to do after the failure of this piece."""
-        self.failing, records, dead_letter = True, piece.records, self._handling.dead_letter
+        self.is_retrying, records, dead_letter = True, piece.records, self._handling.dead_letter
         if not self._failed_parts:
             wait_seconds = self._backoff.next()
             sequence_range = f"{records[0].sequence_number} to {records[-1].sequence_number}"
             attempt_text = f"records {sequence_range}, attempt {self._backoff.faults} of {self._handling.attempts}"
             if isinstance(error, Unhandled):  # made from a return value, so its traceback is useless
-                why, trace = f"its handler failed on {attempt_text}: {error}", error.__cause__
+                failure_text, traceback_source = f"its handler failed on {attempt_text}: {error}", error.__cause__
             else:  # do not log the message, which may contain a record
-                why, trace = f"its handler raised {type(error).__name__} on {attempt_text}", error
-            log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
+                failure_text, traceback_source = f"its handler raised {type(error).__name__} on {attempt_text}", error
+            log.warning("shard %s: %s", self._holding.key, failure_text, exc_info=traceback_source)
             if self._holding.lease.checkpoint.order >= records[0].position.order:
                 # The handler checkpointed some of the records before it failed. The remaining records get the full
                 # number of attempts.
@@ -136,13 +138,12 @@ class Attempts:
             if self._backoff.faults < self._handling.attempts:
                 return TryAgain(wait_seconds)
             if dead_letter is None:
-                return NoMoreAttempts(why)
+                return NoMoreAttempts(failure_text)
         if isinstance(error, NotAwaited):
             return NoMoreAttempts(str(error))
-        # Split records that failed together into two halves. The first half is dispatched now, and the second half once
-        # the first is done.
-        end = self._failed_parts.pop().end if self._failed_parts else records[-1].position.order
-        self._failed_parts.append(FailedPart(end, piece.attempts))
+        # Split the records into two halves. Dispatch the first half now, and the second half when the first is done.
+        part_end = self._failed_parts.pop().end if self._failed_parts else records[-1].position.order
+        self._failed_parts.append(FailedPart(part_end, piece.attempts))
         if len(records) == 1 and dead_letter is not None:
             return ToDeadLetter(dead_letter)
         self._failed_parts.append(FailedPart(records[(len(records) - 1) // 2].position.order, piece.attempts))
@@ -150,16 +151,16 @@ class Attempts:
 
     def record_progress(self, end: Position) -> None:
         """Record that the batch was handled or dead-lettered up to this position, which is not its end."""
-        self._done_to, self.failing = end.order, True
-        if not self._failed_parts:  # each part of a divided batch has its own attempts
+        self._done_up_to, self.is_retrying = end.order, True
+        if not self._failed_parts:  # each part of a split batch has its own attempts
             self._backoff.reset()
 
     def record_done(self, batch: Batch) -> None:
         """Record that the whole batch was handled or dead-lettered."""
-        if batch.records:  # before a dropped batch is read again, an empty one may be read
-            self._done_to = None
+        if batch.records:  # an empty batch may be read before a dropped batch is read again
+            self._done_up_to = None
             self._backoff.reset()
-            self.failing = bool(self._failed_parts)
+            self.is_retrying = bool(self._failed_parts)
 
 
 def _count_up_to(records: Sequence[Record], end: PositionKey) -> int:

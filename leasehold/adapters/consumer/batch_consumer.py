@@ -1,24 +1,23 @@
 """Holds one batch of a held shard in memory, for consumers that take batches.
 
-This module contains what `HandlerConsumer` and `AcknowledgingConsumer` have in common: holding the batch in memory,
-writing the checkpoint and leaving the shard. The two classes differ in how they pass a batch on and in how the batch is
-acknowledged.
+`BatchConsumer` is the common base class of `HandlerConsumer` and `AcknowledgingConsumer`. It holds the batch in memory,
+writes checkpoints and closes the shard. The two classes differ in how a batch is passed on and acknowledged.
 """
 
 import logging
 
 from leasehold.adapters.consumer.batch_window import join_batches
 from leasehold.adapters.consumer.dispatcher import Dispatcher
-from leasehold.adapters.consumer.handling import Handling, Happening
+from leasehold.adapters.consumer.handling import Handling, ShardEvent
 from leasehold.adapters.consumer.memory import MemoryShare
 from leasehold.adapters.consumer.port import ConsumerPort, HeldShard
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.reading"))
+log = make_safe_logger(logging.getLogger("leasehold.reading"))
 
-MEMORY_SECONDS = 1.0
+MEMORY_RETRY_SECONDS = 1.0
 """How many seconds a reader waits before it requests memory again, unless it is woken sooner."""
 
 
@@ -36,7 +35,7 @@ class BatchConsumer(ConsumerPort):
         self._shard, self._handling, self._memory, self._dispatcher = shard, handling, memory, dispatcher
         self.holding, self._worker, self._state, self._cursor = shard.holding, shard.worker, shard.state, shard.cursor
 
-    def start_at(self, start: Position, now: float) -> None:  # noqa: ARG002  the first read is a step of its own
+    def start_at(self, start: Position, now: float) -> None:  # noqa: ARG002  another step makes the first read
         # Until a record is done, the lease row contains LATEST. `start` is the position to which LATEST was resolved
         # (L5).
         self._cursor.pinned_at(start)
@@ -46,23 +45,23 @@ class BatchConsumer(ConsumerPort):
         self._dispatcher.notify("observer", self._handling.observer, "initialize", self.holding)
 
     def _open(self) -> None:
-        self._shard.pull.open()
+        self._shard.reader.open()
 
     # Reading
 
-    def admit(self, now: float) -> float | None:
+    def reserve_memory(self, now: float) -> float | None:
         if self._memory.request():
             return None
-        # Report a fault, because the shard falls behind while its reader waits for memory. The throughput measurement
-        # is paused, so that this wait is not counted as slowness of the stream.
+        # Report a fault, because the shard falls behind while its reader waits for memory. Pause the throughput
+        # measurement, so that this wait does not make the stream look slow.
         self.holding.progress.failed("batches of other shards use all the memory for batches", now)
         self.holding.progress.expect_no_response()
         self.holding.throughput.rest(now)
-        return now + MEMORY_SECONDS
+        return now + MEMORY_RETRY_SECONDS
 
     def keep(self, batch: Batch) -> None:
-        # Hold the batch before the cursor advances. Otherwise, if holding the batch fails, its records would be
-        # skipped.
+        # Move the cursor only after the batch is in memory. Otherwise, if holding the batch raises, its records would
+        # be skipped.
         self._memory.hold(join_batches(self._memory.batch, batch))
         self._cursor.batch_read(batch.reached, batch.children)
 
@@ -83,27 +82,29 @@ class BatchConsumer(ConsumerPort):
         self.holding.progress.read(held_batch, now, wait_reason)
         if self.holding.progress.call_abandoned:
             return False
-        # Report the read before the records are passed to the consumer. Otherwise, the read would never be reported if
-        # the consumer hangs.
+        # Report the read before the records are passed on. Otherwise, it would never be reported if the handler hangs.
         self._dispatcher.notify("measure", self._handling.measure, self.holding, batch)
         return True
 
     # The batch in memory
 
-    def _protect_batch(self) -> bool:
-        """Keep the batch from being dropped during this step. Return whether it had already been dropped."""
+    def _protect_or_reread_batch(self) -> bool:
+        """Prevent the batch from being dropped during this step.
+
+        If it was already dropped, have its records read again, and return True.
+        """
         memory = self._memory
         if memory.batch is not None:
             memory.protect()
         if not memory.dropped:
             return False
         memory.dropped = False
-        self._shard.pull.drop()
+        self._shard.reader.drop()
         return True
 
     def _confirm_lease(self) -> None:
-        """Renew the lease if another process may have been connected to the source in the meantime."""
-        if self._state.unconfirmed:
+        """Renew the lease if another process may have been connected to the source since our last renewal."""
+        if self._state.must_confirm_lease:
             self.holding.renew()
             self._state.lease_confirmed()
 
@@ -111,17 +112,16 @@ class BatchConsumer(ConsumerPort):
         """Drop the batch from memory, so that all unacknowledged records are read again."""
         self._memory.clear()
         self._cursor.consumer_gone()
-        self._shard.pull.drop()
+        self._shard.reader.drop()
 
-    # Checkpoints, and leaving
+    # Checkpoints and the end
 
     def store(self, position: Position, now: float) -> bool:
-        # If another worker waits for the lease, nothing is written here, because the hand-off will write the position.
+        # If another worker waits for the lease, `checkpoint` writes nothing, because the hand-off stores the position.
         if not self.holding.checkpoint(position, unless_releasing=True):
             return False
         self._state.checkpoint_stored(
-            # If the lease is to be released, no checkpoint was written here, because the release will write the
-            # position.
+            # If the lease is to be released, nothing was written, because the release stores the position.
             None if self.holding.releasing else position,
             now,
             self._handling.checkpoint_seconds,
@@ -132,15 +132,15 @@ class BatchConsumer(ConsumerPort):
     def release_begun(self) -> None:
         self._memory.clear()
 
-    def _close(self, happening: Happening) -> Happening:
+    def _close(self, reason: ShardEvent) -> ShardEvent:
         """Free the memory and close the shard's reader.
 
-        Returns the reason for leaving the shard, which may differ from `happening`.
+        Return the reason why reading ends, which may differ from `reason`.
         """
         self._memory.clear()
         try:
-            self._shard.pull.close()
-        except Exception as fault:  # noqa: BLE001  whatever closing raises, the lease is left
-            log.warning("shard %s: its reader could not be closed: %s", self.holding.key, said(fault))
+            self._shard.reader.close()
+        except Exception as fault:  # noqa: BLE001  stop reading even if the reader cannot be closed
+            log.warning("shard %s: its reader could not be closed: %s", self.holding.key, error_summary(fault))
         # The worker may have released the lease without this reader (D6).
-        return "stopped" if happening == "lease-lost" and self.holding.released else happening
+        return "stopped" if reason == "lease-lost" and self.holding.released else reason

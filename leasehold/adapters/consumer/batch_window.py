@@ -1,6 +1,6 @@
 """Decides how long records of one shard wait for further records before they are dispatched (`linger_seconds`).
 
-1. The window opens when the first record is in memory. It closes after `linger_seconds`, or sooner if the batch is
+1. The window opens when the first record is in memory. It closes after `linger_seconds`, or earlier if the batch is
    full, the shard ends, or other shards need the memory.
 2. Once a batch has been dispatched, it does not wait for further records before a retry.
 3. Waiting records are neither delivered nor acknowledged. If the lease moves or the worker stops, the records are left
@@ -19,7 +19,7 @@ FULL_BYTES = 6 * 2**20
 
 
 class BatchWindow:
-    """The window of one shard.
+    """Decides how long the records of one shard wait for further records.
 
     Args:
         seconds: How long the first record of a batch waits for further records; 0 for no wait.
@@ -27,36 +27,36 @@ class BatchWindow:
     """
 
     def __init__(self, seconds: float, max_records: int | None) -> None:
-        self._seconds, self._full = seconds, math.inf if max_records is None else max_records
-        self._until: float | None = None
+        self._seconds, self._full_count = seconds, math.inf if max_records is None else max_records
+        self._closes_at: float | None = None
 
     @property
     def wait_reason(self) -> str:
-        """Why records wait, for the status of the lease."""
+        """The reason why records wait, which the status of the lease shows."""
         return f"its records wait up to {self._seconds:g} s for more (linger_seconds)"
 
-    def closing_time(self, batch: Batch | None, count: Callable[[Batch], int], now: float) -> float:
+    def closing_time(self, batch: Batch | None, count_waiting: Callable[[Batch], int], now: float) -> float:
         """Open the window if necessary. Return the time when it closes, or minus infinity if the records must not wait.
 
         Args:
             batch: The batch in memory, or None.
-            count: Returns how many records of the batch are not done.
+            count_waiting: Returns how many records of the batch are not done.
             now: The time by the worker's clock.
         """
-        if not self._seconds or batch is None or not (waiting_count := count(batch)):
+        if not self._seconds or batch is None or not (waiting_count := count_waiting(batch)):
             return -math.inf
-        if self._until is None:
-            self._until = now + self._seconds
-        is_full = batch.size >= FULL_BYTES or waiting_count >= self._full
-        return -math.inf if is_full or batch.ended or now >= self._until else self._until
+        if self._closes_at is None:
+            self._closes_at = now + self._seconds
+        is_full = batch.size >= FULL_BYTES or waiting_count >= self._full_count
+        return -math.inf if is_full or batch.ended or now >= self._closes_at else self._closes_at
 
     def close(self) -> None:
-        """Have the held records wait no longer."""
-        self._until = -math.inf
+        """Have the records in memory wait no longer for further records."""
+        self._closes_at = -math.inf
 
     def renew(self) -> None:
-        """Open a new window for the records that come next."""
-        self._until = None
+        """Have a new window opened by the next record."""
+        self._closes_at = None
 
 
 def join_batches(earlier: Batch | None, later: Batch) -> Batch:

@@ -1,11 +1,11 @@
 """Tracks how far one shard is read, delivered, acknowledged and stored, and decides what its reader does next.
 
 All code that reads a shard (a worker, Spark's prefetching, a Spark executor, the replay of a batch, a task of a slice)
-gets its next order from a cursor and reports the result to the cursor. The cursor does no I/O, reads no clock and
-starts no thread. `ShardPull`, at the end of this file, is the only code that carries out a cursor's orders to open and
-read a source's reader.
+gets its next order from a cursor, carries it out and reports the result to the cursor. The cursor does no I/O, reads
+no clock and starts no thread. Only `ShardReader`, at the end of this file, carries out the orders that open and read a
+source's reader.
 
-There are four marks, each a position of the shard, and one invariant:
+A cursor has four marks. Each is a position in the shard, and they are always in this order:
 
     committed <= acknowledged <= delivered <= read
 
@@ -15,12 +15,12 @@ There are four marks, each a position of the shard, and one invariant:
     acknowledged  The end of the records that the consumer has finished with. A plain handler acknowledges by returning,
                   Spark by committing, and a self-checkpointing handler by its checkpoint. No other position is
                   ever stored.
-    committed     The checkpoint of the lease.
+    committed     The checkpoint in the lease row.
 
-`storable` is the position that a write may store. It is `acknowledged`, except at the end of the shard, whose children
-need leases first.
+`storable` is the position that a checkpoint may store. It equals `acknowledged`, except at the end of the shard: the
+leases of the shard's children must be created before SHARD_END is stored.
 
-Each event moves some of the marks. The rows of this table are named after the methods that report the events.
+Each event moves some of the marks. In this table, an event has the name of the method that reports it.
 
     event                       committed       acknowledged    delivered       read            the reader
     begun_at(start)             <= start        <= start        start           start
@@ -39,17 +39,17 @@ returned. After `rows_dropped` the next reader is opened at `delivered`, because
 memory. If the consumer fails or is replaced, `consumer_gone` causes the records after `acknowledged` to be delivered
 again. If these records are no longer in memory, `rows_dropped` must follow.
 
-`order` returns what to do next, by the first line that applies:
+`next_order` returns what to do next, by the first line that applies:
 
-    the lease is lost                                   LeaveShard
-    it is to be released, and a consumer is working     AwaitEvent: its acknowledgement
+    the lease is lost                                   CloseLostShard
+    it is to be released, with unacknowledged records   AwaitEvent: their acknowledgement
     it is to be released                                ReleaseAt `storable`
     the end of the shard is acknowledged                EndShard: the children's leases, then SHARD_END
-    something is acknowledged and not stored            StoreCheckpoint, if a write is due
+    a position is acknowledged and not stored           StoreCheckpoint, if a checkpoint is due
     the lease has expired by our own clock              AwaitEvent: a renewal will show who owns it
-    something is read and not delivered                 DeliverRows, if the consumer is free
-    everything that is to be read was read              AwaitEvent: the consumer
-    there is no room for more                           AwaitEvent
+    records are read and not delivered                  DeliverRows, if the consumer can take them
+    the shard is read up to `until`                     AwaitEvent: the consumer
+    no more records may be read now                     AwaitEvent
     no reader is open                                   OpenReader at `read`
     otherwise                                           ReadBatch
 
@@ -69,7 +69,7 @@ from leasehold.errors import SourceError
 class OpenReader:
     """Open a reader just after this position."""
 
-    at: Position
+    position: Position
 
 
 @frozen
@@ -84,14 +84,14 @@ class DeliverRows:
 
 @frozen
 class StoreCheckpoint:
-    """Store this position: everything up to it is finished with."""
+    """Store this position. The consumer has finished with all records up to it."""
 
-    to: Position
+    position: Position
 
 
 @frozen
 class EndShard:
-    """Create leases for these child shards, which the source has named, and then write SHARD_END (L3)."""
+    """Create leases for these child shards, which the last read returned, and then write SHARD_END (L3)."""
 
     children: tuple[Shard, ...]
 
@@ -100,33 +100,35 @@ class EndShard:
 class ReleaseAt:
     """Hand off the lease to its next owner, or release it if there is none. All records up to `at` are done."""
 
-    at: Position
+    position: Position
 
 
 @frozen
 class AwaitEvent:
-    """Wait, because nothing can be done before the next event."""
+    """Wait for the next event, because nothing can be done before it."""
 
 
 @frozen
-class LeaveShard:
-    """Close the reader and forget the shard; store nothing."""
+class CloseLostShard:
+    """Close the reader and stop tracking the shard. Store nothing, because the lease is lost."""
 
 
-CursorOrder = OpenReader | ReadBatch | DeliverRows | StoreCheckpoint | EndShard | ReleaseAt | AwaitEvent | LeaveShard
+CursorOrder = (
+    OpenReader | ReadBatch | DeliverRows | StoreCheckpoint | EndShard | ReleaseAt | AwaitEvent | CloseLostShard
+)
 
 
 class Cursor:
     """The marks of one shard.
 
     Args:
-        at: The initial position of all four marks, which is the lease's checkpoint, or the start if nothing is to be
-            stored.
+        start: The initial position of all four marks. It is the lease's checkpoint, or the start position if
+            nothing will be stored.
         until: The position at which reading ends; by default the end of the shard.
     """
 
-    def __init__(self, at: Position, *, until: Position = SHARD_END) -> None:
-        self.committed = self.acknowledged = self.delivered = self.read = self.storable = at
+    def __init__(self, start: Position, *, until: Position = SHARD_END) -> None:
+        self.committed = self.acknowledged = self.delivered = self.read = self.storable = start
         self.until, self.children = until, tuple[Shard, ...]()
         self.reader_open = False
 
@@ -137,18 +139,18 @@ class Cursor:
 
     @property
     def is_fully_read(self) -> bool:
-        """Whether everything that is to be read was read."""
+        """Whether the shard was read up to `until`."""
         return self.read.order >= self.until.order
 
     @property
-    def unstored(self) -> Position | None:
+    def unstored_position(self) -> Position | None:
         """The acknowledged position that is to be stored, or None. The end of the shard is never returned."""
         return self.storable if self.storable.order > self.committed.order else None
 
     # Events
 
     def begun_at(self, start: Position) -> None:
-        """Begin at the consumer's own position: the tip if it starts at LATEST, or the end of its previous run."""
+        """Start reading at the consumer's own position, such as the end of its previous run, or the tip for LATEST."""
         if self.acknowledged.order > start.order:
             # If the consumer is behind the lease's checkpoint, for example a query that restarts from an older state,
             # it needs all records since that state.
@@ -158,23 +160,23 @@ class Cursor:
         self.delivered = self.read = start
 
     def pinned_at(self, start: Position) -> None:
-        """Begin at the position to which the lease's LATEST or its start time was resolved; deliver nothing earlier."""
-        # The lease keeps LATEST or the time until a record is done, and both lead to the same position after a crash.
-        # If reading resumes in this process, it resumes at `start`, because LATEST would then mean a later record.
+        """Start reading at this position, to which the lease's LATEST or start time was resolved."""
+        # The lease row keeps LATEST or the time until a record is done. After a crash, it is resolved to the same
+        # position again. In this process, reading resumes at `start`, because LATEST would now mean a later record.
         self.acknowledged = self.delivered = self.read = start
 
     def reader_opened(self) -> None:
-        """Note that a reader was opened at `read`."""
+        """Record that a reader was opened at `read`."""
         self.reader_open = True
 
-    def batch_read(self, to: Position | None, children: tuple[Shard, ...] = ()) -> None:
-        """Record that a batch, which ends at `to`, was read and is in memory. If nothing was read, `to` is None."""
+    def batch_read(self, end: Position | None, children: tuple[Shard, ...] = ()) -> None:
+        """Record that a batch, which ends at `end`, was read and is in memory. If nothing was read, `end` is None."""
         # If the positions are equal, store the new one, because the position of an empty batch may contain a
         # token of the source.
-        if to is not None and to.order >= self.read.order:
-            self.read = to
+        if end is not None and end.order >= self.read.order:
+            self.read = end
         self.children = children
-        self._check()
+        self._check_marks()
 
     def reading_failed(self) -> None:
         """Record that a read raised an exception, or that the rows it returned could not be kept in memory."""
@@ -183,92 +185,99 @@ class Cursor:
         self.reader_open = False
 
     def rows_dropped(self) -> None:
-        """Note that the rows that were read but not delivered are no longer in memory."""
-        # The source's reader is already past the dropped rows, so a new reader must be opened to read them again.
+        """Record that the rows that were read but not delivered are no longer in memory."""
+        # The source's reader has already returned the dropped rows, so a new reader must be opened to read them again.
         self.read, self.reader_open = self.delivered, False
-        self._check()
+        self._check_marks()
 
-    def rows_delivered(self, to: Position) -> None:
-        """Note that everything up to `to` was delivered to a consumer. Raises ValueError if `to` is after `read`."""
-        if to.order >= self.delivered.order:  # the new one may contain the source's own token
-            self.delivered = to
-        self._check()
+    def rows_delivered(self, position: Position) -> None:
+        """Record that all records up to `position` were delivered. Raises ValueError if `position` is after `read`."""
+        if (
+            position.order >= self.delivered.order
+        ):  # if they are equal, the new position may contain a token of the source
+            self.delivered = position
+        self._check_marks()
 
-    def consumer_acknowledged(self, to: Position) -> None:
-        """Record that the consumer has finished with everything up to `to`.
+    def consumer_acknowledged(self, position: Position) -> None:
+        """Record that the consumer has finished with all records up to `position`.
 
-        A position before `acknowledged` is ignored. Raises ValueError if `to` is after `delivered`.
+        A position before `acknowledged` is ignored. Raises ValueError if `position` is after `delivered`.
         """
-        if to.order > self.delivered.order:
-            raise ValueError(f"cursor: {to} is acknowledged, and only what lies before {self.delivered} was delivered")
+        if position.order > self.delivered.order:
+            raise ValueError(
+                f"cursor: {position} is acknowledged, and only what lies before {self.delivered} was delivered"
+            )
         # A position before `acknowledged` is not an error: a handler may checkpoint records out of order, and Spark may
         # commit a batch a second time.
-        if to.order > self.acknowledged.order:
-            self.acknowledged = to
+        if position.order > self.acknowledged.order:
+            self.acknowledged = position
             # Only `EndShard` stores SHARD_END, after it has created the children's leases. Until then, a release stores
             # a sequence number.
-            self.storable = self.storable if to.ended else to
+            self.storable = self.storable if position.ended else position
 
     def consumer_gone(self) -> None:
-        """Note that the consumer failed or ended, so the records that it did not acknowledge are delivered again."""
+        """Record that the consumer failed or ended, so the records that it did not acknowledge are delivered again."""
         # Leave `read` unchanged, because the rows may still be in memory. If they are not, `rows_dropped` follows.
         self.delivered = self.acknowledged
 
-    def checkpoint_stored(self, to: Position) -> None:
-        """Record that the lease's checkpoint is at least `to`. Raises ValueError if `to` is after `acknowledged`."""
-        if to.order > self.committed.order:
-            self.committed = to
-        self._check()
+    def checkpoint_stored(self, position: Position) -> None:
+        """Record that the lease's checkpoint is at least `position`.
+
+        Raises ValueError if `position` is after `acknowledged`.
+        """
+        if position.order > self.committed.order:
+            self.committed = position
+        self._check_marks()
 
     # Orders
 
-    def order(
+    def next_order(
         self,
         *,
         lost: bool = False,
-        leaving: bool = False,
+        releasing: bool = False,
         expired: bool = False,
-        write: bool = True,
-        free: bool = True,
-        room: bool = True,
+        write_due: bool = True,
+        can_deliver: bool = True,
+        can_read: bool = True,
     ) -> CursorOrder:
         """Return what to do next.
 
         Args:
             lost: Whether the lease is lost.
-            leaving: Whether the lease is to be released.
+            releasing: Whether the lease is to be released.
             expired: Whether the lease has expired by our own clock.
-            write: Whether a checkpoint is due.
-            free: Whether the consumer can take a batch now.
-            room: Whether more may be read.
+            write_due: Whether a checkpoint is due.
+            can_deliver: Whether the consumer can take a batch now.
+            can_read: Whether more records may be read.
         """
         # Check for a lost lease first, because another worker owns it, and any write by this worker would be rejected.
         if lost:
-            return LeaveShard()
-        # Stop reading, wait until the delivered records are handled, and then release the lease. If the lease were
-        # released first, the next owner would handle the same records at the same time.
-        if leaving:
+            return CloseLostShard()
+        # Release the lease only after the delivered records are handled. Otherwise, the next owner would handle the
+        # same records at the same time.
+        if releasing:
             return AwaitEvent() if self.has_unacknowledged else ReleaseAt(self.storable)
         # Check for the end of the shard before storing a checkpoint, because SHARD_END replaces the checkpoint.
         if self.acknowledged.ended:
             return EndShard(self.children)
         # Store a checkpoint before delivering more rows. Otherwise, a consumer that is busy for a long time would delay
-        # the checkpoint of rows that are already done.
-        if write and (unstored := self.unstored) is not None:
-            return StoreCheckpoint(unstored)
+        # the checkpoint of records that are already done.
+        if write_due and (unstored_position := self.unstored_position) is not None:
+            return StoreCheckpoint(unstored_position)
         # Check for an expired lease only after storing a checkpoint. A checkpoint is safe, because it first renews the
         # lease, and is rejected if another worker has taken the lease.
         if expired:
             return AwaitEvent()
-        # Deliver the rows in memory before reading more. This limits the use of memory and keeps the rows in order.
+        # Deliver the rows in memory before reading more. This limits memory use and keeps the rows in order.
         read = self.read.order
-        if free and read > self.delivered.order:
+        if can_deliver and read > self.delivered.order:
             return DeliverRows()
-        if not room or read >= self.until.order:
+        if not can_read or read >= self.until.order:
             return AwaitEvent()
         return ReadBatch() if self.reader_open else OpenReader(self.read)
 
-    def _check(self) -> None:
+    def _check_marks(self) -> None:
         delivered = self.delivered.order
         if not self.committed.order <= self.acknowledged.order <= delivered <= self.read.order:
             mark_names = "committed, acknowledged, delivered, read"
@@ -276,34 +285,34 @@ class Cursor:
             raise ValueError(f"cursor: {mark_names} must not fall in this order: {', '.join(map(str, marks))}")
 
 
-class ShardPull:
+class ShardReader:
     """Opens and reads one shard at the position of its cursor.
 
     Args:
         cursor: The cursor to update.
-        opened: Opens a reader of the shard just after a position.
+        open_reader: A function that opens a reader of the shard just after a position.
     """
 
-    def __init__(self, cursor: Cursor, opened: Callable[[Position], Reader]) -> None:
-        self.cursor, self._opened = cursor, opened
+    def __init__(self, cursor: Cursor, open_reader: Callable[[Position], Reader]) -> None:
+        self.cursor, self._open_reader = cursor, open_reader
         self._reader: Reader | None = None
 
     def open(self) -> Reader:
-        """Open a reader at `read`, if none is open. Raises what the source raises."""
+        """Open a reader at the cursor's `read` mark, unless one is open. Raises what the source raises."""
         if self._reader is None:
-            self._reader = self._opened(self.cursor.read)
+            self._reader = self._open_reader(self.cursor.read)
             self.cursor.reader_opened()
         return self._reader
 
-    def read(self, keep: Callable[[Batch], None]) -> Batch:
-        """Read once, and pass the batch to `keep`.
+    def read(self, keep_batch: Callable[[Batch], None]) -> Batch:
+        """Read once, and pass the batch to `keep_batch`.
 
-        If the source or `keep` raises, the reader is closed and the exception propagates. The closed reader may have
-        skipped records that it did not return, so the next reader is opened just after the records in memory.
+        If the source or `keep_batch` raises, the reader is closed and the exception propagates. The closed reader may
+        have skipped records that it did not return, so the next reader is opened just after the records in memory.
 
         Args:
-            keep: Stores the rows for the consumer and updates the cursor (`batch_read`). If the consumer has a thread
-                of its own, both must happen under one lock.
+            keep_batch: Stores the rows for the consumer and updates the cursor (`batch_read`). If the consumer has
+                a thread of its own, both must happen under one lock.
         """
         try:
             batch = (self._reader or self.open()).read()
@@ -316,14 +325,14 @@ class ShardPull:
                     "recreated? --if-recreated TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this "
                     "one back"
                 )
-            keep(batch)
+            keep_batch(batch)
         except BaseException:
             self.close()
             raise
         return batch
 
     def drop(self) -> None:
-        """Close the reader, so that the rows after `delivered` are read again. They are no longer in memory.
+        """Close the reader and record that the undelivered rows are no longer in memory. They are then read again.
 
         Raises what closing the reader raises.
         """
@@ -335,7 +344,7 @@ class ShardPull:
             self.cursor.rows_dropped()
 
     def close(self) -> None:
-        """Close the reader, if one is open; the next read opens another one."""
+        """Close the reader, if one is open. The next read opens another one."""
         # Clear `_reader` before closing the reader. Otherwise, the reader would be used again if closing fails.
         reader, self._reader = self._reader, None
         self.cursor.reading_failed()

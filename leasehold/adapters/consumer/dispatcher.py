@@ -1,7 +1,7 @@
 """Calls a worker's handlers in threads or on an event loop, and reports how each call ended.
 
-To dispatch a batch, its lease reader calls `Dispatcher.begin`. The executor then runs `Dispatcher._work` in one of its
-threads, which calls the handler. If the handler returns an awaitable, it is awaited on the worker's one event loop.
+To dispatch a batch, a lease reader calls `Dispatcher.begin`. The executor then runs `Dispatcher._run_call` in one of
+its threads, which calls the handler. If the handler returns an awaitable, it is awaited on the worker's one event loop.
 When the call ends, `Dispatcher._finish_call` stores the outcome and wakes the lease reader, which gets the outcome from
 `Dispatcher.check`.
 
@@ -24,17 +24,17 @@ from leasehold.adapters.consumer.executors import EventLoop, HandlerExecutor, In
 from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, Withdrawn, as_fault, fault_in_result
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.worker.holding import Holding
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.handling"))
-handler_log = escaped(logging.getLogger("leasehold.reading"))
+log = make_safe_logger(logging.getLogger("leasehold.handling"))
+handler_log = make_safe_logger(logging.getLogger("leasehold.reading"))
 
 Call = Callable[[], object]
 
 
 @frozen
 class Running:
-    """The call waits for a thread or is running. Check it again at the time `due` or when woken."""
+    """The call waits for a thread or is running. Check it again at the time `due`, or when the reader is woken."""
 
     due: float
 
@@ -48,19 +48,19 @@ class CallEnded:
 
 @frozen
 class NotBegun:
-    """The lease had expired when a thread became free, so no handler was called. A renewal will show its owner."""
+    """The lease had expired when a thread became free, so the handler was not called. A renewal shows who owns it."""
 
 
 @frozen
 class LeaseLost:
-    """The lease is lost. Its handler has not begun, or the lease reader has stopped waiting for it."""
+    """The lease is lost. The handler was not called, or the lease reader no longer waits for it."""
 
 
 @frozen
 class GivenUp:
-    """The lease must go to another worker, for this reason."""
+    """The records cannot be handled here, for this reason, so the lease must be released."""
 
-    why: str
+    reason: str
 
 
 CallState = Running | CallEnded | NotBegun | LeaseLost | GivenUp
@@ -75,9 +75,9 @@ class HandlerCall:
         handling: The handler and its policy.
         clock: The worker's clock.
         call: Calls the handler.
-        last: Whether the call is to be made even if the lease is to be released.
-        begun: When the call began, by the worker's clock; None while it waits for a thread.
-        warned_seconds: For how long the call had been running when it was last logged as slow.
+        is_final: Whether the call must be made even if the lease is to be released.
+        began_at: When the call began, by the worker's clock; None while it waits for a thread.
+        warned_seconds: For how many seconds the call had been running when it was last logged as slow.
         given_up: Whether the lease reader no longer waits for the call.
         outcome: How the call ended; None until then.
         work: The function that the executor runs, which also identifies the call.
@@ -88,8 +88,8 @@ class HandlerCall:
     handling: Handling
     clock: Callable[[], float]
     call: Call
-    last: bool = False
-    begun: float | None = None
+    is_final: bool = False
+    began_at: float | None = None
     warned_seconds: float = 0.0
     given_up: bool = False
     outcome: CallState | None = None
@@ -103,9 +103,9 @@ class Dispatcher:
     Args:
         executor: Where to call the handlers; by default immediately, in the caller's thread.
         wake: Called with a lease's key when its call has ended.
-        end: Called with the reason if the worker must end.
-        fatal: The exceptions that end a task of the worker's scheduler. They always propagate and never count as a
-            fault of a call.
+        end_worker: Called with the reason if the worker must end.
+        fatal: The exceptions with which the worker's scheduler ends its tasks. They propagate and never count as the
+            failure of a call.
     """
 
     def __init__(
@@ -113,22 +113,22 @@ class Dispatcher:
         executor: HandlerExecutor | None = None,
         *,
         wake: Callable[[str], None] = lambda _key: None,
-        end: Callable[[BaseException], None] = lambda _reason: None,
+        end_worker: Callable[[BaseException], None] = lambda _reason: None,
         fatal: tuple[type[BaseException], ...] = (),
     ) -> None:
         self._executor: HandlerExecutor = executor or InlineExecutor()
-        self._wake, self._end, self._fatal = wake, end, fatal
-        self._loop = EventLoop(self.end)
+        self._wake, self._end_worker, self._fatal = wake, end_worker, fatal
+        self._loop = EventLoop(self.end_worker)
         self._origin = Origin()
         self._lock = Lock()
         self._running: dict[str, HandlerCall] = {}
-        self._logged_names: set[str] = set()
+        self._logged_callbacks: set[str] = set()
 
     def begin(self, handler_call: HandlerCall) -> GivenUp | None:
-        """Queue this call until a thread is free, and return None. If that fails, return the reason."""
-        handler_call.work, key = partial(self._work, handler_call), handler_call.holding.key
+        """Queue this call for a free thread, and return None. If that is not possible, return the reason."""
+        handler_call.work, key = partial(self._run_call, handler_call), handler_call.holding.key
         with self._lock:
-            # A call that was given up keeps its key until it ends, because its thread cannot be stopped. A second
+            # A call that was given up stays in `_running` until it ends, because its thread cannot be stopped. A second
             # handler would process the shard's records out of order (rule 1).
             if key in self._running:
                 return GivenUp("a handler that was given up is still running")
@@ -136,15 +136,15 @@ class Dispatcher:
         try:
             self._executor.start(handler_call.work)
         except RuntimeError as error:
-            # A worker without a thread for its handlers must not keep holding leases that it cannot read.
+            # A worker that has no thread for its handlers must not keep its leases.
             del self._running[key]
-            self.end(error)
+            self.end_worker(error)
             return GivenUp(f"no thread could be started: {error}")
         return None
 
-    def _work(self, handler_call: HandlerCall) -> None:
+    def _run_call(self, handler_call: HandlerCall) -> None:
         holding = handler_call.holding
-        handler_call.begun = handler_call.clock()
+        handler_call.began_at = handler_call.clock()
         # If the batch has waited long for this thread, another worker may own the lease by now.
         if holding.lost.is_set():
             self._finish_call(handler_call, LeaseLost())
@@ -158,13 +158,13 @@ class Dispatcher:
                 handler_call.cancel = self._loop.spawn(
                     result, lambda fault: self._finish_call(handler_call, CallEnded(fault))
                 )
-                if handler_call.given_up:  # while `cancel` was not set yet
+                if handler_call.given_up:  # it was given up before `cancel` was set
                     handler_call.cancel()
                 return
             fault = None if result is None else fault_in_result(result)
         except self._fatal:
             raise  # the scheduler is ending this task
-        except BaseException as error:  # noqa: BLE001  any other exception means that the batch failed
+        except BaseException as error:  # noqa: BLE001  any other exception fails the batch
             self._finish_call(handler_call, CallEnded(as_fault(error)))
         else:
             self._finish_call(handler_call, CallEnded(fault))
@@ -180,49 +180,53 @@ class Dispatcher:
         handler_call.outcome = outcome
         try:
             if isinstance(fault, Ending):
-                self.end(fault.__cause__ or fault)
+                self.end_worker(fault.__cause__ or fault)
         finally:
             self._wake(key)
         if handler_call.given_up:
             log.warning("shard %s: the handler that was given up has ended: %s", key, fault or "it returned")
 
     def check(self, handler_call: HandlerCall, now: float) -> CallState:
-        """Give up the call if it has taken too long, and return its state. Every state but `Running` is final."""
+        """Give up the call if it has taken too long. Return its state, which is final unless it is `Running`."""
         # Check the outcome first, so that a handler that has finished is not given up for being slow.
         if handler_call.outcome is not None:
             return handler_call.outcome
         holding, handling = handler_call.holding, handler_call.handling
-        slow, limit = handling.slow_seconds, handling.handler_seconds
-        if handler_call.begun is None:
-            # The executor may begin the call late or never. For example, a program that iterates over batches takes the
-            # next batch only when it wants to.
+        slow_seconds, limit_seconds = handling.slow_seconds, handling.handler_seconds
+        if handler_call.began_at is None:
+            # The executor may begin the call late or never. For example, a program that iterates over batches may take
+            # the next batch at any time.
             is_lost = holding.lost.is_set()
-            if (is_lost or (holding.releasing and not handler_call.last)) and self._withdraw(handler_call):
+            if (is_lost or (holding.releasing and not handler_call.is_final)) and self._withdraw(handler_call):
                 return LeaseLost() if is_lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
             # If all threads hang, none may ever become free, but another worker may have a free thread.
             if self._executor.stuck and self._withdraw(handler_call):
                 return GivenUp("no thread is free for its records: all threads hang in handlers")
-            return Running(now + min(slow, limit))
-        seconds = now - handler_call.begun
-        # Log a slow handler each time its duration has doubled. A single line could be overlooked, and a line per check
-        # would fill the log.
-        if seconds >= max(slow, 2 * handler_call.warned_seconds):
-            handler_call.warned_seconds = seconds
-            self._executor.replace(handler_call.work)  # other calls wait for its thread
-            handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
-            self.notify("slow", handling.slow, holding, seconds)
-        # If the lease is lost, let the call run for up to `slow_seconds`, because its checkpoint may still be written
+            return Running(now + min(slow_seconds, limit_seconds))
+        running_seconds = now - handler_call.began_at
+        # Log a slow handler each time its duration has doubled. A single line could be overlooked, and one line per
+        # check would fill the log.
+        if running_seconds >= max(slow_seconds, 2 * handler_call.warned_seconds):
+            handler_call.warned_seconds = running_seconds
+            self._executor.replace_slow_thread(handler_call.work)  # other calls may be waiting for its thread
+            handler_log.warning(
+                "shard %s: its handler has been at work on one batch for %.1f s", holding.key, running_seconds
+            )
+            self.notify("slow", handling.slow, holding, running_seconds)
+        # If the lease is lost, wait for the call for up to `slow_seconds`, because its checkpoint may still be written
         # (`late_checkpoints`), and because this worker cannot read the shard again until the call has ended.
         is_lost = holding.lost.is_set()
-        if seconds >= limit or (seconds >= slow and is_lost):
+        if running_seconds >= limit_seconds or (running_seconds >= slow_seconds and is_lost):
             # Stop waiting for the call. An awaited call is cancelled; a call in a thread cannot be cancelled, and keeps
             # running.
             handler_call.given_up = True
             handler_call.cancel()
             if is_lost:
                 return LeaseLost()
-            return GivenUp(f"its handler has been at work for {seconds:.1f} s, and {limit:g} s is the limit")
-        return Running(handler_call.begun + min(max(slow, 2 * handler_call.warned_seconds), limit))
+            return GivenUp(
+                f"its handler has been at work for {running_seconds:.1f} s, and {limit_seconds:g} s is the limit"
+            )
+        return Running(handler_call.began_at + min(max(slow_seconds, 2 * handler_call.warned_seconds), limit_seconds))
 
     def _withdraw(self, handler_call: HandlerCall) -> bool:
         is_withdrawn = self._executor.withdraw(handler_call.work)
@@ -231,7 +235,7 @@ class Dispatcher:
         return is_withdrawn
 
     def notify(self, name: str, callback: Callable[..., object], *arguments: object) -> None:
-        """Call a user's callback; log its faults once."""
+        """Call a user's callback. If it raises, log that once per callback."""
         fault: Exception | None = None
         try:
             result = callback(*arguments)
@@ -243,17 +247,17 @@ class Dispatcher:
             fault = as_fault(error)
         self._origin.end_forked_copy(_original_error(fault))
         if isinstance(fault, Ending):
-            self.end(fault.__cause__ or fault)
-        elif fault is not None and name not in self._logged_names:
-            self._logged_names.add(name)
+            self.end_worker(fault.__cause__ or fault)
+        elif fault is not None and name not in self._logged_callbacks:
+            self._logged_callbacks.add(name)
             log.error("the %s failed; this is said once, and reading goes on: %s", name, fault, exc_info=fault)
 
-    def end(self, reason: BaseException) -> None:
-        """Have the worker drain and end, for this reason."""
-        self._end(reason)
-        if "end" not in self._logged_names:
-            self._logged_names.add("end")
-            log.error("the worker ends: %s", said(reason))
+    def end_worker(self, reason: BaseException) -> None:
+        """Drain and end the worker, for this reason."""
+        self._end_worker(reason)
+        if "end" not in self._logged_callbacks:
+            self._logged_callbacks.add("end")
+            log.error("the worker ends: %s", error_summary(reason))
 
     def close(self) -> None:
         """End the event loop and the idle threads, without waiting for calls that hang."""

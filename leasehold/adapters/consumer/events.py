@@ -14,10 +14,10 @@ from typing import Any, TextIO, cast
 
 from attrs import frozen
 
-from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
+from leasehold.adapters.consumer.handling import Delivery, Handling, ShardEvent
 from leasehold.adapters.worker.holding import Holding
 
-CLOSED_STATUS = 128 + signal.SIGPIPE
+CLOSED_PIPE_STATUS = 128 + signal.SIGPIPE
 """The exit status of a program that ends because the reader of its output has closed the pipe."""
 
 
@@ -29,21 +29,21 @@ class PartialWrite:
     error: Exception
 
 
-class WholeLines:
+class LineWriter:
     """Writes whole lines to a file that may reject writes for a while, as a full disk does.
 
-    If only a part of a line was written, the rest is written before anything else. The output therefore never contains
+    If only a part of a line was written, its rest is written before the next line. The output therefore never contains
     a broken line or a repeated part of a line. Only one thread may use an instance at a time.
     """
 
     def __init__(self, out: TextIO) -> None:
-        self._out, self._line_rest = out, b""
+        self._out, self._unwritten_rest = out, b""
 
     def write(self, data: bytes) -> PartialWrite | None:
-        """Write these lines, and return the part that was not written, or None. Raises BrokenPipeError."""
-        binary = getattr(self._out, "buffer", None)
-        raw = getattr(binary, "raw", binary)  # with PYTHONUNBUFFERED the buffer itself is raw
-        if raw is None:  # in memory
+        """Write these lines. Return the part that was not written, or None. Raises BrokenPipeError."""
+        binary_file = getattr(self._out, "buffer", None)
+        raw_file = getattr(binary_file, "raw", binary_file)  # with PYTHONUNBUFFERED the buffer itself is raw
+        if raw_file is None:  # `out` is in memory
             try:
                 self._out.write(data.decode())
                 self._out.flush()
@@ -52,20 +52,30 @@ class WholeLines:
             except Exception as error:  # noqa: BLE001  a file of another library may raise anything
                 return PartialWrite(data, error)
             return None
-        pending, written, failure = self._line_rest + data, 0, cast("Exception | None", None)
+        data_to_write, written_bytes, write_error = self._unwritten_rest + data, 0, cast("Exception | None", None)
         try:
-            while written < len(pending):
-                written += raw.write(pending[written:]) or 0
+            while written_bytes < len(data_to_write):
+                written_bytes += raw_file.write(data_to_write[written_bytes:]) or 0
         except BrokenPipeError:
             raise
-        except Exception as error:  # noqa: BLE001  likewise; a part may be written
-            failure = error
+        except Exception as error:  # noqa: BLE001  likewise; a part may have been written
+            write_error = error
         finally:
             # Store the rest of a line that was partly written, in this call or an earlier one, so that the next call
             # writes it first. Return only whole lines to the caller.
-            is_cut = pending[written - 1 : written] != b"\n" if written else bool(self._line_rest)
-            self._line_rest = pending[written : pending.find(b"\n", written) + 1] if is_cut else b""
-        return None if failure is None else PartialWrite(pending[written + len(self._line_rest) :], failure)
+            is_line_cut = (
+                data_to_write[written_bytes - 1 : written_bytes] != b"\n"
+                if written_bytes
+                else bool(self._unwritten_rest)
+            )
+            self._unwritten_rest = (
+                data_to_write[written_bytes : data_to_write.find(b"\n", written_bytes) + 1] if is_line_cut else b""
+            )
+        return (
+            None
+            if write_error is None
+            else PartialWrite(data_to_write[written_bytes + len(self._unwritten_rest) :], write_error)
+        )
 
 
 class EventLines:
@@ -73,20 +83,20 @@ class EventLines:
 
     `stream` is the stream's name, as in `Delivery.stream`.
 
-    A record's line is written when its batch is dispatched, before the checkpoint. It never contains the data itself.
-    If writing to `out` fails, for example because the disk is full, the exception propagates and the batch is
+    The line of a record is written when its batch is dispatched, before the checkpoint. It never contains the record's
+    data. If writing to `out` fails, for example because the disk is full, the exception propagates and the batch is
     dispatched again. If `out` is a pipe and its reader has closed it, nothing more is written, and each call raises
     SystemExit, which drains and ends the worker.
     """
 
     def __init__(self, worker: str, out: TextIO, wall: Callable[[], float] = time.time) -> None:
         self._worker, self._out, self._wall = worker, out, wall
-        self._lines, self._pending = WholeLines(out), b""
+        self._line_writer, self._pending_lines = LineWriter(out), b""
         self._lock, self._closed = Lock(), False
 
-    def happened(self, happening: Happening, holding: Holding) -> None:
-        """Write that reading of a shard began or stopped."""
-        self._write([self._line(happening, holding.stream, holding.lease.shard)], keep=True)
+    def write_shard_event(self, event: ShardEvent, holding: Holding) -> None:
+        """Write a line that says that the reading of a shard has begun or stopped."""
+        self._write([self._line(event, holding.stream, holding.lease.shard)], keep_unwritten=True)
 
     def handle(self, delivery: Delivery) -> None:
         """Write a line for each record of the batch."""
@@ -105,40 +115,45 @@ class EventLines:
 
     @property
     def handling(self) -> Handling:
-        """A handling that only writes these lines."""
-        return Handling(self.handle, observer=self.happened)
+        """A `Handling` whose handler only writes these lines."""
+        return Handling(self.handle, observer=self.write_shard_event)
 
-    def _line(self, event: str, stream: str, shard: str, **more: Any) -> str:  # noqa: ANN401  strings and numbers
+    def _line(self, event: str, stream: str, shard: str, **event_fields: Any) -> str:  # noqa: ANN401  strings and numbers
         location = {"stream": stream, "shard": shard} if stream else {"shard": shard}
-        line = {"t": int(self._wall() * 1000), "worker": self._worker, "event": event, **location, **more}
+        line = {"t": int(self._wall() * 1000), "worker": self._worker, "event": event, **location, **event_fields}
         return json.dumps(line) + "\n"
 
-    def _write(self, lines: list[str], *, keep: bool = False) -> None:
-        """Write these lines. If `keep` is true, lines that cannot be written now are written before the next ones."""
+    def _write(self, lines: list[str], *, keep_unwritten: bool = False) -> None:
+        """Write these lines.
+
+        If `keep_unwritten` is true, lines that cannot be written now are written before the next ones.
+        """
         new_lines, partial_write = "".join(lines).encode(), None
         with self._lock:
             if not self._closed:
                 try:
-                    partial_write = self._lines.write(self._pending + new_lines)
+                    partial_write = self._line_writer.write(self._pending_lines + new_lines)
                     unwritten = b"" if partial_write is None else partial_write.unwritten
-                    # If a shard's events cannot be written, keep their lines, because each event occurs only once. Drop
-                    # the lines of records, because their batch is dispatched again.
-                    self._pending = unwritten if keep else unwritten[: max(0, len(unwritten) - len(new_lines))]
+                    # If the events of a shard cannot be written, keep their lines, because each event occurs only once.
+                    # Drop the lines of records, because their batch is dispatched again.
+                    self._pending_lines = (
+                        unwritten if keep_unwritten else unwritten[: max(0, len(unwritten) - len(new_lines))]
+                    )
                 except BrokenPipeError:
                     self._closed = True
                     # Discard the data that is still buffered, so that Python does not try to write it again at exit.
                     with suppress(OSError):  # `out` has no file descriptor
-                        file, null_device = self._out.fileno(), os.open(os.devnull, os.O_WRONLY)
-                        os.dup2(null_device, file)
+                        output_descriptor, null_device = self._out.fileno(), os.open(os.devnull, os.O_WRONLY)
+                        os.dup2(null_device, output_descriptor)
                         os.close(null_device)
         if self._closed:
-            raise SystemExit(CLOSED_STATUS)
-        if partial_write is not None and not keep:
-            raise partial_write.error  # the batch fails, and is dispatched again
+            raise SystemExit(CLOSED_PIPE_STATUS)
+        if partial_write is not None and not keep_unwritten:
+            raise partial_write.error  # fails the batch, which is dispatched again
 
 
 FIELDS = ("lease", "rule", "outcome")
-"""The optional fields of a log line: the lease, the rule behind an action, and its outcome."""
+"""The optional fields of a log line: the lease, the rule that caused an action, and the outcome of the action."""
 
 
 class JsonLines(logging.Formatter):
@@ -149,7 +164,7 @@ class JsonLines(logging.Formatter):
         self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format the record as a single line, even if its message has several."""
+        """Format the record as a single line, even if its message has several lines."""
         fields = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

@@ -1,8 +1,9 @@
 """Calls and awaits handlers: in the caller's thread, in a few daemon threads, or on the worker's event loop.
 
-The number of threads is limited. A thread whose handler is slow is replaced by another one, up to a second limit. The
-event loop has its own thread, which is started when it is first needed. If the system has no thread or file descriptor
-left for the loop, that call fails, and the next one tries again. A handler cannot end the loop; only `close` does.
+The number of threads is limited. If a handler is slow, another thread is started in its place, up to a second limit.
+The event loop has its own thread, which is started when it is first needed. If the system has no thread or file
+descriptor left for the loop, the call fails, and the next call tries to start the loop again. A handler cannot end the
+loop. Only `close` does.
 """
 
 import asyncio
@@ -18,11 +19,11 @@ from typing import Protocol
 from leasehold.adapters.consumer.handling import NotAwaited, as_fault, fault_in_result
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.handling"))
+log = make_safe_logger(logging.getLogger("leasehold.handling"))
 
-THREADS_MOST = 64
+THREADS_MAX = 64
 
 Work = Callable[[], None]
 
@@ -31,8 +32,8 @@ class HandlerExecutor(Protocol):
     """Calls handlers.
 
     Attributes:
-        stuck: Whether all threads run slow handlers and no more threads may be started, so that no other call begins
-            until one returns.
+        stuck: Whether all threads run slow handlers and no more threads may be started. No other call then begins until
+            a handler returns.
     """
 
     stuck: bool
@@ -41,17 +42,17 @@ class HandlerExecutor(Protocol):
         """Run this work, now or once a thread is free. Raises RuntimeError if no thread can be started."""
 
     def withdraw(self, work: Work) -> bool:
-        """Remove the work, and return False if it has begun."""
+        """Remove the work before it begins. Return False if it has already begun."""
 
-    def replace(self, work: Work) -> None:
-        """Start another thread for the work that waits, because the given work is slow."""
+    def replace_slow_thread(self, work: Work) -> None:
+        """Start another thread for waiting work, because this work, which is running, is slow."""
 
     def close(self) -> None:
         """Begin no more work."""
 
 
 class InlineExecutor:
-    """Calls handlers immediately in the caller's thread, for programs that call lease readers' steps themselves."""
+    """Calls handlers immediately in the caller's thread, for programs that call readers' steps themselves."""
 
     stuck = False
 
@@ -63,7 +64,7 @@ class InlineExecutor:
         """Return False, because no work ever waits."""
         return False
 
-    def replace(self, work: Work) -> None:
+    def replace_slow_thread(self, work: Work) -> None:
         """Do nothing, because no other work waits."""
 
     def close(self) -> None:
@@ -74,104 +75,107 @@ class ThreadExecutor:
     """Calls handlers in daemon threads, which are started when first needed and do not keep the process alive.
 
     Args:
-        usual: How many threads may run at the same time, not counting threads with slow handlers.
-        most: How many threads may exist, including slow ones.
-        failed: Called with the exception if a thread ends because its work raised, which it never should.
+        thread_limit: How many threads may run at the same time, not counting threads with slow handlers.
+        total_limit: How many threads may exist, including slow ones.
+        on_failure: Called with the exception if a thread ends because its work raised one, which should never happen.
     """
 
     def __init__(
-        self, usual: int, most: int = THREADS_MOST, failed: Callable[[BaseException], object] | None = None
+        self,
+        thread_limit: int,
+        total_limit: int = THREADS_MAX,
+        on_failure: Callable[[BaseException], object] | None = None,
     ) -> None:
-        self._usual, self._most = usual, max(usual, most)
-        self._failed = failed or _log_thread_end
-        self._changed = Condition()
+        self._thread_limit, self._total_limit = thread_limit, max(thread_limit, total_limit)
+        self._on_failure = on_failure or _log_thread_end
+        self._condition = Condition()
         self._queue: deque[Work] = deque()
-        self._threads = self._idle = 0
-        self._busy: set[Work] = set()
-        self._slow: set[Work] = set()
+        self._thread_count = self._idle_count = 0
+        self._running_work: set[Work] = set()
+        self._slow_work: set[Work] = set()
         self.stuck = self._closed = False
 
     def start(self, work: Work) -> None:
         """Run this work once a thread is free. Raises RuntimeError if there is no thread and none can be started."""
-        with self._changed:
+        with self._condition:
             self._queue.append(work)
-            # Wake an idle thread rather than start another one, so that one shard needs only one thread.
-            if len(self._queue) <= self._idle:
-                self._changed.notify()
+            # Wake an idle thread instead of starting another one, so that one shard needs only one thread.
+            if len(self._queue) <= self._idle_count:
+                self._condition.notify()
                 return
             try:
                 self._add_thread()
             except RuntimeError:
                 # If at least one thread exists, it will run this work later. If there is none, the work would never
                 # begin.
-                if not self._threads:
+                if not self._thread_count:
                     self._queue.remove(work)
                     raise
 
     def withdraw(self, work: Work) -> bool:
-        """Remove the work from the queue, and return False if it has begun."""
-        with self._changed:
+        """Remove the work from the queue. Return False if it has already begun."""
+        with self._condition:
             if work not in self._queue:
                 return False
             self._queue.remove(work)
             return True
 
-    def replace(self, work: Work) -> None:
-        """Stop counting the thread of this work until the work returns. Start another thread if other work waits."""
-        with self._changed, suppress(RuntimeError):  # if no thread can be started, use the existing ones
-            if work in self._busy:
-                self._slow.add(work)
-                self.stuck = len(self._slow) >= self._most
+    def replace_slow_thread(self, work: Work) -> None:
+        """Do not count the thread of this work until the work returns. Start another thread if other work waits."""
+        with self._condition, suppress(RuntimeError):  # no thread can be started, so the existing ones must suffice
+            if work in self._running_work:
+                self._slow_work.add(work)
+                self.stuck = len(self._slow_work) >= self._total_limit
                 # If a thread is idle, no other work has to wait for the slow handler, so no new thread is needed.
-                if len(self._queue) > self._idle:
+                if len(self._queue) > self._idle_count:
                     self._add_thread()
 
     def close(self) -> None:
-        """End the idle threads; busy ones end when their work returns."""
-        with self._changed:
+        """End the idle threads. The other threads end when their work returns."""
+        with self._condition:
             self._closed = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _add_thread(self) -> None:
-        if self._threads < min(self._most, self._usual + len(self._slow)):
-            spawn(f"leasehold-handle-{self._threads}", self._run_queued_work, self._failed)
-            self._threads += 1
+        if self._thread_count < min(self._total_limit, self._thread_limit + len(self._slow_work)):
+            spawn(f"leasehold-handle-{self._thread_count}", self._run_queued_work, self._on_failure)
+            self._thread_count += 1
 
     def _run_queued_work(self) -> None:
         is_surplus = False
         while not is_surplus:
-            with self._changed:
-                self._idle += 1
+            with self._condition:
+                self._idle_count += 1
                 while not (self._queue or self._closed):
-                    self._changed.wait()
-                self._idle -= 1
+                    self._condition.wait()
+                self._idle_count -= 1
                 if self._closed:
                     return
                 work = self._queue.popleft()
-                self._busy.add(work)
+                self._running_work.add(work)
             try:
                 work()
             except BaseException:
-                with self._changed:
-                    self._busy.discard(work)
-                    self._slow.discard(work)
-                    self.stuck = len(self._slow) >= self._most
-                    self._threads -= 1  # this thread ends and may be replaced
+                with self._condition:
+                    self._running_work.discard(work)
+                    self._slow_work.discard(work)
+                    self.stuck = len(self._slow_work) >= self._total_limit
+                    self._thread_count -= 1  # this thread ends, so another one may be started
                 raise
-            with self._changed:
-                self._busy.discard(work)
-                if work in self._slow:
-                    self._slow.discard(work)
-                    self.stuck = len(self._slow) >= self._most
-                # Another thread may have been started while this one was slow. If there are now too many threads, this
-                # one ends.
-                is_surplus = self._threads > self._usual + len(self._slow)
-                self._threads -= is_surplus
+            with self._condition:
+                self._running_work.discard(work)
+                if work in self._slow_work:
+                    self._slow_work.discard(work)
+                    self.stuck = len(self._slow_work) >= self._total_limit
+                # While this thread was slow, another one may have been started. End this thread if there are now too
+                # many.
+                is_surplus = self._thread_count > self._thread_limit + len(self._slow_work)
+                self._thread_count -= is_surplus
             del work  # otherwise, the batch would stay in memory until the next work begins
 
 
 def _log_thread_end(fault: BaseException) -> None:
-    log.error("a thread that calls handlers has ended: %s", said(fault), exc_info=fault)
+    log.error("a thread that calls handlers has ended: %s", error_summary(fault), exc_info=fault)
 
 
 CLOSE_SECONDS = 5.0
@@ -185,12 +189,12 @@ class EventLoop:
     """Awaits any number of awaitables concurrently.
 
     Args:
-        end: Called with a SystemExit or KeyboardInterrupt that a task started by a handler has raised, and with the
-            exception that ends the loop's thread.
+        end_worker: Called with a SystemExit or KeyboardInterrupt that a task started by a handler has raised, and
+            with the exception that ends the loop's thread.
     """
 
-    def __init__(self, end: Callable[[BaseException], None]) -> None:
-        self._end = end
+    def __init__(self, end_worker: Callable[[BaseException], None]) -> None:
+        self._end_worker = end_worker
         self._origin = Origin()
         self._lock = Lock()
         self._loop: AbstractEventLoop | None = None
@@ -198,7 +202,7 @@ class EventLoop:
         self._closing: asyncio.Event
 
     def spawn(self, awaitable: Awaitable[object], on_done: OnDone) -> Callable[[], None]:
-        """Start awaiting this, and return a function that cancels it. `on_done` is later called with the fault or None.
+        """Start to await this, and return a function that cancels it. `on_done` is called with its error or None.
 
         Raises NotAwaited if no loop can be started now.
         """
@@ -207,7 +211,7 @@ class EventLoop:
         except BaseException as fault:
             if isinstance(awaitable, Coroutine):
                 awaitable.close()  # otherwise Python warns that it was never awaited
-            raise NotAwaited(f"there is no event loop to await it: {said(fault)}") from fault
+            raise NotAwaited(f"there is no event loop to await it: {error_summary(fault)}") from fault
         tasks = list[Task[Exception | None]]()
 
         async def await_fault() -> Exception | None:
@@ -218,11 +222,11 @@ class EventLoop:
                 handler_error = error
                 return as_fault(error)
             finally:
-                # If the handler has forked, end the forked process here. Its copy of the event loop must not continue,
-                # because the two loops share a pipe, and the copy would consume wake-ups of the original loop.
+                # If the handler has forked, end the forked process here. Its copy of the event loop shares a pipe with
+                # the original loop, and would consume the original's wake-ups.
                 self._origin.end_forked_copy(handler_error)
 
-        def begin() -> None:
+        def create_task() -> None:
             task = loop.create_task(await_fault())
             tasks.append(task)
             # A task that was cancelled before it began has no result.
@@ -230,13 +234,14 @@ class EventLoop:
                 lambda done: on_done(as_fault(CancelledError()) if done.cancelled() else done.result())
             )
 
-        def cancel() -> None:
+        def cancel_tasks() -> None:
             with suppress(RuntimeError):  # the loop is closed, which has cancelled its tasks
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
 
-        # This runs in a handler's thread, from which only `call_soon_threadsafe` may be called.
-        loop.call_soon_threadsafe(begin)
-        return cancel
+        # `spawn` runs in a handler's thread, in which `call_soon_threadsafe` is the only method of the loop that may be
+        # called.
+        loop.call_soon_threadsafe(create_task)
+        return cancel_tasks
 
     def close(self) -> None:
         """Cancel all tasks and end the loop."""
@@ -252,7 +257,7 @@ class EventLoop:
             if self._loop is None:
                 # Hold the lock while waiting for the loop to start. Otherwise, two callers could each start a loop.
                 startup_result = SimpleQueue[AbstractEventLoop | BaseException]()
-                self._thread = spawn("leasehold-loop", lambda: self._run_loop(startup_result.put), self._end)
+                self._thread = spawn("leasehold-loop", lambda: self._run_loop(startup_result.put), self._end_worker)
                 loop = startup_result.get()
                 if isinstance(loop, BaseException):
                     raise loop
@@ -278,4 +283,4 @@ class EventLoop:
                 except (SystemExit, KeyboardInterrupt) as error:
                     # If a task that a handler has started raises one of these, asyncio stops the event loop with that
                     # exception. Run the loop again, because other tasks are not finished.
-                    self._end(error)
+                    self._end_worker(error)

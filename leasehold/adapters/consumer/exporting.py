@@ -1,4 +1,4 @@
-"""Exports metrics from the command line, with OpenTelemetry's own exporters and environment variables."""
+"""Exports metrics for the command line, using OpenTelemetry's exporters and environment variables."""
 
 import logging
 import os
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.metrics"))
+log = make_safe_logger(logging.getLogger("leasehold.metrics"))
 
-GROUP = "opentelemetry_metrics_exporter"
-"""The entry points under which OpenTelemetry's exporters register."""
+EXPORTER_GROUP = "opentelemetry_metrics_exporter"
+"""The entry point group in which OpenTelemetry's exporters are registered."""
 
-EXPORT_MS = 10_000
-"""How often to export metrics. OpenTelemetry's default of 60 seconds is too long for leases."""
+EXPORT_INTERVAL_MS = 10_000
+"""The interval between two exports of metrics. OpenTelemetry's default of 60 seconds is too long for leases."""
 
 
 class Meter(Protocol):
@@ -32,15 +32,15 @@ class Meter(Protocol):
         unit: str = "",
         description: str = "",
     ) -> Any:  # noqa: ANN401  likewise
-        """Create a gauge that is read through callbacks."""
+        """Create a gauge whose value is read through callbacks."""
 
     def create_gauge(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  likewise
-        """Create a gauge that is set."""
+        """Create a gauge whose value is set by the program."""
 
 
 @contextmanager
 def exporting(name: str | None) -> Iterator[Meter | None]:
-    """Yield a meter whose metrics this exporter sends until the end of the block, or None for `none`.
+    """Yield a meter whose metrics are exported until the end of the block, or None if the exporter is `none`.
 
     Args:
         name: The exporter's name. If None, the environment variable OTEL_METRICS_EXPORTER is used, with `none` as its
@@ -66,7 +66,7 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
     if exporter_name == "console":
         exporter = ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
     else:
-        exporters = {entry.name: entry for entry in entry_points(group=GROUP)}
+        exporters = {entry.name: entry for entry in entry_points(group=EXPORTER_GROUP)}
         # Choose the protocol as OpenTelemetry does, with its newer default of HTTP if none is set.
         protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get(
             "OTEL_EXPORTER_OTLP_PROTOCOL"
@@ -85,16 +85,20 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
         try:
             exporter = exporters[entry_name].load()()
         except Exception as error:
-            raise ValueError(f"metrics: exporter {exporter_name!r} cannot be started: {said(error)}") from error
+            raise ValueError(
+                f"metrics: exporter {exporter_name!r} cannot be started: {error_summary(error)}"
+            ) from error
     if not isinstance(exporter, MetricReader):
         # OpenTelemetry's default of 60 s is too long for leases, but an interval that the user has set is kept.
         has_interval = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
-        exporter = PeriodicExportingMetricReader(exporter, export_interval_millis=None if has_interval else EXPORT_MS)
+        exporter = PeriodicExportingMetricReader(
+            exporter, export_interval_millis=None if has_interval else EXPORT_INTERVAL_MS
+        )
     provider = MeterProvider([exporter])
     try:
         yield provider.get_meter("leasehold")
     finally:
         try:
             provider.shutdown()  # sends the metrics since the last export
-        except Exception as error:  # noqa: BLE001  an exporter must not hide how the worker ended
-            log.warning("the last metrics were not exported: %s", said(error))
+        except Exception as error:  # noqa: BLE001  an exporter's error must not replace the worker's
+            log.warning("the last metrics were not exported: %s", error_summary(error))

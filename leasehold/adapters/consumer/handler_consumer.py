@@ -1,29 +1,29 @@
 """Gives the records of a held shard to a handler, one batch at a time.
 
 Each `LeaseReader` with a handler has a `HandlerConsumer`. It serves all kinds of handlers: a plain function, which is
-called in a thread; an `async def` function, which is awaited on the event loop; the loop of a program over
+called in a thread; an `async def` function, which is awaited on the event loop; a program's own loop over
 `leasehold.read`; and a handler that checkpoints by itself, such as the one that passes records to a child process.
 
 The lease reader calls `batch_read` after a read, and `offer` for a batch that is already in memory. Both dispatch the
-batch through `Dispatcher.begin`. While the handler runs, `poll` only checks whether it has ended. When it ends,
-`_advance` acknowledges the batch, or `_after_failure` decides what to do next. `self._state`, a `ReaderState`, tracks
-positions, waits and faults.
+batch through `Dispatcher.begin`. While the handler runs, `poll` only checks whether it has ended. When the handler ends
+without an error, `_finish_piece` acknowledges the batch. Otherwise, `_after_failure` decides what to do next. The
+`ReaderState` in `self._state` tracks positions, waits and faults.
 
 The rules:
 
 1. At most one batch is in memory. A slow handler therefore delays only its own shard, and memory is limited. With
    `linger_seconds`, several reads may be combined into one batch (`consumer/batch_window.py`).
 2. No method of this module sleeps or waits for a handler.
-3. Records are dispatched only while the lease is held and, by this worker's clock, has not expired. If there is a dead
-   letter, it gets the records that are too old (`max_age_seconds`).
+3. Records are dispatched only while the lease is held and, by this worker's clock, has not expired. If a `dead_letter`
+   is set, it gets the records that are too old (`max_age_seconds`) instead of the handler.
 4. A batch may be removed from memory before it is acknowledged, to make room for others. Its records are then read
-   again. So no record is skipped.
+   again, so no record is skipped.
 5. Some sources allow only one connection per shard. If we had no connection for longer than a renewal interval, another
-   process may have been connected meanwhile. The next batch is then dispatched only after a renewal has confirmed that
-   this worker still holds the lease.
-6. If a handler checkpoints by itself, its return acknowledges nothing. Only the records up to the lease's checkpoint
-   are done. After a fault, the shard is read again from the checkpoint. Before the lease is released, the handler is
-   called for a final checkpoint.
+   process may have been connected in the meantime. The next batch is then dispatched only after a renewal has confirmed
+   that this worker still holds the lease.
+6. If a handler checkpoints by itself, no record is acknowledged when it returns. Only the records up to the lease's
+   checkpoint are done. After a fault, the shard is read again from the checkpoint. Before the lease is released, the
+   handler is asked for a final checkpoint.
 
 The package's docstring (`leasehold.adapters.consumer`) describes the order of events and why nothing is skipped.
 """
@@ -55,7 +55,7 @@ from leasehold.adapters.consumer.handling import (
     Ending,
     FinalCheckpoint,
     Handling,
-    Happening,
+    ShardEvent,
     TooOld,
     Withdrawn,
 )
@@ -65,15 +65,15 @@ from leasehold.adapters.consumer.lifecycle import (
     end_shard,
 )
 from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
-from leasehold.adapters.consumer.port import GiveUp, HeldShard, Leave, Next, Ready, Relinquish
+from leasehold.adapters.consumer.port import CloseShard, HeldShard, Next, Ready, ReleaseAndCoolDown, RequestRelease
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.errors import DeadLetterError, StoreError
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.reading"))
+log = make_safe_logger(logging.getLogger("leasehold.reading"))
 
-READY, WAITING = Ready(), Ready(free=False)
+READY, LINGERING = Ready(), Ready(can_deliver=False)
 
 
 @frozen
@@ -95,13 +95,13 @@ class DeadLetterCall:
 
 @frozen
 class FinalCheckpointCall:
-    """A self-checkpointing handler was called for its final checkpoint, before a release or at the end of its shard."""
+    """A self-checkpointing handler was asked for its final checkpoint, before a release or at the end of its shard."""
 
     ended: bool
 
 
 CallPurpose = BatchCall | DeadLetterCall | FinalCheckpointCall
-"""The call that a reader waits for."""
+"""What the call that a reader waits for is about."""
 
 
 def arrival_after(batch: Batch, piece: Delivery) -> float | None:
@@ -113,10 +113,12 @@ def arrival_after(batch: Batch, piece: Delivery) -> float | None:
 def first_for_dead_letter(piece: Delivery) -> Delivery:
     """Return a delivery of the first record, for the dead letter.
 
-    `piece` already counts the attempt that is about to be made. It is subtracted here, because no handler is called.
+    `piece` already counts the next attempt. It is subtracted here, because the handler is not called.
     """
-    first, in_parts = piece.records[:1], max(0, piece.in_parts - 1)
-    return evolve(piece, records=first, read_to=first[0].position, attempts=piece.attempts - 1, in_parts=in_parts)
+    first_records, in_parts = piece.records[:1], max(0, piece.in_parts - 1)
+    return evolve(
+        piece, records=first_records, read_to=first_records[0].position, attempts=piece.attempts - 1, in_parts=in_parts
+    )
 
 
 def handler_reader(
@@ -139,13 +141,13 @@ def handler_reader(
         wall: The clock that determines the age of records, in seconds since 1970.
     """
     shard = HeldShard(worker, holding, "returns" if handling.final_checkpoint is None else "checkpoints")
-    share = (memory or MemoryBudget()).share(holding.key)
-    consumer = HandlerConsumer(shard, handling, share, dispatcher or Dispatcher(), wall)
+    memory_share = (memory or MemoryBudget()).share(holding.key)
+    consumer = HandlerConsumer(shard, handling, memory_share, dispatcher or Dispatcher(), wall)
     return LeaseReader(shard, consumer, handling.cooldown_seconds)
 
 
 class HandlerConsumer(BatchConsumer):
-    """Has a handler process the records of one held shard.
+    """Passes the records of one held shard to a handler.
 
     Args:
         shard: The held shard.
@@ -166,44 +168,52 @@ class HandlerConsumer(BatchConsumer):
         super().__init__(shard, handling, memory, dispatcher)
         self._wall = wall
         self._attempts = Attempts(handling, shard.holding, shard.worker.uniform)
-        self._window = BatchWindow(handling.linger_seconds, handling.max_records)
+        self._batch_window = BatchWindow(handling.linger_seconds, handling.max_records)
         self._call: tuple[HandlerCall, CallPurpose] | None = None
 
     def poll(self, now: float) -> Ready | Next:
         """Return how to continue after the running call, or `Ready` if no call is running."""
         if self._call is not None:
             return self._check_call(*self._call, now)
-        if self._protect_batch():  # the waiting batch was dropped, because other readers needed its memory
-            self._window.close()
-        return WAITING if self._linger_deadline(now) > now else READY
+        if self._protect_or_reread_batch():  # records waited for more, but other readers needed their memory
+            self._batch_window.close()
+        return LINGERING if self._linger_deadline(now) > now else READY
 
     def _linger_deadline(self, now: float) -> float:
-        """Return the time until which records wait for more, which is in the past if they do not wait."""
-        return self._window.closing_time(self._memory.batch, lambda batch: len(self._attempts.remaining(batch)), now)
+        """Return the time until which the records in memory wait for more. If they do not wait, it is in the past."""
+        return self._batch_window.closing_time(
+            self._memory.batch, lambda batch: len(self._attempts.remaining(batch)), now
+        )
 
     def step_ended(self, until: float) -> None:
         """Allow the batch to be dropped until the next step."""
         if self._call is None and self._memory.batch is not None:
             # Between steps no handler is using the batch, so it may be dropped if other shards need the memory.
-            self._memory.idle(until)
+            self._memory.allow_drop(until)
 
     # Reading
 
-    def admit(self, now: float) -> float | None:
-        """Ask for memory, and return None, or when to ask again."""
+    def reserve_memory(self, now: float) -> float | None:
+        """Request memory for a read. Return None if it is granted, or when to request it again."""
         if self._memory.batch is None:
-            return super().admit(now)
-        if self._memory.request_more():  # records wait for more
+            return super().reserve_memory(now)
+        if self._memory.request_more():  # the records in memory wait for more
             return None
-        self._window.close()
+        self._batch_window.close()
         return now
 
     def batch_read(self, batch: Batch, now: float) -> Next:
-        """Dispatch this batch, or have it wait for more."""
-        held_batch, until = self._memory.batch or batch, self._linger_deadline(now)
-        if not self._record_read(batch, held_batch, now, self._window.wait_reason if until > now else ""):
+        """Dispatch this batch, or have it wait for more records."""
+        held_batch, window_closes_at = self._memory.batch or batch, self._linger_deadline(now)
+        if not self._record_read(
+            batch, held_batch, now, self._batch_window.wait_reason if window_closes_at > now else ""
+        ):
             return now
-        return self._deliver(held_batch, now) if until <= now else self._state.wait_for_next_read(until)
+        return (
+            self._deliver(held_batch, now)
+            if window_closes_at <= now
+            else self._state.wait_for_next_read(window_closes_at)
+        )
 
     # Dispatching
 
@@ -211,32 +221,34 @@ class HandlerConsumer(BatchConsumer):
         """Dispatch the batch that is in memory."""
         if (batch := self._memory.batch) is not None:
             return self._deliver(batch, now)
-        self._shard.pull.drop()  # the rows are no longer in memory, so they are read again
+        self._shard.reader.drop()  # the rows are no longer in memory, so they are read again
         return now
 
     def _deliver(self, batch: Batch, now: float) -> Next:
         """Dispatch the rest of the batch, or the part of it that is to be tried next."""
         holding = self.holding
-        self._confirm_lease()  # rule 5; if the lease is lost, `Dispatcher` does not call the handler
+        self._confirm_lease()  # rule 5. If the lease is lost, `Dispatcher` does not call the handler.
         if not batch.records:
-            return self._advance(batch, now)
+            return self._finish_piece(batch, now)
         limit = self._handling.max_records
-        if self._attempts.failing or (limit is not None and len(batch.records) > limit):
-            # If a `dead_letter` is set, a failing batch is dispatched in parts, to find the records that fail.
+        if self._attempts.is_retrying or (limit is not None and len(batch.records) > limit):
+            # If a `dead_letter` is set, a failed batch is dispatched in parts, to find the records that fail.
             piece = self._attempts.next_piece(batch)
             if not piece.records:
-                return self._advance(batch, now)
+                return self._finish_piece(batch, now)
         else:
             read_to = batch.read_to or batch.records[-1].position
             piece = Delivery(batch.records, read_to, batch.behind_seconds, holding, batch.in_columns)
 
-        self._window.close()  # retries do not wait for more records
+        self._batch_window.close()  # retries do not wait for more records
         handling = self._handling
         if handling.dead_letter is not None and handling.max_age_seconds < math.inf:
             age_seconds = self._wall() - (piece.records[0].arrived or math.inf)
             if age_seconds > handling.max_age_seconds:
                 error = TooOld(f"it arrived {age_seconds:.0f} s ago, and {handling.max_age_seconds:g} s is the limit")
-                return self._to_dead_letter(handling.dead_letter, first_for_dead_letter(piece), batch, error, now)
+                return self._dispatch_to_dead_letter(
+                    handling.dead_letter, first_for_dead_letter(piece), batch, error, now
+                )
 
         def call() -> object:
             # Mark the records as delivered when the handler begins, because it may checkpoint while it runs. If the
@@ -246,10 +258,10 @@ class HandlerConsumer(BatchConsumer):
 
         return self._dispatch(call, BatchCall(piece, batch), now)
 
-    def _to_dead_letter(
+    def _dispatch_to_dead_letter(
         self, dead_letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float
     ) -> Next:
-        """Dispatch this piece, one record, to the dead letter."""
+        """Call the dead letter with this piece, which consists of one record."""
 
         def call() -> object:
             self._cursor.rows_delivered(piece.read_to)
@@ -262,8 +274,8 @@ class HandlerConsumer(BatchConsumer):
         is_final = isinstance(purpose, FinalCheckpointCall)
         handler_call = HandlerCall(self.holding, self._handling, self._worker.clock, call, is_final)
         if (given_up := self._dispatcher.begin(handler_call)) is not None:
-            self._state.final_requested = True  # a call for the final checkpoint would fail, too
-            return GiveUp(given_up.why)
+            self._state.skip_final_checkpoint = True  # a call for the final checkpoint would fail, too
+            return ReleaseAndCoolDown(given_up.reason)
         self._call = handler_call, purpose
         return self._check_call(handler_call, purpose, now)
 
@@ -271,67 +283,72 @@ class HandlerConsumer(BatchConsumer):
         outcome = self._dispatcher.check(handler_call, now)
         if isinstance(outcome, Running):
             return self._checkpoint_previous_batches(outcome.due, now)
-        self._call = None  # otherwise this batch stays in memory alongside the next one
+        self._call = None  # otherwise, this batch would stay in memory together with the next one
         match outcome:
             case CallEnded(fault):
-                if fault is not None or not isinstance(purpose, BatchCall):  # otherwise `_advance` records it
+                if fault is not None or not isinstance(purpose, BatchCall):  # otherwise `_finish_piece` records it
                     self.holding.progress.handler_ended()
             case NotBegun():
                 return now
             case LeaseLost():
-                return Leave("lease-lost")
-            case GivenUp(why):
-                self._state.final_requested = True  # a handler that hangs is not asked for a final checkpoint
-                return GiveUp(why)
-            case _ as never:
-                assert_never(never)
+                return CloseShard("lease-lost")
+            case GivenUp(reason):
+                self._state.skip_final_checkpoint = True  # a handler that hangs is not asked for a final checkpoint
+                return ReleaseAndCoolDown(reason)
+            case _ as unexpected_outcome:
+                assert_never(unexpected_outcome)
         match purpose:
             case BatchCall(piece, batch):
                 return (
-                    self._advance(batch, now, piece) if fault is None else self._after_failure(piece, batch, fault, now)
+                    self._finish_piece(batch, now, piece)
+                    if fault is None
+                    else self._after_failure(piece, batch, fault, now)
                 )
             case DeadLetterCall(piece, batch, error):
                 return self._after_dead_letter(piece, batch, error, fault, now)
             case FinalCheckpointCall(ended):
                 return self._after_final_checkpoint(fault, now, ended=ended)
-            case _ as never_called:
-                assert_never(never_called)
+            case _ as unexpected_purpose:
+                assert_never(unexpected_purpose)
 
-    def _advance(self, batch: Batch, now: float, piece: Delivery | None = None) -> Next:
-        """Record that the handler or dead letter has finished with this piece (by default the whole batch)."""
+    def _finish_piece(self, batch: Batch, now: float, piece: Delivery | None = None) -> Next:
+        """Record that the handler or dead letter has finished with this piece (by default the whole batch).
+
+        Return what to do next.
+        """
         if not self._state.piece_done(batch, None if piece is None else piece.read_to) and piece is not None:
             self._attempts.record_progress(piece.read_to)
-            if not self._attempts.searching:
-                self._window.renew()
+            if not self._attempts.is_searching:
+                self._batch_window.renew()
             self.holding.progress.handler_ended()
             self.holding.progress.part_done(now, arrival_after(batch, piece))
-            return now if self._store_if_due(now) else Leave("lease-lost")
+            return now if self._store_if_due(now) else CloseShard("lease-lost")
         self.holding.progress.done(now)
-        # Free the memory before the checkpoint, which may wait for the store, because other readers may need it now.
+        # Free the memory before writing the checkpoint, which may take long, because other readers may need the memory.
         self._memory.clear()
-        self._window.renew()
-        if self._attempts.failing and self._state.past_failures:
-            # After a failure, batches that never failed may be read again first. These must not reset the attempts of
+        self._batch_window.renew()
+        if self._attempts.is_retrying and self._state.failures_redelivered:
+            # After a failure, earlier batches that did not fail may be read again. They must not reset the attempts of
             # the failed batch.
             self._attempts.record_done(batch)
         if not self._store_if_due(now):
-            return Leave("lease-lost")
-        # At the end of a shard and before a release, the next step does not read, so it need not wait for the next read
-        # to be due.
+            return CloseShard("lease-lost")
+        # At the end of a shard and before a release, the next step does not read, so it does not wait for the time of
+        # the next read.
         if batch.ended or self.holding.releasing:
             return now
         return self._state.wait_for_next_read()
 
     def _checkpoint_previous_batches(self, due: float, now: float) -> float:
-        """While the handler runs, checkpoint earlier batches if that is due. Return the time of the next step.
+        """While the handler runs, checkpoint the earlier batches if that is due. Return the time of the next step.
 
         Args:
             due: When to check the call again.
             now: The time by the worker's clock.
         """
-        # A handler may run for minutes. If this worker dies meanwhile, only the current batch should be repeated.
-        # Handlers that checkpoint by themselves are left alone, because they may be writing a checkpoint right now.
-        if self._state.kind == "returns" and self._store_if_due(now) and self._cursor.unstored is not None:
+        # A handler may run for minutes. If this worker dies meanwhile, only the current batch should be repeated. Do
+        # nothing for handlers that checkpoint by themselves, because they may be writing a checkpoint right now.
+        if self._state.kind == "returns" and self._store_if_due(now) and self._cursor.unstored_position is not None:
             return min(due, self._state.checkpoint_due)
         return due
 
@@ -349,19 +366,19 @@ class HandlerConsumer(BatchConsumer):
             self._state.consumer_failed(piece.records[-1].position)
             self._reread_unacknowledged()
         if isinstance(error, Ending | Withdrawn):
-            return self._relinquish(error, now)
+            return self._request_release_once(error, now)
         # Report only the exception's type, because the message of a user's exception may contain a record.
         attempt_text = f" (attempt {piece.attempts} of {self._handling.attempts})" if not piece.in_parts else ""
         self.holding.progress.failed(f"its handler raised {type(error).__name__}{attempt_text}", now)
         match self._attempts.after_failure(piece, error):
-            case TryAgain(seconds):
+            case TryAgain(wait_seconds):
                 # Measure the wait from now, not from the start of this step, because an inline handler may have run for
                 # a long time before it failed.
-                return self._state.rest(self._worker.clock() + seconds)
-            case NoMoreAttempts(why):
-                return GiveUp(why)
+                return self._state.pause_until(self._worker.clock() + wait_seconds)
+            case NoMoreAttempts(reason):
+                return ReleaseAndCoolDown(reason)
             case ToDeadLetter(dead_letter):
-                return self._to_dead_letter(dead_letter, piece, batch, error, now)
+                return self._dispatch_to_dead_letter(dead_letter, piece, batch, error, now)
             case _ as never:
                 assert_never(never)
 
@@ -369,23 +386,25 @@ class HandlerConsumer(BatchConsumer):
         self, piece: Delivery, batch: Batch, error: Exception, fault: Exception | None, now: float
     ) -> Next:
         if isinstance(fault, Ending | Withdrawn):
-            return self._relinquish(fault, now)
-        record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
-        if fault is not None:  # neither handler nor dead letter accepted the record, so it must not be skipped
-            # For exceptions other than DeadLetterError, report only the type, because the message may contain a record.
-            why = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
-            self.holding.progress.dead_letter_failed(f"the dead letter did not accept the record: {why}", now)
-            return GiveUp(f"neither its handler nor the dead letter accepted {record}: {said(fault)}")
+            return self._request_release_once(fault, now)
+        record_name = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
+        if fault is not None:  # neither the handler nor the dead letter accepted the record, so it must not be skipped
+            # Unless it is a DeadLetterError, report only its type, because the message may contain a record.
+            reason = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
+            self.holding.progress.dead_letter_failed(f"the dead letter did not accept the record: {reason}", now)
+            return ReleaseAndCoolDown(
+                f"neither its handler nor the dead letter accepted {record_name}: {error_summary(fault)}"
+            )
         self._dispatcher.notify("dead_lettered", self._handling.dead_lettered, self.holding, error)
         try:
-            return self._advance(batch, now, piece)
+            return self._finish_piece(batch, now, piece)
         finally:
-            log.warning("shard %s: %s went to the dead letter: %s", self.holding.key, record, type(error).__name__)
+            log.warning("shard %s: %s went to the dead letter: %s", self.holding.key, record_name, type(error).__name__)
 
-    # A handler that checkpoints by itself (rule 6)
+    # Handlers that checkpoint by themselves (rule 6)
 
-    def request_final(self, now: float, *, ended: bool) -> Next:
-        """Call the handler for its final checkpoint."""
+    def request_final_checkpoint(self, now: float, *, ended: bool) -> Next:
+        """Ask the handler for its final checkpoint."""
         holding, cursor, worker, final_checkpoint = (
             self.holding,
             self._cursor,
@@ -396,58 +415,59 @@ class HandlerConsumer(BatchConsumer):
         if holding.expired:
             holding.renew()
 
-        def finish() -> bool:
+        def finish_shard() -> bool:
             return end_shard(holding, cursor.children, worker, cursor.delivered.token)
 
-        call = FinalCheckpoint(ended, holding, finish)
+        final_call = FinalCheckpoint(ended, holding, finish_shard)
         return self._dispatch(
-            lambda: None if final_checkpoint is None else final_checkpoint(call), FinalCheckpointCall(ended), now
+            lambda: None if final_checkpoint is None else final_checkpoint(final_call), FinalCheckpointCall(ended), now
         )
 
     def _after_final_checkpoint(self, fault: Exception | None, now: float, *, ended: bool) -> Next:
         holding, state = self.holding, self._state
         if holding.lease.checkpoint.ended:
             self._worker.hurry()
-            return Leave("shard-ended")
+            return CloseShard("shard-ended")
         state.checkpoint_moved(holding.lease.checkpoint)
         if ended or fault is not None:
             # Read the unacknowledged records again even if the lease is to be released, because the next owner may
             # withdraw its request. In that case, the handler must continue from the checkpoint.
             self._reread_unacknowledged()
         if not ended or isinstance(fault, Ending | Withdrawn):
-            state.final_requested = not ended
-            return now if holding.releasing else Relinquish()
-        wait, why = state.end_missing(), f": {said(fault)}" if fault else ""
+            state.skip_final_checkpoint = not ended
+            return now if holding.releasing else RequestRelease()
+        wait_seconds, error_suffix = state.end_not_checkpointed(), f": {error_summary(fault)}" if fault else ""
         log.warning(
             "shard %s: its end is not checkpointed; read again from %s in %.1f s%s",
             holding.key,
             self._cursor.acknowledged.sequence,
-            wait,
-            why,
+            wait_seconds,
+            error_suffix,
         )
-        return state.rest(now + wait)
+        return state.pause_until(now + wait_seconds)
 
-    # Ending
+    # Stopping
 
-    def _relinquish(self, error: Ending | Withdrawn, now: float) -> Next:
-        """Have the lease released, unless the release was already requested. Then the next step carries it out."""
-        return now if isinstance(error, Withdrawn) and self.holding.releasing else Relinquish()
+    def _request_release_once(self, error: Ending | Withdrawn, now: float) -> Next:
+        """Request that the lease be released. If that was already requested, the next step releases it."""
+        return now if isinstance(error, Withdrawn) and self.holding.releasing else RequestRelease()
 
-    def leave(self, happening: Happening) -> None:
+    def close_shard(self, reason: ShardEvent) -> None:
         """Close the shard's reader, free the memory and notify the observer."""
-        may_store_late = happening == "lease-lost" and self._handling.late_checkpoints
+        may_store_late = reason == "lease-lost" and self._handling.late_checkpoints
         store_error: StoreError | None = None
-        if may_store_late and (position := self._cursor.unstored) is not None:
+        if may_store_late and (position := self._cursor.unstored_position) is not None:
             try:
                 # A late checkpoint cannot harm the new owner, because the checkpoint only moves forward. If the new
-                # owner fails before its first checkpoint, reading continues here, and fewer records repeat.
+                # owner fails before its first checkpoint, reading continues at this position, so fewer records are
+                # handled twice.
                 self.holding.checkpoint_late(position)
             except StoreError as fault:
                 store_error = fault
         # Close the reader before notifying the observer, because a source may reject the next owner's connection until
         # ours is closed.
-        happening = self._close(happening)
-        self._dispatcher.notify("observer", self._handling.observer, happening, self.holding)
+        reason = self._close(reason)
+        self._dispatcher.notify("observer", self._handling.observer, reason, self.holding)
         if store_error is not None:
             log.warning(
                 "shard %s: records handled after the lease was stolen will be handled again: %s",

@@ -1,9 +1,9 @@
-"""Defines how a user's handler is checked, what it is called with, and its time limits and retries.
+"""Defines how a user's handler is checked and called, and its time limits and retries.
 
-A handler or dead letter may be async, or return any other awaitable, which is awaited on the worker's one event loop.
-A handler that runs longer than `slow_seconds` is logged and counted, and again each time its duration has doubled.
-After `handler_seconds`, its lease is released, as it is after the last attempt. `consumer/attempts.py` decides what to
-do after a fault.
+A handler or a `dead_letter` function may be async or return any other awaitable, which is awaited on the worker's one
+event loop. If a handler runs longer than `slow_seconds`, this is logged and counted, and again each time its duration
+has doubled. After `handler_seconds`, its lease is released, as it is after the last attempt. `consumer/attempts.py`
+decides what to do after a fault.
 
 1. A batch is done when its handler has returned None, or an awaitable that ended with None.
 2. Any other result fails the batch, so a checkpoint never covers a record that the handler has not finished with.
@@ -12,8 +12,8 @@ do after a fault.
 `by_key` splits a batch by partition key and runs the keys concurrently. The records of one key stay in order.
 
 4. The batch is done when all of its keys are done.
-5. After a fault, no further keys are started. The batch fails once the handlers of all running keys have ended, so none
-   of them is still running when the batch is dispatched again.
+5. If the handler of one key fails, no further keys are started. The batch fails once the handlers of all running keys
+   have ended, so none of them is still running when the batch is dispatched again.
 """
 
 import asyncio
@@ -32,27 +32,27 @@ from leasehold.adapters.sources.protocol import Batch, InColumns, Record
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease, Position
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 
 
 class Unhandled(Exception):
-    """A call that ended without finishing its batch."""
+    """Raised or recorded if a call ended without finishing its batch."""
 
 
 class Ending(Unhandled):
-    """A call that raised SystemExit or KeyboardInterrupt, so the worker ends."""
+    """A handler raised SystemExit or KeyboardInterrupt, so the worker ends."""
 
 
 class Withdrawn(Unhandled):
-    """A call whose consumer has stopped taking batches. This is not a failure: the next owner handles the records."""
+    """The batch was not handled, because its consumer takes no more batches. The next owner handles the records."""
 
 
 class TooOld(Unhandled):
-    """A record that arrived more than `max_age_seconds` ago, so its handler is not called for it."""
+    """A record arrived more than `max_age_seconds` ago, so the handler is not called for it."""
 
 
 class NotAwaited(Unhandled):
-    """A call whose awaitable could not be awaited because no event loop could start. Its records are not to blame."""
+    """The handler's awaitable could not be awaited, because no event loop could start. The records are not at fault."""
 
 
 def accepts(*names: str) -> Callable[[Any, Any, Any], None]:
@@ -61,7 +61,7 @@ def accepts(*names: str) -> Callable[[Any, Any, Any], None]:
     The validator raises ValueError, which names the field.
     """
 
-    def check(_values: object, field: "Attribute[object]", value: object) -> None:
+    def validate(_values: object, field: "Attribute[object]", value: object) -> None:
         if not callable(value):
             raise ValueError(f"{field.name}: {value!r} cannot be called")  # noqa: TRY004  bad usage
         function: Any = value
@@ -84,7 +84,7 @@ def accepts(*names: str) -> Callable[[Any, Any, Any], None]:
             message = f"{field.name}: it is called with ({', '.join(names)}), and that does not fit: {error}"
             raise ValueError(message) from None
 
-    return check
+    return validate
 
 
 def fault_in_result(result: object) -> Unhandled | None:
@@ -99,18 +99,18 @@ def fault_in_result(result: object) -> Unhandled | None:
 
 
 def as_fault(error: BaseException) -> Exception:
-    """Return the error itself if it is an Exception. Otherwise, wrap it in one that the retry policy can handle."""
+    """Return the error itself if it is an Exception. Otherwise, wrap it in an Exception, which can be retried."""
     if isinstance(error, Exception):
         return error
-    kind = Ending if isinstance(error, SystemExit | KeyboardInterrupt) else Unhandled
-    fault = kind(f"it raised {said(error)}")
+    wrapper_type = Ending if isinstance(error, SystemExit | KeyboardInterrupt) else Unhandled
+    fault = wrapper_type(f"it raised {error_summary(error)}")
     fault.__cause__ = error
     return fault
 
 
 CHECKPOINT_SECONDS = 1.0
-"""The default time between checkpoints. Checkpointing every batch, about five times per second, would write to the
-table five times as often as the KCL does."""
+"""The default time between two checkpoints. A checkpoint after every batch would write to the table about five times
+per second, which is five times as often as the KCL does."""
 
 
 class HeldLease(Protocol):
@@ -173,13 +173,13 @@ class Delivery:
     in_parts: int = 0
 
     def part(self, records: Sequence[Record]) -> "Delivery":
-        """Return these records of the batch as a batch of their own, which cannot be checkpointed.
+        """Return a batch of only these records, which cannot be checkpointed.
 
-        For handlers that split a batch.
+        Handlers that split a batch use it.
         """
         return evolve(self, records=records, read_to=records[-1].position, whole=False)
 
-    def to_arrow(self) -> Any:  # noqa: ANN401  an extra has the type
+    def to_arrow(self) -> Any:  # noqa: ANN401  the type belongs to an optional package
         """Return the records as a `pyarrow.RecordBatch`, with the columns of the Spark sources.
 
         Raises:
@@ -262,7 +262,7 @@ DeadLetter = Callable[[Delivery, Exception], Awaitable[None] | None]
 
 @frozen
 class FinalCheckpoint:
-    """The last chance for a self-checkpointing handler to checkpoint, before a release or at the end of its shard.
+    """Passed to a self-checkpointing handler for its last checkpoint, before a release or at the end of the shard.
 
     Attributes:
         ended: Whether the shard has no more records.
@@ -304,22 +304,22 @@ class FinalCheckpoint:
         return self._end()
 
 
-Happening = Literal["initialize", "lease-lost", "shard-ended", "stopped"]
-Observer = Callable[[Happening, Holding], None]
-"""Called when reading of a shard begins, and with the reason when it stops."""
+ShardEvent = Literal["initialize", "lease-lost", "shard-ended", "stopped"]
+Observer = Callable[[ShardEvent, Holding], None]
+"""Called when the reading of a shard begins, and with the reason when it stops."""
 
 
 @frozen
 class Assignment:
-    """A shard that a `ShardConsumer` is opened for.
+    """Describes the shard for which a `ShardConsumer` is created.
 
     Attributes:
         lease: The key of the lease.
         shard: The source's own id of the shard.
         stream: The stream's name.
         epoch: The fencing number, as in `Delivery`.
-        wake: Call this, from any thread, after an acknowledgement or when there is room again. The worker then polls
-            the consumer immediately, instead of within a quarter of a second.
+        wake: A function to call, from any thread, after an acknowledgement or when there is room again. The worker then
+            polls the consumer immediately, instead of within a quarter of a second.
 
     Examples:
         >>> from leasehold.adapters import Assignment
@@ -338,7 +338,7 @@ class ShardConsumer(Protocol):
     """Takes the records of one shard, and acknowledges them when it has finished with them.
 
     Implement this to put records into a queue, a pipeline or a buffer, and to acknowledge them later, when they are
-    done. The worker calls these methods one at a time, in threads of its own, so they must return soon and not wait.
+    done. The worker calls these methods one at a time, in its own threads, so they must return soon and not wait.
     Only acknowledged records are checkpointed. Records that are not acknowledged when a worker ends are delivered
     again.
 
@@ -381,32 +381,32 @@ class ShardConsumer(Protocol):
     """
 
     def offer(self, batch: Delivery) -> bool:
-        """Take this batch, and return False if there is no room for it now, so that it is offered again later.
+        """Take this batch. Return False if there is no room for it now, so that it is offered again later.
 
-        If `offer` raises, the batch is offered again after a wait, up to `attempts` times in total. Then the shard is
-        left to other workers.
+        If `offer` raises, the batch is offered again after a wait, up to `attempts` times in total. Then the lease is
+        released to other workers.
         """
 
     def acknowledged(self) -> Position | None:
         """Return the position up to which all records are done, or None if none are.
 
-        The position is that of a record, or the `read_to` of a batch. If `acknowledged` raises, the shard is left to
-        other workers.
+        The position is that of a record, or the `read_to` of a batch. If `acknowledged` raises, the lease is released
+        to other workers.
         """
 
     def withdraw(self) -> bool:
         """Finish or drop the batches that were taken, because the lease is to be released. Return True when done.
 
         `withdraw` is called again until it returns True. The lease is then released with the acknowledged position. If
-        the lease is not released after all, the records that were not acknowledged are offered again.
+        the release is cancelled, the records that were not acknowledged are offered again.
         """
 
-    def close(self, happening: Happening) -> None:
-        """Forget the shard, for this reason. Later acknowledgements have no effect."""
+    def close(self, happening: ShardEvent) -> None:
+        """Stop processing the shard, for this reason. Later acknowledgements have no effect."""
 
 
 OpenConsumer = Callable[[Assignment], ShardConsumer]
-"""Makes the consumer of a shard, once reading begins."""
+"""Creates the consumer of a shard when reading begins."""
 
 MeasureCallback = Callable[[Holding, Batch], None]
 """Called with each batch that was read, before its records are dispatched."""
@@ -420,41 +420,41 @@ DeadLetterCallback = Callable[[Holding, Exception], None]
 
 @frozen
 class Handling:
-    """The callables that handle records, with their time limits and retries.
+    """Defines which functions handle records, and their time limits and retries.
 
-    The callbacks `observer`, `measure`, `slow` and `dead_lettered` must not block. Their faults are logged once.
+    The callbacks `observer`, `measure`, `slow` and `dead_lettered` must not block. If one raises, that is logged once.
 
     Attributes:
         handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
-        attempts: How many times to try a batch before its shard stops. If the handler has checkpointed some of the
-            batch's records, the attempts at the remaining ones are counted from the start.
+        attempts: How many times to try a batch before its lease is released. If the handler has checkpointed some of
+            the batch's records, the attempts at the remaining ones are counted from the start.
         max_records: The most records in a batch, de-aggregated; by default as many as one read returns.
         linger_seconds: How long the first record of a batch waits for more, unless the batch reaches `max_records`
             records or 6 MiB; 0 for no wait.
         least_wait_seconds: The shortest wait between two attempts.
         most_wait_seconds: The longest wait between two attempts.
-        cooldown_seconds: How long a stopped shard's lease is left to other workers.
-        dead_letter: Called with each record that keeps failing. Without it, no record is ever skipped.
+        cooldown_seconds: How long this worker does not take a lease again after releasing it because of failures.
+        dead_letter: Called with each record that keeps failing, which is then skipped. If it is None, no record is ever
+            skipped.
         max_age_seconds: A record that arrived longer ago than this, by this worker's clock, goes to the dead letter
             instead of the handler, with `TooOld`. This needs a `dead_letter`. There is no limit by default.
         checkpoint_seconds: The least time between two checkpoints of a shard; 0 to checkpoint after every batch. A
             hand-off, a stop, the end of a shard and `Delivery.checkpoint` write immediately.
         late_checkpoints: Whether to checkpoint what this worker has handled even after another worker has taken the
             lease, so that fewer records are handled twice.
-        observer: Called when reading of a shard begins and stops.
+        observer: Called when the reading of a shard begins and stops.
         measure: Called with each batch that was read.
-        slow_seconds: A handler that runs longer is logged and counted, and another thread takes its place.
-        handler_seconds: A handler that runs longer is given up, and its lease is released. There is no limit by
+        slow_seconds: If a handler runs longer, this is logged and counted, and another thread is started in its place.
+        handler_seconds: If a handler runs longer, it is given up, and its lease is released. There is no limit by
             default.
         most_calls: The most concurrent calls of the handler, including slow ones; by default as many as there are
             threads.
         slow: Called each time a handler is logged as slow.
-        dead_lettered: Called each time the dead letter has taken a record.
-        final_checkpoint: A callable for a handler that checkpoints by itself. It is called before a lease is released
-            and at the end of a shard. A batch is then not done when the handler returns, and after a fault reading
-            starts again at the checkpoint. This cannot be combined with `dead_letter`, `max_records` or
-            `linger_seconds`.
-        consumer: Makes the consumer that takes the place of the handler; see `of_consumer`.
+        dead_lettered: Called each time a record was dead-lettered.
+        final_checkpoint: Set this if the handler checkpoints by itself. It is called before a lease is released and at
+            the end of a shard. A batch is then not done when the handler returns, and after a fault, reading starts
+            again at the checkpoint. This cannot be combined with `dead_letter`, `max_records` or `linger_seconds`.
+        consumer: Creates the consumer that takes the place of the handler; see `of_consumer`.
 
     Examples:
         >>> from leasehold.adapters import Handling
@@ -499,10 +499,10 @@ class Handling:
         """Return a `Handling` that passes the records of each shard to a `ShardConsumer` instead of a handler.
 
         Args:
-            consumer: Makes the consumer of a shard, for example its class.
+            consumer: Creates the consumer of a shard. It can be the consumer's class.
             attempts: How many times to offer a batch if `offer` raises.
             checkpoint_seconds: The least time between two checkpoints of a shard.
-            observer: Called when reading of a shard begins and stops.
+            observer: Called when the reading of a shard begins and stops.
         """
         return cls(
             _unused_handler,
@@ -526,16 +526,16 @@ class Handling:
         if self.final_checkpoint is not None and self.linger_seconds:
             raise ValueError("linger_seconds: a handler that checkpoints by itself gathers records by itself, too")
         if self.consumer is not None:
-            for name in _OF_HANDLERS:
+            for name in _HANDLER_FIELDS:
                 if getattr(self, name) != getattr(fields(Handling), name).default:
                     raise ValueError(f"{name}: it goes with a handler, and a consumer takes its place")
 
 
-_OF_HANDLERS = (
+_HANDLER_FIELDS = (
     *("max_records", "linger_seconds", "dead_letter", "max_age_seconds", "late_checkpoints", "slow_seconds"),
     *("handler_seconds", "most_calls", "final_checkpoint"),
 )
-"""The fields of `Handling` that have no effect if a `ShardConsumer` takes the records."""
+"""The fields of `Handling` that must keep their defaults if a `ShardConsumer` takes the records."""
 
 
 def _unused_handler(_batch: Delivery) -> None:
@@ -578,7 +578,7 @@ def with_metrics(worker: Worker, handling: Handling, meter: Meter | None) -> Han
         finally:
             handling.dead_lettered(holding, error)
 
-    # If the user has not set a callback, which is the usual case, this saves a call per batch.
+    # Usually the user has set no callback. Calling the metrics directly then saves a call per batch.
     has_default_measure = handling.measure is fields(Handling).measure.default
     return evolve(
         handling,
@@ -620,11 +620,11 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
         records_by_key = dict[str | None, list[Record]]()
         for record in delivery.records:
             records_by_key.setdefault(record.partition_key, []).append(record)
-        groups, faults = iter(records_by_key.values()), list[BaseException]()
+        record_groups, faults = iter(records_by_key.values()), list[BaseException]()
 
-        async def work() -> None:
-            """Handle one key after another until there are no more or one has failed."""
-            for records in groups:
+        async def handle_keys() -> None:
+            """Handle one key after another, until no keys are left or one has failed."""
+            for records in record_groups:
                 if faults:
                     return
                 try:
@@ -632,14 +632,14 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
                 except asyncio.CancelledError as error:
                     if (task := asyncio.current_task()) is not None and task.cancelling():
                         raise  # the whole batch was given up
-                    fault = Unhandled(f"it raised {said(error)}")
+                    fault = Unhandled(f"it raised {error_summary(error)}")
                 except BaseException as error:  # noqa: BLE001  raised again once the other keys have ended
                     faults.append(error)
                     return
                 if fault is not None:
                     faults.append(fault)
 
-        await asyncio.gather(*(work() for _ in range(min(most, len(delivery.records)))))
+        await asyncio.gather(*(handle_keys() for _ in range(min(most, len(delivery.records)))))
         if faults:
             raise faults[0]
 

@@ -1,14 +1,13 @@
 """Reads the shard of one held lease, step by step, and passes its records to a consumer.
 
 `Schedule` calls `LeaseReader.step` when it is due. The reader polls its consumer (`ConsumerPort.poll`) and gets its
-next order from the state (`consumer/reader_state.py`). It opens and reads the shard (`ShardPull`) and passes the batch
-to the consumer, which keeps it (`keep`) and later takes its records (`offer`). The consumer moves the marks `delivered`
-and `acknowledged`, and the state then orders the checkpoint (`store`).
+next order from the state (`consumer/reader_state.py`). It opens and reads the shard (`ShardReader`) and passes the
+batch to the consumer, which keeps it (`keep`) and later takes its records (`offer`). The consumer moves the cursor's
+marks `delivered` and `acknowledged`. The state then orders a checkpoint, which the consumer writes (`store`).
 
 1. A step reads at most once, and never waits for a consumer. It returns the time of the next call, or infinity once
    nothing is left to do.
-2. Faults of a step are handled here for all kinds of consumers, either by trying again after a wait or by releasing the
-   lease.
+2. If a step fails, the reader tries again after a wait or releases the lease, whatever the kind of consumer.
 
 The package's docstring (`leasehold.adapters.consumer`) describes the order of events and why nothing is skipped.
 """
@@ -19,29 +18,37 @@ from typing import assert_never
 
 from leasehold.adapters.consumer.cursor import (
     AwaitEvent,
+    CloseLostShard,
     DeliverRows,
     EndShard,
-    LeaveShard,
     OpenReader,
     ReadBatch,
     ReleaseAt,
     StoreCheckpoint,
 )
-from leasehold.adapters.consumer.handling import Happening
+from leasehold.adapters.consumer.handling import ShardEvent
 from leasehold.adapters.consumer.lifecycle import ReadingStart, end_shard
-from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Relinquish
+from leasehold.adapters.consumer.port import (
+    CloseShard,
+    ConsumerPort,
+    HeldShard,
+    Next,
+    Ready,
+    ReleaseAndCoolDown,
+    RequestRelease,
+)
 from leasehold.adapters.consumer.reader_state import BeginReading, ReaderOrder, RequestFinalCheckpoint
 from leasehold.balancer.lineage import readable
 from leasehold.errors import SourceError, SourceUnavailable, StoreError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.reading"))
+log = make_safe_logger(logging.getLogger("leasehold.reading"))
 
 RELEASED_CHECK_SECONDS = 0.2
-"""How often to check, in seconds, whether the worker has released a lease without waiting for the lease's reader
-(D6)."""
+"""How often, in seconds, a reader checks whether its lease is lost after the worker released the lease without waiting
+for the reader (D6)."""
 EXPIRED_CHECK_SECONDS = 0.2
-"""How often to check whether an expired lease was renewed or dropped. A check makes no request."""
+"""How often, in seconds, a reader checks whether its expired lease was renewed or dropped. A check makes no request."""
 
 
 class LeaseReader:
@@ -56,7 +63,7 @@ class LeaseReader:
     def __init__(self, shard: HeldShard, consumer: ConsumerPort, cooldown_seconds: float) -> None:
         self.holding, self.consumer = shard.holding, consumer
         self._shard, self._worker, self._state = shard, shard.worker, shard.state
-        self._start = ReadingStart(shard.holding, shard.worker.source, shard.worker.config)
+        self._reading_start = ReadingStart(shard.holding, shard.worker.source, shard.worker.config)
         self._cooldown_seconds = cooldown_seconds
 
     def step(self, now: float) -> float:
@@ -64,15 +71,15 @@ class LeaseReader:
         try:
             due = self._poll_and_act(now)
         except (StoreError, SourceUnavailable) as fault:
-            return self._wait(fault, now, self._state.step_failed(now), "trying again")
+            return self._pause_after_fault(fault, now, self._state.step_failed(now), "trying again")
         except SourceError as fault:
             retry_at = self._state.request_rejected(fault, now)
             if retry_at is not None:
-                return self._wait(fault, now, retry_at, "rejected, trying again")
+                return self._pause_after_fault(fault, now, retry_at, "rejected, trying again")
             self.holding.progress.failed(str(fault), now)
-            # Retrying in this process will not help, but another worker may have the permission or the network route
-            # that this one lacks.
-            return self._give_up(f"it cannot be read: {fault}", now)
+            # Do not retry in this process. Another worker may have the permission or the network route that this one
+            # lacks.
+            return self._release_and_cool_down(f"it cannot be read: {fault}", now)
         self._state.step_done()
         return due
 
@@ -84,17 +91,17 @@ class LeaseReader:
         elif holding.progress.call_abandoned and not holding.lost.is_set():
             due = now + RELEASED_CHECK_SECONDS
         else:
-            order = self._state.order(
+            next_order = self._state.next_order(
                 now,
                 holding.lease.checkpoint,
                 lost=holding.lost.is_set(),
-                leaving=holding.releasing,
+                releasing=holding.releasing,
                 expired=holding.expired,
-                free=ready.free,
-                room=ready.room,
-                working=ready.working,
+                can_deliver=ready.can_deliver,
+                can_read=ready.can_read,
+                awaits_commit=ready.awaits_commit,
             )
-            due = self._carry_out(order, ready, now)
+            due = self._carry_out(next_order, ready, now)
         self.consumer.step_ended(due)
         return due
 
@@ -106,26 +113,30 @@ class LeaseReader:
             case DeliverRows():
                 return self._apply(consumer.offer(now), now)
             case AwaitEvent():
-                if ready.look_seconds is not None:
-                    return now + ready.look_seconds
+                if ready.next_poll_seconds is not None:
+                    return now + ready.next_poll_seconds
                 # The worker soon renews or drops an expired lease. Until then, another worker might own it.
-                return now + EXPIRED_CHECK_SECONDS if holding.expired else self._state.rests_until
-            case StoreCheckpoint(to):
-                return self._poll_and_act(now) if consumer.store(to, now) else self._leave("lease-lost")
+                return now + EXPIRED_CHECK_SECONDS if holding.expired else self._state.paused_until
+            case StoreCheckpoint(checkpoint_position):
+                return (
+                    self._poll_and_act(now)
+                    if consumer.store(checkpoint_position, now)
+                    else self._close_shard("lease-lost")
+                )
             case BeginReading():
                 return self._begin(now)
             case RequestFinalCheckpoint(ended):
-                return self._apply(consumer.request_final(now, ended=ended), now)
-            case ReleaseAt(at):
+                return self._apply(consumer.request_final_checkpoint(now, ended=ended), now)
+            case ReleaseAt(release_position):
                 # If the next owner has withdrawn its request, the lease stays here and reading continues immediately.
-                return self._leave("stopped") if holding.release(at) else now
+                return self._close_shard("stopped") if holding.release(release_position) else now
             case EndShard(children):
                 if not end_shard(holding, children, worker, self._shard.cursor.acknowledged.token):
-                    return self._leave("lease-lost")
-                worker.hurry()  # the children have leases now, which may have no owner yet
-                return self._leave("shard-ended")
-            case LeaveShard():
-                return self._leave("lease-lost")
+                    return self._close_shard("lease-lost")
+                worker.hurry()  # so that a worker claims the children's new leases soon
+                return self._close_shard("shard-ended")
+            case CloseLostShard():
+                return self._close_shard("lease-lost")
             case _ as never:
                 assert_never(never)
 
@@ -139,56 +150,58 @@ class LeaseReader:
             self.holding.progress.excused("its parents are not done", now)
             return now + self._state.parents_pending()
         self.holding.progress.call_began(now)
-        start = self.consumer.find_start(lambda: self._start.find(parents))
+        start = self.consumer.find_start(lambda: self._reading_start.find(parents))
         if start is None:
-            return self._leave("lease-lost")
+            return self._close_shard("lease-lost")
         self.consumer.start_at(start, now)
         self.holding.progress.call_returned()
         return now
 
     def _read(self, now: float) -> float:
         consumer = self.consumer
-        if (retry_at := consumer.admit(now)) is not None:
+        if (retry_at := consumer.reserve_memory(now)) is not None:
             return retry_at
         self.holding.progress.call_began(now)
         try:
-            batch = self._shard.pull.read(consumer.keep)
+            batch = self._shard.reader.read(consumer.keep)
         except BaseException:
             consumer.read_failed()
             raise
         return self._apply(consumer.batch_read(batch, now), now)
 
-    def _apply(self, next_: Next, now: float) -> float:
+    def _apply(self, result: Next, now: float) -> float:
         """Carry out what a method of the consumer returned. Return the time of the next step."""
-        match next_:
+        match result:
             case float() | int():
-                return next_
-            case GiveUp(why):
-                return self._give_up(why, now)
-            case Relinquish():
+                return result
+            case ReleaseAndCoolDown(reason):
+                return self._release_and_cool_down(reason, now)
+            case RequestRelease():
                 return self._release(now)
-            case Leave(happening):
-                return self._leave(happening)
+            case CloseShard(close_reason):
+                return self._close_shard(close_reason)
             case _ as never:
                 assert_never(never)
 
     # Faults and ends
 
-    def _wait(self, fault: Exception, now: float, due: float, outcome: str) -> float:
+    def _pause_after_fault(self, fault: Exception, now: float, due: float, next_action: str) -> float:
         self.consumer.step_failed()
         self.holding.progress.failed(str(fault), now)
-        log.warning("shard %s: %s in %.1f s: %s", self.holding.key, outcome, due - now, fault)
+        log.warning("shard %s: %s in %.1f s: %s", self.holding.key, next_action, due - now, fault)
         return due
 
-    def _give_up(self, why: str, now: float) -> float:
+    def _release_and_cool_down(self, reason: str, now: float) -> float:
         # Leave the lease to other workers for a while, because the fault may be in this worker's connections or disk.
-        seconds = self._cooldown_seconds
+        cooldown_seconds = self._cooldown_seconds
         # Exclude the lease from this worker's claims before releasing it. Otherwise, the worker's next turn might take
         # it back immediately.
-        self._worker.exclude(self.holding.key, seconds)
+        self._worker.exclude(self.holding.key, cooldown_seconds)
         self._worker.hurry()
         due = self._release(now)
-        log.error("shard %s stops here: %s; released, not taken again for %g s", self.holding.key, why, seconds)
+        log.error(
+            "shard %s stops here: %s; released, not taken again for %g s", self.holding.key, reason, cooldown_seconds
+        )
         return due
 
     def _release(self, now: float) -> float:
@@ -196,6 +209,6 @@ class LeaseReader:
         self.holding.ask_release()
         return now
 
-    def _leave(self, happening: Happening) -> float:
-        self.consumer.leave(happening)
+    def _close_shard(self, reason: ShardEvent) -> float:
+        self.consumer.close_shard(reason)
         return math.inf

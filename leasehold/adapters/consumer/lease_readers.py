@@ -4,8 +4,9 @@ The worker calls `LeaseReaders.begin` with each lease that it has taken. This cr
 on the `Schedule`.
 
 1. If a lease is taken while the worker drains, its reader's first step releases it.
-2. If the step of a reader raises a few times in a row, or once while its lease is to be released anyway, the lease is
-   released, because it must not be held without being read. This worker does not take it again for a while.
+2. If the step of a reader raises several times in a row, the lease is released, because a lease must not be held
+   without being read. If the lease is to be released anyway, one exception is enough. This worker does not take the
+   lease again for a while.
 """
 
 import logging
@@ -26,17 +27,17 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import Worker
 from leasehold.errors import StoreError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.runner"))
+log = make_safe_logger(logging.getLogger("leasehold.runner"))
 
 MAX_FAULTS = len(STEP_FAULT_WAITS) + 1
-"""If a step fails this many times in a row, its lease is released. The pauses between the attempts add up to ten
+"""If a step raises this many times in a row, its lease is released. The pauses between the attempts add up to ten
 seconds."""
 
 EXCLUDED_SECONDS = 60.0
 
-OpenReading = Callable[[Worker, Holding, Handling], Step]
+StepFactory = Callable[[Worker, Holding, Handling], Step]
 """Makes the step for a lease that this worker has taken."""
 
 
@@ -48,14 +49,14 @@ class LeaseReaders:
         handling: The handler and its policy.
         readers: How many shards may be read at the same time.
         memory_bytes: The memory for records that are not handled yet, of all shards together.
-        open_reading: Makes the step for a lease; by default that of a `LeaseReader`.
+        make_step: Makes the step for a lease; by default that of a `LeaseReader`.
         executor: Calls the handlers; by default in threads.
         wall: The clock for lag in the table's rows, in seconds since 1970. If None, rows contain no lag.
-        failed: Called with a fault from which the worker cannot recover.
-        end: Called with the reason if the worker must end.
+        on_failure: Called with an exception from which the worker cannot recover.
+        end_worker: Called with the reason if the worker must end.
 
     Attributes:
-        taking: Whether the worker wants new leases. While it drains, a new lease is released by its first step.
+        wants_leases: Whether the worker wants new leases. While it drains, the first step of a new lease releases it.
     """
 
     def __init__(
@@ -65,32 +66,32 @@ class LeaseReaders:
         *,
         readers: int,
         memory_bytes: int,
-        open_reading: OpenReading | None,
+        make_step: StepFactory | None,
         executor: HandlerExecutor | None,
         wall: Callable[[], float] | None,
-        failed: Callable[[BaseException], None],
-        end: Callable[[BaseException], None],
+        on_failure: Callable[[BaseException], None],
+        end_worker: Callable[[BaseException], None],
     ) -> None:
-        self._worker, self._handling, self._open_reading, self._wall, self._failed = (
+        self._worker, self._handling, self._make_step, self._wall, self._on_failure = (
             worker,
             handling,
-            open_reading,
+            make_step,
             wall,
-            failed,
+            on_failure,
         )
-        self._scheduler, self.taking = worker.scheduler, True
-        self.schedule = Schedule(readers, self._scheduler, failed)
+        self._scheduler, self.wants_leases = worker.scheduler, True
+        self.schedule = Schedule(readers, self._scheduler, on_failure)
         self.memory = MemoryBudget(memory_bytes, self.schedule.wake)
         max_calls = handling.most_calls
         self.dispatcher = Dispatcher(
             executor
             or (
-                ThreadExecutor(readers, failed=failed)
+                ThreadExecutor(readers, on_failure=on_failure)
                 if max_calls is None
-                else ThreadExecutor(max_calls, max_calls, failed)
+                else ThreadExecutor(max_calls, max_calls, on_failure)
             ),
             wake=self.schedule.wake,
-            end=end,
+            end_worker=end_worker,
             fatal=self._scheduler.fatal,
         )
 
@@ -101,21 +102,21 @@ class LeaseReaders:
         have to wait for it.
         """
         try:
-            if not self.taking:
+            if not self.wants_leases:
                 # Still create a lease reader, whose first step releases the lease.
                 holding.ask_release()
             if self._wall is not None and self._worker.store.capabilities.free_annotations:
-                # Skip this if an annotation costs a write of its own, which other workers would take for a renewal
-                # (C14).
+                # Only stores with free annotations. Elsewhere, an annotation is a separate write, which other workers
+                # would mistake for a renewal (C14).
                 holding.progress.enable_annotations(socket.gethostname(), self._wall, self._scheduler.clock())
-            if self._open_reading is not None:
-                step = self._open_reading(self._worker, holding, self._handling)
+            if self._make_step is not None:
+                step = self._make_step(self._worker, holding, self._handling)
             else:
                 step = self._make_reader(holding).step
                 holding.progress.expect_response(self._scheduler.clock())
-            self.schedule.add(holding.key, step, partial(self._replacement_for, holding))
+            self.schedule.add(holding.key, step, partial(self._releasing_step_for, holding))
         except BaseException as fault:  # noqa: BLE001  otherwise, the lease would be held but not read
-            self._failed(fault)
+            self._on_failure(fault)
 
     def _make_reader(self, holding: Holding) -> LeaseReader:
         handling, memory, dispatcher = self._handling, self.memory, self.dispatcher
@@ -132,7 +133,7 @@ class LeaseReaders:
         )
 
     def release(self, holding: Holding) -> None:
-        """Wake the lease reader, because its lease is to be released or is lost."""
+        """Wake the reader of this lease, which is to be released or is lost."""
         if holding.progress.call_abandoned:
             self.schedule.abandon(holding.key)
         self.schedule.wake(holding.key)
@@ -143,12 +144,9 @@ class LeaseReaders:
             holding.ask_release()
             self.schedule.wake(holding.key)
 
-    def _replacement_for(self, holding: Holding, faults: int) -> Step | None:
-        """Return a step that releases the lease if its reader's step has failed too often (rule 2); otherwise None.
-
-        If the lease is lost, or is to be released anyway, the step is replaced after a single fault.
-        """
-        if faults < MAX_FAULTS and not holding.releasing and not holding.lost.is_set():
+    def _releasing_step_for(self, holding: Holding, fault_count: int) -> Step | None:
+        """Return a step that releases the lease, or None if the reader's step may be called again (rule 2)."""
+        if fault_count < MAX_FAULTS and not holding.releasing and not holding.lost.is_set():
             return None
 
         def release_lease(_now: float) -> float:
@@ -164,7 +162,7 @@ class LeaseReaders:
                 due = self._scheduler.clock() + RETRY_SECONDS
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
                 return due
-            # If the lease was not released, its next owner has withdrawn its request. The lease must still be released,
+            # If `release` returned False, the next owner has withdrawn its request. Release the lease nevertheless,
             # because it cannot be read here.
             due = math.inf if is_released else self._scheduler.clock() + RETRY_SECONDS
             log.error("lease %s cannot be read here and is released", holding.key)

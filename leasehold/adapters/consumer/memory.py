@@ -1,4 +1,4 @@
-"""Limits the memory that the batches of one worker may take, over all its shards."""
+"""Limits the memory for the batches of one worker, over all its shards."""
 
 import math
 from collections.abc import Callable
@@ -10,16 +10,16 @@ PAGE_BYTES = 10 * 2**20
 """The size of the largest response that Kinesis returns. The first read of a shard may be that large."""
 
 READING_FACTOR = 4
-"""The most memory that a response takes while it is parsed, as a multiple of its payload; measured with CBOR."""
+"""The maximum memory for a response while it is parsed, as a multiple of its payload. Measured with CBOR."""
 
 RECORD_BYTES = 300
-"""The most bytes that a record takes in addition to its payload; measured for plain and for aggregated records."""
+"""The maximum memory for a record in addition to its payload, in bytes. Measured for plain and aggregated records."""
 
 MIN_BYTES = 2**16
 
 
 class MemoryBudget:
-    """The memory for the batches of one worker, over all its shards. Lease readers request memory before they read.
+    """Limits the memory for the batches of one worker, over all its shards. Readers request memory before they read.
 
     Requests are served in order. A lease reader that waits for memory holds none, so two of them cannot wait for each
     other. If no memory is in use, the first request is granted whatever its size, so a batch that is larger than the
@@ -29,42 +29,42 @@ class MemoryBudget:
 
     Args:
         most_bytes: The limit for batches that are read and not done yet, and for responses being read.
-        wake: Called, from any thread, with the key of a lease reader that may read now.
+        wake: Called, in any thread, with the key of a lease reader that may read now.
 
     Attributes:
-        taken: The bytes of each admitted share. Only `MemoryShare` may use this attribute and the following ones, and
-            only while holding `lock`.
+        taken: The bytes of each share whose request was granted. Only `MemoryShare` may use this attribute and the
+            following ones, and only while holding `lock`.
         used: The sum of `taken`.
-        waiting: The bytes that other shares have requested, in order.
-        idle: The time at which each batch that may be dropped is needed again.
+        waiting: The bytes that waiting shares have requested, in order.
+        droppable: The shares whose batch may be dropped, each with the time at which its batch is needed again.
     """
 
     def __init__(self, most_bytes: float = math.inf, wake: Callable[[str], object] = lambda _key: None) -> None:
-        self.most, self.wake, self.lock = most_bytes, wake, Lock()
+        self.most_bytes, self.wake, self.lock = most_bytes, wake, Lock()
         self.used = 0
         self.taken: dict[MemoryShare, int] = {}
         self.waiting: dict[MemoryShare, int] = {}
-        self.idle: dict[MemoryShare, float] = {}
+        self.droppable: dict[MemoryShare, float] = {}
 
     def share(self, key: str) -> "MemoryShare":
         """Return the share of the lease reader with this key."""
         return MemoryShare(self, key)
 
     def admit(self, *, excluded: "MemoryShare | None" = None) -> list[str]:
-        """Admit waiting shares as far as there is memory.
+        """Grant the waiting requests, in order, for as long as there is memory.
 
         Returns the keys of the lease readers to wake once the lock is released, except that of `excluded`.
         """
         keys_to_wake: list[str] = []
         while self.waiting:
             share, size = next(iter(self.waiting.items()))
-            while self.idle and self.taken and self.used + size > self.most:
-                # Drop the batch whose next attempt is due last, which leaves the most time to read it again.
-                latest_due = max(self.idle, key=self.idle.__getitem__)
-                latest_due.drop()
-                self.set(latest_due, None)
-            if self.taken and self.used + size > self.most:
-                break  # serve requests in order; otherwise a large one might wait forever
+            while self.droppable and self.taken and self.used + size > self.most_bytes:
+                # Drop the batch whose next attempt is due last, because there is the most time to read it again.
+                latest_share = max(self.droppable, key=self.droppable.__getitem__)
+                latest_share.drop()
+                self.set(latest_share, None)
+            if self.taken and self.used + size > self.most_bytes:
+                break  # serve requests in order. Otherwise, a large one might wait forever.
             del self.waiting[share]
             self.set(share, size)
             if share is not excluded:
@@ -72,26 +72,26 @@ class MemoryBudget:
         return keys_to_wake
 
     def set(self, share: "MemoryShare", size: int | None) -> None:
-        """Set the bytes of a share, or None if it leaves."""
+        """Set the bytes of a share. If `size` is None, free them."""
         self.used += (size or 0) - self.taken.pop(share, 0)
         if size is None:
-            self.idle.pop(share, None)
+            self.droppable.pop(share, None)
         else:
             self.taken[share] = size
 
 
 class MemoryShare:
-    """The share of one lease reader in the budget, with at most one batch.
+    """One lease reader's share of the budget, which holds at most one batch.
 
     Attributes:
-        expected_bytes: The bytes to request before a read. The number follows the sizes of previous batches, and
+        expected_bytes: The bytes to request before a read. The number depends on the sizes of previous batches, and
             decreases slowly.
         batch: The held batch, or None.
         dropped: Whether a batch was dropped. The lease reader resets this.
     """
 
     def __init__(self, budget: MemoryBudget, key: str) -> None:
-        self.key, self._budget = key, budget
+        self.key, self._memory_budget = key, budget
         self.batch: Batch | None = None
         self.dropped = False
         self.expected_bytes = READING_FACTOR * PAGE_BYTES
@@ -101,7 +101,7 @@ class MemoryShare:
 
         If it is not, the share waits in line, and its lease reader is woken once the memory is granted.
         """
-        budget, size = self._budget, self.expected_bytes
+        budget, size = self._memory_budget, self.expected_bytes
         with budget.lock:
             if self not in budget.taken:  # queue even a small request after earlier ones
                 budget.waiting.setdefault(self, size)
@@ -116,51 +116,51 @@ class MemoryShare:
 
         The request never waits, so two lease readers cannot wait for each other's batches.
         """
-        budget = self._budget
+        budget = self._memory_budget
         with budget.lock:
-            is_granted = not budget.waiting and budget.used + self.expected_bytes <= budget.most
+            is_granted = not budget.waiting and budget.used + self.expected_bytes <= budget.most_bytes
             if is_granted:
                 budget.set(self, budget.taken[self] + self.expected_bytes)
         return is_granted
 
     def hold(self, batch: Batch) -> None:
         """Hold this batch, which was read."""
-        size, budget = batch.size + RECORD_BYTES * batch.count, self._budget
-        # Decrease the next request by half at most. Otherwise, one small response between large ones would make the
-        # next request too small.
+        size, budget = batch.size + RECORD_BYTES * batch.count, self._memory_budget
+        # Decrease the next request by at most half. Otherwise, it would be too small after one small response between
+        # large ones.
         self.expected_bytes = max(size, READING_FACTOR * batch.size, self.expected_bytes // 2, MIN_BYTES)
         self.batch = batch
         with budget.lock:
-            # Count the batch even if it is larger than requested, because it is already in memory.
+            # Count the whole batch even if it is larger than requested, because it is already in memory.
             budget.set(self, size)
             keys_to_wake = budget.admit() if budget.waiting else []
         for key in keys_to_wake:
             budget.wake(key)
 
-    def idle(self, due: float) -> None:
+    def allow_drop(self, due: float) -> None:
         """Allow the batch to be dropped until `protect` is called. The batch is not needed before `due`."""
-        budget = self._budget
+        budget = self._memory_budget
         with budget.lock:
-            budget.idle[self] = due
+            budget.droppable[self] = due
             keys_to_wake = budget.admit()
         for key in keys_to_wake:
             budget.wake(key)
 
     def protect(self) -> Batch | None:
         """Return the batch, or None, and protect it from being dropped."""
-        budget = self._budget
+        budget = self._memory_budget
         with budget.lock:
-            budget.idle.pop(self, None)
+            budget.droppable.pop(self, None)
         return self.batch
 
     def drop(self) -> None:
         """Drop the batch, because other lease readers need its memory. Called by the budget."""
-        self.dropped = True  # must be set first, because a reader checks it when the batch is gone
+        self.dropped = True  # set this first, because a reader that finds no batch checks it
         self.batch = None
 
     def clear(self) -> None:
-        """Free the memory, because the batch is done, nothing was read, or reading ends."""
-        budget, self.batch = self._budget, None
+        """Free the memory after the batch was handled, after a read returned nothing, or when reading ends."""
+        budget, self.batch = self._memory_budget, None
         with budget.lock:
             budget.waiting.pop(self, None)
             budget.set(self, None)

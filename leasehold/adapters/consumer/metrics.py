@@ -1,6 +1,6 @@
-"""Reports metrics of a fleet, for alarms, to OpenTelemetry. The program chooses the exporter.
+"""Reports metrics of a fleet to OpenTelemetry, for use in alarms. The program chooses the exporter.
 
-The metrics have the same names as in kcl-rust, except for the lag of the whole application. A worker exports figures
+The metrics have the same names as in kcl-rust, except for the lag of the whole application. A worker reports figures
 about the lease table only if it has read the table recently, because outdated figures could raise false alarms or
 suppress real ones. With the `minimal` protocol, most workers seldom read the table. Finished leases and closed shards
 are not counted. Otherwise, every reshard would look like a loss.
@@ -30,15 +30,15 @@ from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease
 
-SCOPE = "leasehold"
+METER_NAME = "leasehold"
 
-FRESH_CYCLES = 2.0
+MAX_AGE_CYCLES = 2.0
 """A worker exports figures about the table only if it has read the table within this many times `cycle_seconds`. The
 lookout always reads the table that often (C5)."""
 
 
 class WorkerMetrics:
-    """The metrics of one worker; each series contains the worker's id.
+    """Reports the metrics of one worker. Each time series is labeled with the worker's id.
 
     Args:
         worker: The worker.
@@ -49,7 +49,7 @@ class WorkerMetrics:
         self._worker = worker
         # Cache the labels of each held lease, because batches arrive many times per second.
         self._labels_by_holding: WeakKeyDictionary[Holding, dict[str, str]] = WeakKeyDictionary()
-        self._window = GroupWatch()
+        self._group_watch = GroupWatch()
         self._instruments = _instruments(meter or _own_meter())
         self._instruments.workers.add(self)
 
@@ -58,7 +58,7 @@ class WorkerMetrics:
         labels = self._labels_by_holding.get(holding)
         if labels is None:
             labels = self._labels_by_holding[holding] = self._labels(holding.lease)
-            # Only at the first read of a holding.
+            # Count a switch only at the first read of a holding.
             if holding.progress.owner_changed_before:
                 self._instruments.owner_switches.add(1, labels)
         self._instruments.bytes.add(batch.size, labels)
@@ -74,7 +74,7 @@ class WorkerMetrics:
 
     def total_leases(self) -> Iterable[Observation]:
         """Return the number of unfinished leases."""
-        return self._table_observation(lambda: len(self._leases()))
+        return self._table_observation(lambda: len(self._unfinished_leases()))
 
     def total_shards(self) -> Iterable[Observation]:
         """Return the number of open shards in the last listing, or no value if there has been no listing."""
@@ -86,23 +86,23 @@ class WorkerMetrics:
         # Use the time after which any worker may claim a lease that was not renewed.
         expiry_seconds = self._worker.config.lease_seconds
         return self._table_observation(
-            lambda: sum(lease.owner is None or lease.idle > expiry_seconds for lease in self._leases())
+            lambda: sum(lease.owner is None or lease.idle > expiry_seconds for lease in self._unfinished_leases())
         )
 
     def lag_max(self) -> Iterable[Observation]:
         """Return the greatest lag of a lease of any worker, in seconds, or no value if no lag is known."""
-        lag = self._fleet_lag()
-        return () if lag is None or lag.most is None else self._observation(lag.most)
+        group_lag = self._fleet_lag()
+        return () if group_lag is None or group_lag.most is None else self._observation(group_lag.most)
 
     def lag_sum(self) -> Iterable[Observation]:
         """Return the sum of the lags of all workers' leases, in seconds, or no value if no lag is known."""
-        lag = self._fleet_lag()
-        return () if lag is None or lag.most is None else self._observation(lag.total)
+        group_lag = self._fleet_lag()
+        return () if group_lag is None or group_lag.most is None else self._observation(group_lag.total)
 
     def lag_is_lower_bound(self) -> Iterable[Observation]:
         """Return 1 if `lag_max` and `lag_sum` are lower bounds, otherwise 0, or no value if no lag is known."""
-        lag = self._fleet_lag()
-        return () if lag is None or lag.most is None else self._observation(int(lag.at_least))
+        group_lag = self._fleet_lag()
+        return () if group_lag is None or group_lag.most is None else self._observation(int(group_lag.at_least))
 
     def group_status(self) -> Iterable[Observation]:
         """Return the status of the whole group as a number."""
@@ -119,7 +119,7 @@ class WorkerMetrics:
 
     def contradictions(self) -> Iterable[Observation]:
         """Return the number of contradictions between listing, table and memory that this worker knows of (L14)."""
-        # A rejected write can reveal a contradiction that no listing shows, and only to the owner of the lease.
+        # Only the owner of a lease sees the contradictions that its rejected writes reveal. No listing shows them.
         rejected_writes = sum(bool(holding.contradiction) for holding in self._worker.holdings)
         return self._observation(len(self._worker.discovery.contradictions) + rejected_writes)
 
@@ -134,8 +134,12 @@ class WorkerMetrics:
     def millis_behind_latest(self) -> Iterable[Observation]:
         """Return the lag of each held lease in milliseconds. The lag grows while the stream does not respond."""
         now = self._worker.clock()
-        lags = [(holding.lease, holding.progress.behind(now)) for holding in self._worker.holdings]
-        return [Observation(round(1000 * behind), self._labels(lease)) for lease, behind in lags if behind is not None]
+        lag_by_lease = [(holding.lease, holding.progress.behind(now)) for holding in self._worker.holdings]
+        return [
+            Observation(round(1000 * lag_seconds), self._labels(lease))
+            for lease, lag_seconds in lag_by_lease
+            if lag_seconds is not None
+        ]
 
     def lease_lag_is_lower_bound(self) -> Iterable[Observation]:
         """Return, for each held lease, 1 if its `millis_behind_latest` is a lower bound, otherwise 0."""
@@ -148,27 +152,31 @@ class WorkerMetrics:
         ]
 
     def _fleet_lag(self) -> FleetLag | None:
-        if not self._is_fresh():
+        if not self._has_read_recently():
             return None
-        return fleet_lag(lags_of(self._rows(), self._read_at(), self._worker.config.lease_seconds))
+        return fleet_lag(lags_of(self._current_leases(), self._last_read_at(), self._worker.config.lease_seconds))
 
     def _statuses(self) -> dict[str, Status]:
-        rows, now, held_keys = self._rows(), self._read_at(), {holding.key for holding in self._worker.holdings}
+        leases, now, held_keys = (
+            self._current_leases(),
+            self._last_read_at(),
+            {holding.key for holding in self._worker.holdings},
+        )
         lease_seconds = self._worker.config.lease_seconds
-        lags = lags_of(rows, now, lease_seconds)
-        # A single read of the table does not show whether a lease keeps falling behind, so keep several.
-        self._window = self._window.after(self._worker.clock(), rows, lags)
-        statuses = statuses_of(rows, lags, now, lease_seconds, self._window)
+        lags = lags_of(leases, now, lease_seconds)
+        # A single read of the table does not show whether a lease keeps falling behind, so remember several.
+        self._group_watch = self._group_watch.after(self._worker.clock(), leases, lags)
+        statuses = statuses_of(leases, lags, now, lease_seconds, self._group_watch)
         # Unless annotations are free, each worker knows only its own leases, so leave out the others with unknown
         # status.
-        all_annotated = self._worker.store.capabilities.free_annotations
+        annotations_are_free = self._worker.store.capabilities.free_annotations
         return {
             key: status
             for key, status in statuses.items()
-            if all_annotated or key in held_keys or status.word != "UNKNOWN"
+            if annotations_are_free or key in held_keys or status.word != "UNKNOWN"
         }
 
-    def _rows(self) -> list[Lease]:
+    def _current_leases(self) -> list[Lease]:
         """Return this worker's leases from memory, and all other leases as last read from the table."""
         now, wall = self._worker.clock(), time.time()
         own_leases = {
@@ -184,25 +192,26 @@ class WorkerMetrics:
         # This worker's own leases take precedence, because the table may have been read before their last renewals.
         return [*(table_leases | own_leases).values()]
 
-    def _read_at(self) -> float:
+    def _last_read_at(self) -> float:
         """Return when this worker last read the table, in seconds since 1970. Lags are computed for that time."""
-        # If statuses were computed for the current time, workers that seldom read the table would consider each other
-        # dead.
+        # If statuses were computed for the current time, a worker that seldom reads the table would consider all other
+        # workers dead.
         return time.time() - max(0.0, min(self._worker.clock() - self._worker.table.watch.full_at, time.time()))
 
-    def _is_fresh(self) -> bool:
+    def _has_read_recently(self) -> bool:
         """Return whether this worker has read the whole table recently.
 
         A worker that has not read the table recently exports no figures about it.
         """
         return (
-            self._worker.clock() - self._worker.table.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
+            self._worker.clock() - self._worker.table.watch.full_at
+            <= MAX_AGE_CYCLES * self._worker.config.cycle_seconds
         )
 
     def _table_observation(self, number: Callable[[], float]) -> Iterable[Observation]:
         # If this worker has not read the table recently, report nothing. Otherwise, its outdated figures would appear
         # next to the current ones of other workers.
-        return self._observation(number()) if self._is_fresh() else ()
+        return self._observation(number()) if self._has_read_recently() else ()
 
     def _observation(self, number: float) -> Iterable[Observation]:
         return (Observation(number, {"worker": self._worker.me}),)
@@ -212,13 +221,13 @@ class WorkerMetrics:
         stream = {"stream": lease.stream} if lease.stream else {}
         return {"worker": self._worker.me, "lease": lease.key, **stream}
 
-    def _leases(self) -> list[Lease]:
+    def _unfinished_leases(self) -> list[Lease]:
         leases = (sighting.lease for sighting in self._worker.table.watch.sightings.values())
         return [lease for lease in leases if not lease.ended]
 
 
 class _Instruments:
-    """The instruments of one meter. Workers share them, because OpenTelemetry keeps one instrument per name."""
+    """The instruments of one meter. All workers share them, because OpenTelemetry keeps one instrument per name."""
 
     def __init__(self, meter: Meter) -> None:
         # Use weak references, because the instruments exist longer than the workers, and must not report workers that
@@ -231,7 +240,7 @@ class _Instruments:
         self.dead_letters = meter.create_counter("dead_letters", "{record}", "Records that went to the dead letter.")
         description = "How often a lease came to this worker from another one."
         self.owner_switches = meter.create_counter("owner_switches", "{move}", description)
-        gauges: tuple[tuple[Callable[[WorkerMetrics], Iterable[Observation]], str, str], ...] = (
+        gauge_specs: tuple[tuple[Callable[[WorkerMetrics], Iterable[Observation]], str, str], ...] = (
             (WorkerMetrics.total_leases, "{lease}", "Leases that are not finished."),
             (WorkerMetrics.total_shards, "{shard}", "Open shards, as last listed."),
             (WorkerMetrics.unclaimed_leases, "{lease}", "Unfinished leases without a living owner."),
@@ -250,8 +259,8 @@ class _Instruments:
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
             (WorkerMetrics.lease_lag_is_lower_bound, "1", "1 if the lease's lag is a lower bound."),
         )
-        for gauge, unit, description in gauges:
-            # Bind the gauge as a default value, so that each callback does not use the last gauge of the loop.
+        for gauge, unit, description in gauge_specs:
+            # Bind the gauge as a default value. Otherwise, every callback would use the last gauge of the loop.
             def observe(
                 _options: CallbackOptions, gauge: Callable[[WorkerMetrics], Iterable[Observation]] = gauge
             ) -> Iterable[Observation]:
@@ -276,4 +285,4 @@ def _instruments(meter: Meter) -> _Instruments:
 def _own_meter() -> Meter:
     # Cache the meter, because each call of `get_meter` creates another one, and OpenTelemetry keeps all of them in
     # memory if the program has set no provider.
-    return get_meter(SCOPE)
+    return get_meter(METER_NAME)

@@ -1,4 +1,4 @@
-"""Runs work in a bounded number of tasks, and lets a task wait for a signal or a time."""
+"""Provides `Pool`, which runs work in a bounded number of tasks, and `Signal`, with which a task can be woken."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 class Signal:
-    """A signal that ends the wait of a task. If no task is waiting, the next wait ends immediately."""
+    """Wakes a waiting task. If no task is waiting, the next call of `wait` returns immediately."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._queue, self._is_set = scheduler.queue(), False
@@ -25,10 +25,10 @@ class Signal:
             self._queue.put(True)
 
     def wait(self, until: float = math.inf) -> bool:
-        """Wait for the signal, at most until this time, and reset it. Return whether the signal was set."""
+        """Wait for the signal, at most until this time, and reset it. Return whether it was set."""
         was_set = self._queue.get(until) is not None
-        # A `set` just before this line adds nothing to the queue. That is safe, because the caller checks what has
-        # changed only after this call.
+        # If `set` is called just before this line, it adds nothing to the queue. That is safe, because the caller
+        # checks what has changed after this method returns.
         self._is_set = False
         return was_set
 
@@ -40,8 +40,8 @@ class Pool:
         scheduler: Starts the tasks.
         size: How many tasks may run at the same time.
         name: The name of the tasks.
-        failed: Called with the exception if a task cannot be started or if work raises.
-        keep: How many idle tasks to keep; any further idle tasks end. The default is `size`.
+        on_failure: Called with the exception if a task cannot be started or if work raises.
+        max_idle: How many idle tasks to keep. Further idle tasks end. The default is `size`.
     """
 
     def __init__(
@@ -49,71 +49,71 @@ class Pool:
         scheduler: Scheduler,
         size: int,
         name: str,
-        failed: Callable[[BaseException], None],
+        on_failure: Callable[[BaseException], None],
         *,
-        keep: int | None = None,
+        max_idle: int | None = None,
     ) -> None:
-        self._scheduler, self._size, self._name, self._failed = scheduler, size, name, failed
-        self._max_idle = keep
-        self._work, self._task_ends, self._lock = scheduler.queue(), scheduler.queue(), Lock()
-        self._tasks = self._load = 0
+        self._scheduler, self._size, self._name, self._on_failure = scheduler, size, name, on_failure
+        self._max_idle = max_idle
+        self._work_queue, self._task_ends, self._lock = scheduler.queue(), scheduler.queue(), Lock()
+        self._task_count = self._unfinished_count = 0
 
     def resize(self, size: int) -> None:
-        """Change the number of tasks; surplus tasks end after their current work."""
+        """Change the maximum number of tasks. Surplus tasks end after their current work."""
         with self._lock:
             self._size = size if self._size else 0  # a closed pool stays closed
 
     def submit(self, work: Callable[[], None]) -> None:
         """Queue this work, or run it in the caller's task if no task can be started."""
         with self._lock:
-            self._load += 1
-            # Count the task before it begins. Otherwise, two callers could start one task too many.
-            add_task = self._tasks < min(self._load, self._size)
-            self._tasks += add_task
-        fault: RuntimeError | None = None
+            self._unfinished_count += 1
+            # Count the task before it is started. Otherwise, two callers could start one task too many.
+            add_task = self._task_count < min(self._unfinished_count, self._size)
+            self._task_count += add_task
+        start_error: RuntimeError | None = None
         if add_task:
             try:
-                self._scheduler.start(self._name, self._serve, self._failed)
+                self._scheduler.start(self._name, self._serve, self._on_failure)
             except RuntimeError as error:
-                fault = error
+                start_error = error
                 with self._lock:
-                    self._tasks -= 1
-        self._work.put(work)
-        if not self._tasks:
+                    self._task_count -= 1
+        self._work_queue.put(work)
+        if not self._task_count:
             self._serve(once=True)
-        if fault is not None:
-            self._failed(fault)
+        if start_error is not None:
+            self._on_failure(start_error)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply the function to all items concurrently, and return the results in order.
 
         Once all calls have ended, the first error is raised.
         """
-        arguments = list(items)
-        if len(arguments) <= 1:
-            return [function(item) for item in arguments]
+        argument_list = list(items)
+        if len(argument_list) <= 1:
+            return [function(item) for item in argument_list]
         results: dict[int, R] = {}
         faults: list[BaseException] = []
-        wakeup, pending = Signal(self._scheduler), [*range(len(arguments))]
+        wakeup, pending = Signal(self._scheduler), [*range(len(argument_list))]
 
         def apply(index: int) -> None:
             try:
-                results[index] = function(arguments[index])
+                results[index] = function(argument_list[index])
             except BaseException as fault:  # noqa: BLE001  raised again in the caller of `map`
                 faults.append(fault)
             pending.pop()
             if not pending:
                 wakeup.set()
 
-        for index in range(len(arguments)):
+        for index in range(len(argument_list)):
             self.submit(partial(apply, index))
         wakeup.wait()
         if faults:
             raise faults[0]
-        return [results[index] for index in range(len(arguments))]
+        return [results[index] for index in range(len(argument_list))]
 
-    def begin(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
-        """Begin to apply the function to each item, but do not wait, because a request may stall until its timeout."""
+    def map_in_background(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
+        """Apply the function to each item in the background. Do not wait, because a call may stall for long."""
 
         def apply_and_log(item: T) -> None:
             try:
@@ -126,28 +126,32 @@ class Pool:
         return ()
 
     def close(self, until: float) -> bool:
-        """Have all tasks end after their current work. Return whether they have ended in time."""
+        """End all tasks after their current work. Return whether they have ended before `until`."""
         with self._lock:
-            tasks, self._size = self._tasks, 0
+            tasks, self._size = self._task_count, 0
         for _ in range(tasks):
-            self._work.put(_END)
+            self._work_queue.put(_END_TASK)
         return all(self._task_ends.get(until) for _ in range(tasks))
 
     def _serve(self, *, once: bool = False) -> None:
         is_awaited = True  # whether `close` waits for this task to end
         try:
-            while (work := self._work.get()) is not _END:
+            while (work := self._work_queue.get()) is not _END_TASK:
                 try:
                     work()
                 except BaseException as fault:  # noqa: BLE001  this task must continue to serve the queue
-                    self._failed(fault)
+                    self._on_failure(fault)
                 with self._lock:
-                    self._load -= 1
+                    self._unfinished_count -= 1
                     # End this task if the other tasks suffice for the queued work. After `close`, this task must
-                    # continue until it gets `_END`, because `close` waits for every task.
-                    keep = self._size if self._max_idle is None else self._max_idle
-                    is_awaited = once or not self._size or self._tasks <= max(1, keep, min(self._load, self._size))
-                    self._tasks -= not is_awaited
+                    # continue until it gets `_END_TASK`, because `close` waits for every task.
+                    max_idle = self._size if self._max_idle is None else self._max_idle
+                    is_awaited = (
+                        once
+                        or not self._size
+                        or self._task_count <= max(1, max_idle, min(self._unfinished_count, self._size))
+                    )
+                    self._task_count -= not is_awaited
                 if once or not is_awaited:
                     return
         finally:
@@ -155,5 +159,5 @@ class Pool:
                 self._task_ends.put(True)
 
 
-_END = object()
-"""Ends one task of a pool."""
+_END_TASK = object()
+"""A task that gets this from the queue ends."""

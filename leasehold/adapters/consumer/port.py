@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from leasehold.adapters.consumer.cursor import Cursor, ShardPull
-from leasehold.adapters.consumer.handling import Happening
+from leasehold.adapters.consumer.cursor import Cursor, ShardReader
+from leasehold.adapters.consumer.handling import ShardEvent
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.reader_state import ConsumerKind, ReaderState
 from leasehold.adapters.sources.protocol import Batch
@@ -36,8 +36,8 @@ class HeldShard:
 
     Attributes:
         state: Decides what comes next.
-        cursor: The four marks of the state.
-        pull: Opens and reads the shard.
+        cursor: How far the shard is read, delivered, acknowledged and stored. It belongs to the state.
+        reader: Opens and reads the shard.
     """
 
     def __init__(self, worker: ReadingWorker, holding: Holding, kind: ConsumerKind) -> None:
@@ -45,108 +45,109 @@ class HeldShard:
         self.state = ReaderState(holding.lease.checkpoint, worker.uniform, kind)
         self.cursor: Cursor = self.state.cursor
         # Open with the epoch of this claim, so that the previous owner is disconnected (Event Hubs).
-        self.pull = ShardPull(self.cursor, lambda at: worker.source.open(holding.lease_as_taken, at))
+        self.reader = ShardReader(self.cursor, lambda position: worker.source.open(holding.lease_as_taken, position))
 
 
 @frozen
 class Ready:
-    """The consumer waits for an order.
+    """The consumer waits for no call, so the reader asks the state for the next order.
 
     Attributes:
-        free: Whether it can take rows now.
-        room: Whether more may be read.
-        working: Whether this worker must keep the lease until the next commit. Only for consumers of kind "commits".
-        look_seconds: If there is nothing to do, how many seconds to wait before polling the consumer again. If None,
-            the consumer is polled when the next read is due.
+        can_deliver: Whether the consumer can take rows now.
+        can_read: Whether more rows may be read.
+        awaits_commit: Whether this worker must keep the lease until the next commit. Only for consumers of kind
+            "commits".
+        next_poll_seconds: If there is nothing to do, how many seconds to wait before polling the consumer again. If
+            None, the consumer is polled again when the next read is due.
     """
 
-    free: bool = True
-    room: bool = True
-    working: bool = False
-    look_seconds: float | None = None
+    can_deliver: bool = True
+    can_read: bool = True
+    awaits_commit: bool = False
+    next_poll_seconds: float | None = None
 
 
 @frozen
-class GiveUp:
-    """This worker cannot handle the records. It releases the lease and does not claim it again for a while."""
+class ReleaseAndCoolDown:
+    """Release the lease and do not claim it again for a while, because this worker cannot handle the records."""
 
-    why: str
-
-
-@frozen
-class Relinquish:
-    """Release the lease, or give it to its next owner."""
+    reason: str
 
 
 @frozen
-class Leave:
-    """The lease is gone, for this reason."""
-
-    happening: Happening
+class RequestRelease:
+    """Release the lease, or hand it off to its next owner if it has one."""
 
 
-Next = float | GiveUp | Relinquish | Leave
-"""What a consumer's method returns, which is the time of the next step, or how reading is to end."""
+@frozen
+class CloseShard:
+    """Close the shard, because its lease was lost or released, or because the shard has ended."""
+
+    reason: ShardEvent
+
+
+Next = float | ReleaseAndCoolDown | RequestRelease | CloseShard
+"""The result of a consumer's method: the time of the next step, or how this worker stops reading the shard."""
 
 
 class ConsumerPort(ABC):
-    """Takes the records of one held shard. Its methods are called by the shard's reader, one at a time.
+    """Takes the records of one held shard. The shard's reader calls its methods, one at a time.
 
-    Each method does a bounded amount of work and never waits for a handler. An exception is treated as a fault of the
-    reader's step, as if the source or the store had raised it.
+    Each method does a bounded amount of work and never waits for a handler. If a method raises an exception, the
+    reader treats it as if the source or the store had raised it.
     """
 
-    # Beginning
+    # Starting to read
 
     def find_start(self, stored: Callable[[], Position | None]) -> Position | None:
         """Return the position at which to begin, or None if the lease was lost in the meantime.
 
         Args:
-            stored: A function that returns the start position according to the lease, or None if the lease was lost. It
-                may write to the lease table.
+            stored: A function that returns the start position according to the lease, or None if the lease was lost.
+                The function may write to the lease table.
         """
         return stored()
 
     @abstractmethod
     def start_at(self, start: Position, now: float) -> None:
-        """Begin at this position by moving the cursor, opening the reader and calling `began` of the state."""
+        """Start reading at this position: move the cursor, open the reader and report this to the state."""
 
     # Each step
 
     @abstractmethod
     def poll(self, now: float) -> Ready | Next:
-        """Process calls that have ended since the last step. Return `Ready` to get an order, or the next action."""
+        """Process the calls that have ended since the last step. Return `Ready` to get an order, or what to do next."""
 
-    def step_ended(self, until: float) -> None:  # noqa: B027  few have anything to do here
-        """Called when a step has ended. The next step is due at this time."""
+    def step_ended(self, until: float) -> None:  # noqa: B027  optional for consumers
+        """Called when a step has ended. The next step is due at the time `until`."""
 
-    def step_failed(self) -> None:  # noqa: B027  few have anything to do here
+    def step_failed(self) -> None:  # noqa: B027  optional for consumers
         """Called when a step failed because the source or the store did not respond."""
 
     # Reading
 
     @abstractmethod
-    def admit(self, now: float) -> float | None:
+    def reserve_memory(self, now: float) -> float | None:
         """Reserve memory for one read. Return None if that worked, or the time at which to try again."""
 
     @abstractmethod
     def keep(self, batch: Batch) -> None:
-        """Keep this batch, then move the cursor's `read`."""
+        """Keep this batch in memory, and then move the cursor's `read` mark to its end."""
 
-    def read_failed(self) -> None:  # noqa: B027  few have anything to do here
-        """Free the room again, because the read raised."""
+    def read_failed(self) -> None:  # noqa: B027  optional for consumers
+        """Free the reserved memory, because the read raised an exception."""
 
     @abstractmethod
     def batch_read(self, batch: Batch, now: float) -> Next:
-        """Continue after this batch, which is kept."""
+        """Return how to continue after this batch was read and kept."""
 
     # Records and checkpoints
 
     def offer(self, now: float) -> Next:
-        """Take the records after the cursor's `delivered`. This is called only if the consumer was `free`."""
+        """Take the records after the cursor's `delivered` mark. Called only if `Ready.can_deliver` was true."""
         return now
 
-    def request_final(self, now: float, *, ended: bool) -> Next:  # noqa: ARG002  for those that checkpoint by themselves
+    def request_final_checkpoint(self, now: float, *, ended: bool) -> Next:  # noqa: ARG002  used by self-checkpointing consumers
         """Ask the consumer for its final checkpoint, because the lease is to be released or the shard has ended."""
         return now
 
@@ -154,11 +155,11 @@ class ConsumerPort(ABC):
     def store(self, position: Position, now: float) -> bool:
         """Write this checkpoint, unless the release will write it. Return False if the lease is lost."""
 
-    # Leaving
+    # Stopping
 
-    def release_begun(self) -> None:  # noqa: B027  few have anything to do here
-        """Note that this worker gives the lease up."""
+    def release_begun(self) -> None:  # noqa: B027  optional for consumers
+        """Called when this worker begins to release the lease."""
 
     @abstractmethod
-    def leave(self, happening: Happening) -> None:
+    def close_shard(self, reason: ShardEvent) -> None:
         """Close the shard's reader, and forget the shard."""

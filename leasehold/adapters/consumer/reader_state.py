@@ -1,36 +1,37 @@
 """Decides what the reader of one held lease does next, turning events into orders without I/O, clocks or threads.
 
 A `ReaderState` covers one lease, from the wait for its parents to its release. The `LeaseReader` carries out its orders
-and reports what happened. At its core is the `Cursor` with its four marks, `committed <= acknowledged <= delivered <=
-read`, whose table of orders applies once reading has begun. `ReaderState` adds the rules that depend on time, on faults
-and on the kind of consumer:
+and reports what happened. Once reading has begun, most orders come from the `Cursor`, which has four marks, `committed
+<= acknowledged <= delivered <= read`, and a table of orders. `ReaderState` adds the rules that depend on time, on
+faults and on the kind of consumer:
 
-    state                what is ordered                       entered by                            left by
-    waits for parents    BeginReading, when due                the claim; parents_pending            reading_begun
-    reads and delivers   the cursor's order                    reading_begun                         the events below
-    rests                nothing but checkpoints and leaving   rest, step_failed, request_rejected   its time
-    is to be confirmed   as above, once the lease is renewed   batch_read, after a gap               lease_confirmed
-    final checkpoint     RequestFinalCheckpoint                a release; the delivered end          a request withdrawn
-    is gone              LeaveShard                            a lost lease
+    state                 orders                           begins with                             ends with
+    waiting for parents   BeginReading, when due           the claim                               reading_begun
+    reading               the cursor's orders              reading_begun                           a lost lease
+    paused                only checkpoints and a release   rest, step_failed or request_rejected   the given time
+    unconfirmed           deliver only after a renewal     batch_read, after a lost connection     lease_confirmed
+    final checkpoint      RequestFinalCheckpoint           a release, or the end of the shard      a withdrawn request
+    lost                  CloseLostShard                       a lost lease
 
-The kind of consumer determines how it acknowledges:
+The kind of consumer determines how records are acknowledged:
 
-    returns       A plain handler acknowledges by returning. Between two calls nothing is delivered and unacknowledged.
-    checkpoints   A handler that checkpoints by itself has finished with everything up to the lease's checkpoint, and is
-                  asked for a final one before the lease goes and at the end of the shard.
-    commits       Spark acknowledges by a commit, at any time and while other rows are delivered.
+    returns       A plain handler acknowledges a batch by returning. Between two calls, no delivered record is
+                  unacknowledged.
+    checkpoints   A handler that checkpoints by itself has finished with all records up to the lease's checkpoint. It is
+                  asked for a final checkpoint before the lease is released and at the end of the shard.
+    commits       Spark acknowledges rows by a commit, at any time, even while further rows are delivered.
 
 Waits and faults:
 
     event              effect
-    parents_pending    ask again after PARENT_WAITS, growing
-    step_failed        no response from the store or the stream: rest for FAULT_WAITS, growing until a step succeeds
-    request_rejected   rest for REJECTED_WAITS if the rejection may pass (`RejectionCounter`), else give the lease up
-    batch_read         read no earlier than the batch allows; a response ends a series of rejections
-    rest               neither read nor deliver before a time, even if woken: the end of a handler wakes the reader, too
-    checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later
+    parents_pending    check the parents again after a growing wait (PARENT_WAITS)
+    step_failed        the store or the stream did not respond: pause (FAULT_WAITS), longer until a step succeeds
+    request_rejected   pause (REJECTED_WAITS) if a retry may succeed (`RejectionCounter`), otherwise release the lease
+    batch_read         do not read again before the time that the batch contains; forget earlier rejections
+    pause_until               neither read nor deliver before a time, even if the reader is woken, as it is when a
+    handler ends checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later
 
-Only the events of the cursor move its marks, so every position that is stored was acknowledged.
+Only the cursor's events move its marks, so every position that is stored was acknowledged.
 """
 
 import math
@@ -46,11 +47,11 @@ from leasehold.balancer.model import Position
 from leasehold.errors import SourceError
 
 PARENT_WAITS = (1.0, 5.0)
-"""The first and the longest wait between two checks whether the parents of a shard are done, in seconds."""
+"""The first and the longest wait, in seconds, between two checks whether the parents of a shard are done."""
 FAULT_WAITS = (0.2, 10.0)
-"""The shortest and the longest wait after a fault, in seconds."""
+"""The shortest and the longest wait, in seconds, after the store or the stream did not respond."""
 REJECTED_WAITS = (0.5, 4.0)
-"""The shortest and the longest wait after a rejection that may pass by itself, in seconds."""
+"""The shortest and the longest wait, in seconds, after a request was rejected and a retry may succeed."""
 
 ConsumerKind = Literal["returns", "checkpoints", "commits"]
 """How a consumer acknowledges records."""
@@ -72,21 +73,22 @@ ReaderOrder = CursorOrder | BeginReading | RequestFinalCheckpoint
 
 
 class ReaderState:
-    """The state of the reading of one lease.
+    """Decides what the reader of one lease does next.
 
     Args:
         checkpoint: The lease's checkpoint.
-        uniform: Draws a number between two others, for waits after faults.
+        uniform: Draws a random number between two others, for waits after faults.
         kind: How the consumer acknowledges.
 
     Attributes:
-        cursor: The four marks.
-        begun: Whether the parents are done and a first reader was opened.
-        rests_until: The time until which nothing is read or delivered.
+        cursor: How far the shard is read, delivered, acknowledged and stored.
+        has_begun: Whether the parents are done and a first reader was opened.
+        paused_until: The time until which nothing is read or delivered.
         checkpoint_due: When the next checkpoint may be written.
-        final_requested: Whether the consumer's final checkpoint was already requested, or can no longer be requested.
-        unconfirmed: Whether the lease must be renewed before records are delivered, because another process may have
-            been connected to the source in the meantime.
+        skip_final_checkpoint: Whether not to ask the consumer for its final checkpoint, because it was already
+            asked, or because another call would fail.
+        must_confirm_lease: Whether the lease must be renewed before records are delivered, because this process had no
+            connection to the source for so long that another process may have been connected.
     """
 
     def __init__(
@@ -96,30 +98,30 @@ class ReaderState:
         kind: ConsumerKind = "returns",
     ) -> None:
         self.cursor, self.kind = Cursor(checkpoint), kind
-        self.begun = self.final_requested = False
-        self.rests_until, self.checkpoint_due = -math.inf, 0.0
-        self._read_due, self.unconfirmed = -math.inf, False
-        self._parents_wait, self._fault_waits = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
+        self.has_begun = self.skip_final_checkpoint = False
+        self.paused_until, self.checkpoint_due = -math.inf, 0.0
+        self._next_read_at, self.must_confirm_lease = -math.inf, False
+        self._parents_wait, self._fault_backoff = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
         # Only a response of the source resets the count of rejections. If every successful step reset the count, steps
         # that send no request would make the retries endless.
-        self._rejections, self._rejected_waits = RejectionCounter(), Backoff(*REJECTED_WAITS, uniform)
+        self._rejections, self._rejection_backoff = RejectionCounter(), Backoff(*REJECTED_WAITS, uniform)
         # For consumers that checkpoint by themselves, keep the furthest position that failed and the growing pauses
         # between requests for the final checkpoint.
-        self._failed_at, self._final_waits = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)
+        self._furthest_failure, self._final_checkpoint_backoff = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)
 
     # Orders
 
-    def order(
+    def next_order(
         self,
         now: float,
         checkpoint: Position,
         *,
         lost: bool,
-        leaving: bool,
+        releasing: bool,
         expired: bool,
-        free: bool = True,
-        room: bool = True,
-        working: bool = False,
+        can_deliver: bool = True,
+        can_read: bool = True,
+        awaits_commit: bool = False,
     ) -> ReaderOrder:
         """Return the next order, while the consumer waits for one.
 
@@ -127,41 +129,41 @@ class ReaderState:
             now: The time by the worker's clock.
             checkpoint: The lease's checkpoint.
             lost: Whether the lease is lost.
-            leaving: Whether the lease is to be released.
+            releasing: Whether the lease is to be released.
             expired: Whether the lease has expired by our own clock.
-            free: Whether the consumer can take rows now.
-            room: Whether more may be read.
-            working: Whether to wait for the next commit before the lease is released; for consumers of kind "commits"
-                only.
+            can_deliver: Whether the consumer can take rows now.
+            can_read: Whether more rows may be read.
+            awaits_commit: Whether to wait for the next commit before the lease is released. Only for consumers of kind
+                "commits".
         """
         cursor = self.cursor
         if self.kind == "returns":
             # Records that were delivered but not acknowledged are delivered again.
             cursor.consumer_gone()
         elif self.kind == "checkpoints":
-            if self.begun and not lost:
+            if self.has_begun and not lost:
                 self.checkpoint_moved(checkpoint)
-                if leaving or (cursor.delivered.ended and now >= self.rests_until):
-                    if not self.final_requested:
-                        return RequestFinalCheckpoint(ended=not leaving)
-                    self.final_requested = leaving  # ask again only if the next owner withdraws its request
+                if releasing or (cursor.delivered.ended and now >= self.paused_until):
+                    if not self.skip_final_checkpoint:
+                        return RequestFinalCheckpoint(ended=not releasing)
+                    self.skip_final_checkpoint = releasing  # ask again only if the next owner withdraws its request
                     return ReleaseAt(cursor.storable)
-        elif leaving and not lost:
+        elif releasing and not lost:
             # If Spark has committed the end of the shard, write it before the lease is released. Rows that were
             # delivered and will not be committed are read again by the next owner.
-            if not (working or cursor.acknowledged.ended):
+            if not (awaits_commit or cursor.acknowledged.ended):
                 return ReleaseAt(cursor.storable)
-            leaving = False
-        may_read = now >= self.rests_until
-        order = cursor.order(
+            releasing = False
+        may_read = now >= self.paused_until
+        next_order = cursor.next_order(
             lost=lost,
-            leaving=leaving,
+            releasing=releasing,
             expired=expired,
-            write=now >= self.checkpoint_due,
-            free=free and may_read,
-            room=room and may_read,
+            write_due=now >= self.checkpoint_due,
+            can_deliver=can_deliver and may_read,
+            can_read=can_read and may_read,
         )
-        return BeginReading() if isinstance(order, OpenReader | ReadBatch) and not self.begun else order
+        return BeginReading() if isinstance(next_order, OpenReader | ReadBatch) and not self.has_begun else next_order
 
     # Events of the beginning
 
@@ -172,68 +174,68 @@ class ReaderState:
         return wait
 
     def reading_begun(self) -> None:
-        """Note that the first reader is open."""
-        self.begun = True
+        """Record that the first reader was opened."""
+        self.has_begun = True
 
     # Events of reading
 
     def batch_read(self, batch: Batch, now: float, renew_seconds: float) -> None:
         """Record the result of a read. Call this after the rows were stored in memory and the cursor was updated."""
         self.source_responded(batch)
-        self._read_due = now + batch.wait_seconds
-        # If another process could have been connected to the source, it may hold the lease by now. Only a renewal can
-        # rule that out.
-        self.unconfirmed = self.unconfirmed or batch.unlinked_seconds > renew_seconds
+        self._next_read_at = now + batch.wait_seconds
+        # While we were not connected to the source, another process may have been, and may own the lease by now. Only a
+        # renewal shows whether it does.
+        self.must_confirm_lease = self.must_confirm_lease or batch.disconnected_seconds > renew_seconds
 
     def source_responded(self, batch: Batch) -> None:
         """Forget earlier rejections if the source has responded."""
         if batch.answered and not batch.fault:
             self._rejections.reset()
-            self._rejected_waits.reset()
+            self._rejection_backoff.reset()
 
     def lease_confirmed(self) -> None:
-        """Note that the lease was renewed since the last read."""
-        self.unconfirmed = False
+        """Record that the lease was renewed since the last read."""
+        self.must_confirm_lease = False
 
     def step_failed(self, now: float) -> float:
         """Record that the store or the source did not respond. Return when to try again."""
-        return self.rest(now + self._fault_waits.next())
+        return self.pause_until(now + self._fault_backoff.next())
 
     def request_rejected(self, fault: SourceError, now: float) -> float | None:
         """Record that the source rejected a request. Return when to try again, or None if a retry will not help."""
         # Pause only reading. The lease can still be released during the pause.
-        return self.rest(now + self._rejected_waits.next()) if self._rejections.should_retry(fault) else None
+        return self.pause_until(now + self._rejection_backoff.next()) if self._rejections.should_retry(fault) else None
 
     def step_done(self) -> None:
-        """Note that a step had no fault."""
-        if self._fault_waits.faults:
+        """Record that a step succeeded."""
+        if self._fault_backoff.faults:
             # Reset the waits only after a step that succeeded, so that they grow for as long as the service fails.
-            self._fault_waits.reset()
+            self._fault_backoff.reset()
 
-    def rest(self, until: float) -> float:
+    def pause_until(self, until: float) -> float:
         """Neither read nor deliver before `until`, and return it."""
-        self.rests_until = until
+        self.paused_until = until
         return until
 
     def wait_for_next_read(self, limit: float = math.inf) -> float:
         """Rest until the source may be read again, or until `limit` if that is earlier. Return that time."""
-        return self.rest(min(self._read_due, limit))
+        return self.pause_until(min(self._next_read_at, limit))
 
     # Events of the consumer
 
-    def piece_done(self, batch: Batch, piece_to: Position | None) -> bool:
-        """Note that the consumer or a dead letter has finished with a piece of the batch.
+    def piece_done(self, batch: Batch, piece_end: Position | None) -> bool:
+        """Record that the consumer or the dead letter has finished with a piece of the batch.
 
         Args:
             batch: The batch.
-            piece_to: The position at which the piece ends; None for the rest of the batch.
+            piece_end: The position at which the piece ends; None for the rest of the batch.
 
         Returns:
             Whether the whole batch is done.
         """
         cursor, end = self.cursor, batch.end
-        if piece_to is not None and end is not None and piece_to.order < end.order:
-            cursor.consumer_acknowledged(piece_to)
+        if piece_end is not None and end is not None and piece_end.order < end.order:
+            cursor.consumer_acknowledged(piece_end)
             return False
         # The source may have dropped records after the last one. These are done, too.
         cursor.rows_delivered(cursor.read)
@@ -245,41 +247,48 @@ class ReaderState:
         return True
 
     def checkpoint_moved(self, checkpoint: Position) -> None:
-        """Treat everything up to the lease's checkpoint as acknowledged."""
+        """Record that the consumer has acknowledged all records up to this checkpoint."""
         if checkpoint.order <= self.cursor.delivered.order:
             self.cursor.consumer_acknowledged(checkpoint)
 
-    def consumer_failed(self, at: Position) -> None:
-        """Record that the consumer failed on records up to `at`. These records will be delivered again."""
-        self._failed_at = max(self._failed_at, at.order)
+    def consumer_failed(self, position: Position) -> None:
+        """Record that the consumer failed to handle records up to `position`. They will be delivered again."""
+        self._furthest_failure = max(self._furthest_failure, position.order)
 
     @property
-    def past_failures(self) -> bool:
+    def failures_redelivered(self) -> bool:
         """Whether all records that failed have been delivered again.
 
         When a shard is read again from its checkpoint, batches that never failed come first.
         """
-        return self.cursor.delivered.order >= self._failed_at
+        return self.cursor.delivered.order >= self._furthest_failure
 
-    def end_missing(self) -> float:
-        """Record that the consumer did not checkpoint the shard's end. Return how long to wait before asking again."""
-        return self._final_waits.next()
+    def end_not_checkpointed(self) -> float:
+        """Record that the consumer did not checkpoint the end of the shard. Return the wait before asking it again."""
+        return self._final_checkpoint_backoff.next()
 
     # Events of the checkpoint
 
     def due_checkpoint(self, now: float) -> Position | None:
-        """Return the acknowledged position, if a write of it is due."""
-        return self.cursor.unstored if now >= self.checkpoint_due else None
+        """Return the position to checkpoint, or None if no checkpoint is due or nothing new is acknowledged."""
+        return self.cursor.unstored_position if now >= self.checkpoint_due else None
 
-    def checkpoint_stored(self, to: Position | None, now: float, seconds: float, *, aligned: bool) -> None:
-        """Record that a checkpoint was written, so the next one is due `seconds` later.
+    def checkpoint_stored(
+        self, position: Position | None, now: float, interval_seconds: float, *, aligned: bool
+    ) -> None:
+        """Record that a checkpoint was written. The next one is due `interval_seconds` later.
 
         Args:
-            to: The position; None if the release will write it.
+            position: The position that was written; None if the release will write it.
             now: The time by the worker's clock.
-            seconds: The least time between two checkpoints.
-            aligned: Whether the checkpoints of all leases come due at the same time, because one write covers them all.
+            interval_seconds: The least time between two checkpoints.
+            aligned: Whether the checkpoints of all leases are due at the same time, so that one write can store all of
+                them.
         """
-        if to is not None:
-            self.cursor.checkpoint_stored(to)
-        self.checkpoint_due = (now // seconds + 1) * seconds if aligned and seconds > 0 else now + seconds
+        if position is not None:
+            self.cursor.checkpoint_stored(position)
+        self.checkpoint_due = (
+            (now // interval_seconds + 1) * interval_seconds
+            if aligned and interval_seconds > 0
+            else now + interval_seconds
+        )

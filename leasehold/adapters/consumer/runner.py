@@ -4,9 +4,9 @@ A worker's `renew` and `turn` each have a task of their own, with a pool for the
 lease readers are called by the `Schedule` (`consumer/schedule.py`) of `LeaseReaders` (`consumer/lease_readers.py`).
 
 To stop, a worker drains: it finishes and checkpoints the running batches and releases their leases. If a task ends or
-cannot be started, the run also stops and reports the reason, because leases must not be renewed without being read. In
-a process of its own (`run`), the first termination signal drains (SIGTERM, SIGINT, and SIGHUP unless it is ignored, as
-under nohup). A second one ends the process immediately, and its leases expire.
+cannot be started, the run also stops and reports the reason, because leases must not be renewed without being read. If
+the worker has its own process (`run`), the first termination signal drains it (SIGTERM, SIGINT, and SIGHUP unless that
+is ignored, as under nohup). A second signal ends the process immediately, and its leases expire.
 """
 
 import logging
@@ -20,7 +20,7 @@ from functools import partial
 from leasehold.adapters.consumer.executors import HandlerExecutor
 from leasehold.adapters.consumer.exporting import Meter
 from leasehold.adapters.consumer.handling import Handler, Handling, with_metrics, with_spans
-from leasehold.adapters.consumer.lease_readers import LeaseReaders, OpenReading
+from leasehold.adapters.consumer.lease_readers import LeaseReaders, StepFactory
 from leasehold.adapters.consumer.pool import Pool, Signal
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
@@ -28,18 +28,18 @@ from leasehold.adapters.worker.scheduler import Queue
 from leasehold.adapters.worker.worker import Worker, wake_nothing
 from leasehold.balancer.lookout import start_seconds
 from leasehold.errors import SourceError, StoreError, WorkerError
-from leasehold.stores.printable import escaped, few, said
+from leasehold.stores.printable import error_summary, join_limited, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.runner"))
+log = make_safe_logger(logging.getLogger("leasehold.runner"))
 
 # Together with the few other tasks, these numbers allow at most 64 threads, not counting the threads that call handlers
 # (`executors.py`). Twenty writers claim a thousand leases in 1.5 seconds.
 READERS = 30
 WRITERS = 20
 RENEWERS = 10
-RENEWERS_MOST = 3 * WRITERS
-"""The maximum number of renewals at the same time. Further renewals would have to wait for a connection, because the
-stores' clients keep only a few more connections than this.
+RENEWERS_MAX = 3 * WRITERS
+"""The maximum number of concurrent renewals. Further renewals would have to wait for a connection, because the stores'
+clients keep only a few more connections than this.
 """
 IDLE_WRITERS = 4
 """How many idle writer tasks to keep for the next burst of work. Further idle tasks end; new ones are started when
@@ -47,9 +47,9 @@ needed."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 CALL_SECONDS = 2.0
-"""How many seconds a drain waits for running requests to the source. Their results are no longer needed."""
-READABLE = (WorkerError, StoreError, SourceError)
-"""Faults whose message explains the cause to a user."""
+"""How many seconds a drain waits for running requests to the source, whose results are no longer needed."""
+EXPLAINED_ERRORS = (WorkerError, StoreError, SourceError)
+"""Exceptions whose message explains the cause to a user, so that it is raised as it is."""
 
 
 class Runner:
@@ -64,8 +64,8 @@ class Runner:
         meter: The meter for metrics, if OpenTelemetry is installed; by default that of the program's own provider.
         drain_seconds: The time limit for finishing the running batches and releasing the leases. Leases that are not
             released by then expire.
-        memory_bytes: The memory for records that are read and not handled yet, of all shards together. A batch larger
-            than this is read only while no other batch is held.
+        memory_bytes: The memory for records that are read and not handled yet, of all shards together. A batch that is
+            larger is read only while no other batch is in memory.
         begin: Makes the step for a lease that the worker has taken; by default one that reads the shard.
         executor: Calls the handlers; by default in `readers` threads.
         wall: The clock for lag in the table's rows, in seconds since 1970. If None, rows contain no lag.
@@ -88,7 +88,7 @@ class Runner:
         meter: Meter | None = None,
         drain_seconds: float = DRAIN_SECONDS,
         memory_bytes: int = MEMORY_BYTES,
-        begin: OpenReading | None = None,
+        begin: StepFactory | None = None,
         executor: HandlerExecutor | None = None,
         wall: Callable[[], float] | None = time.time,
     ) -> None:
@@ -100,34 +100,34 @@ class Runner:
         self.handling = with_metrics(worker, with_spans(worker, handling), meter)
         self._scheduler, self._drain_seconds = worker.scheduler, drain_seconds
         self._end_reasons: Queue = self._scheduler.queue()
-        self._turn_sooner, self._renew_sooner = Signal(self._scheduler), Signal(self._scheduler)
-        self._renewing, self._failed, self._warned_late = True, False, False
+        self._turn_signal, self._renew_signal = Signal(self._scheduler), Signal(self._scheduler)
+        self._renewing, self._has_failed, self._warned_of_late_renewals = True, False, False
         self._writers = writers
         # Use separate pools for renewals and claims. A renewal that is queued after a hundred claims would be late, and
         # a renewal that stalls must not delay a claim.
-        self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
-        self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail, keep=IDLE_WRITERS)
+        self._renewal_pool = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
+        self._write_pool = Pool(self._scheduler, writers, "leasehold-act", self._fail, max_idle=IDLE_WRITERS)
         self._lease_readers = LeaseReaders(
             worker,
             self.handling,
             readers=readers,
             memory_bytes=memory_bytes,
-            open_reading=begin,
+            make_step=begin,
             executor=executor,
             wall=wall,
-            failed=self._fail,
-            end=self._end,
+            on_failure=self._fail,
+            end_worker=self._end,
         )
         worker.consumer = self._lease_readers
         if worker.wake_runner is wake_nothing:
-            worker.wake_runner = self._turn_sooner.set
-        for holding in worker.holdings:  # held before the worker had a consumer
+            worker.wake_runner = self._turn_signal.set
+        for holding in worker.holdings:  # leases that the worker took before it had a consumer
             self._lease_readers.begin(holding)
 
     def run(self) -> None:
         """Run until `stop` is called. Return when all leases have been released or left to expire.
 
-        If the worker cannot continue, the leases are released in the same way before the error is raised.
+        If the worker cannot continue, it releases its leases in the same way, and then the error is raised.
 
         Raises:
             WorkerError: The worker cannot continue.
@@ -137,46 +137,49 @@ class Runner:
             KeyboardInterrupt: A handler has raised it.
         """
         worker, tasks = self.worker, dict[str, Queue]()
-        turn, renew = partial(worker.turn, each=self._actors.map), self._renew
-        pause = start_seconds(worker.me, worker.config)  # C15
-        functions: dict[str, Callable[[], None]] = {
+        run_turn, renew = partial(worker.turn, each=self._write_pool.map), self._renew
+        start_pause = start_seconds(worker.me, worker.config)  # C15
+        task_functions: dict[str, Callable[[], None]] = {
             "turn": lambda: self._run_when_due(
-                "turn", turn, self._turn_sooner, lambda: self._lease_readers.taking, pause
+                "turn", run_turn, self._turn_signal, lambda: self._lease_readers.wants_leases, start_pause
             ),
-            "renew": lambda: self._run_when_due("renew", renew, self._renew_sooner, lambda: self._renewing),
+            "renew": lambda: self._run_when_due("renew", renew, self._renew_signal, lambda: self._renewing),
         }
-        for name, work in functions.items():
+        for name, work in task_functions.items():
             try:
-                tasks[name] = self._task(name, work)
+                tasks[name] = self._start_task(name, work)
             except RuntimeError as fault:
                 # Both tasks are needed, because leases that are taken but not renewed would soon be lost.
                 self._fail(fault)
                 break
-        (end,) = self._end_reasons.get()
-        # Use one deadline for all of the following waits, so that their durations don't add up.
+        (end_reason,) = self._end_reasons.get()
+        # All of the following waits have the same deadline, so that their durations don't add up.
         deadline = self._scheduler.clock() + self._drain_seconds
         is_drained = self._drain(tasks, deadline)
-        # Stop renewing only now, because leases with slow batches would otherwise be lost while the worker drains.
+        # Stop renewing only now. Otherwise, leases with slow batches would be lost while the worker drains.
         self._renewing = False
-        # The renewing task may be waiting for its next renewal, so wake it to let it end.
-        self._renew_sooner.set()
+        # The renewing task may be waiting for its next renewal, so wake it, to let it end.
+        self._renew_signal.set()
         unreleased = [holding for holding in self.worker.holdings if not holding.lease.ended]
         for holding in unreleased:
             # Other workers will take the leases that could not be released, so this worker must stop handling their
             # records.
             holding.drop("left to expire")
         if unreleased:
-            keys = few([holding.key for holding in unreleased])
+            keys = join_limited([holding.key for holding in unreleased])
             log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
         elif not is_drained:
             log.error("not everything ended within %g s", self._drain_seconds)
-        closed_in_time = [part.close(deadline) for part in (self._lease_readers.schedule, self._actors, self._renewers)]
+        closed_in_time = [
+            component.close(deadline)
+            for component in (self._lease_readers.schedule, self._write_pool, self._renewal_pool)
+        ]
         # Close the dispatcher last, because a step that is still running may check how its handler ended.
         self._lease_readers.dispatcher.close()
         if is_drained and not all(closed_in_time):
             log.warning("everything is released; a request of this worker is still waiting for its response")
-        if end is not None:
-            raise end
+        if end_reason is not None:
+            raise end_reason
 
     def stop(self) -> None:
         """Have `run` finish the running batches, checkpoint and release the leases, and return."""
@@ -186,26 +189,26 @@ class Runner:
         """Run the next step for this lease immediately."""
         self._lease_readers.schedule.wake(key)
 
-    def _task(self, name: str, work: Callable[[], None]) -> Queue:
+    def _start_task(self, name: str, work: Callable[[], None]) -> Queue:
         queue = self._scheduler.queue()
 
-        def run() -> None:
+        def work_and_report() -> None:
             try:
                 work()
             finally:
                 queue.put(name)
 
         # If this task fails, end the run, because leases must not be held without being read and renewed.
-        self._scheduler.start(f"leasehold-{name}", run, self._fail)
+        self._scheduler.start(f"leasehold-{name}", work_and_report, self._fail)
         return queue
 
     def _renew(self, now: float) -> float:
         """Renew the leases that are due, with as many tasks as the number of leases and the store's latency require."""
-        worker, limit = self.worker, RENEWERS_MOST * self._writers // WRITERS
+        worker, limit = self.worker, RENEWERS_MAX * self._writers // WRITERS
         wanted_count = worker.renewers
-        # Half of the wanted renewers suffice if none stalls, so warn only above twice the limit.
-        if wanted_count > 2 * limit and not self._warned_late:
-            self._warned_late = True
+        # If no renewal stalls, half of the wanted renewers suffice, so warn only above twice the limit.
+        if wanted_count > 2 * limit and not self._warned_of_late_renewals:
+            self._warned_of_late_renewals = True
             log.warning(
                 "%d leases are held, and %d renewals at a time are too few to renew each in %.1f s as slowly as the "
                 "store answers: others may take them; start more workers, set max_leases, or give the fleet longer "
@@ -214,36 +217,36 @@ class Runner:
                 limit,
                 worker.config.renew_seconds,
             )
-        self._renewers.resize(max(min(self._writers, RENEWERS), min(limit, wanted_count)))
-        return worker.renew(now, each=self._renewers.begin)
+        self._renewal_pool.resize(max(min(self._writers, RENEWERS), min(limit, wanted_count)))
+        return worker.renew(now, each=self._renewal_pool.map_in_background)
 
     def _run_when_due(
         self,
         name: str,
         work: Callable[[float], float],
-        wake_up: Signal,
+        wake_signal: Signal,
         should_continue: Callable[[], bool],
-        pause: float = 0.0,
+        start_pause: float = 0.0,
     ) -> None:
         """Call `work` whenever it is due, while `should_continue` returns True."""
-        clock, faults = self._scheduler.clock, 0
-        wake_up.wait(clock() + pause)
+        clock, fault_count = self._scheduler.clock, 0
+        wake_signal.wait(clock() + start_pause)
         while should_continue():
             try:
-                due, faults = work(clock()), 0
-            except READABLE as fault:
+                due, fault_count = work(clock()), 0
+            except EXPLAINED_ERRORS as fault:
                 due = clock() + RETRY_SECONDS
                 self._fail(fault)
             except Exception as fault:  # noqa: BLE001  the next call may succeed
-                # If a turn fails, repeat it without limit, because the held leases are still read and renewed. If
-                # renewals keep failing, end the run, because the leases are about to expire.
-                faults += 1
+                # If a turn fails, retry it without limit, because the held leases are still read and renewed. If
+                # renewals keep failing, end the run before the leases expire.
+                fault_count += 1
                 due = clock() + RETRY_SECONDS
-                if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
+                if name == "renew" and fault_count * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
                     self._fail(fault)
                 self._scheduler.log_unexpected(f"trying again in {RETRY_SECONDS:g} s", fault)
             if should_continue():
-                wake_up.wait(due)
+                wake_signal.wait(due)
 
     def _end(self, reason: BaseException) -> None:
         """End the run because a handler raised SystemExit or KeyboardInterrupt, or because no handler can be called."""
@@ -253,41 +256,40 @@ class Runner:
             self._fail(reason)
 
     def _fail(self, fault: BaseException) -> None:
-        """End the run with this reason; only the first of several is reported."""
-        # Report only the first failure, because later ones are often its consequences.
-        if self._failed:
+        """End the run with this error. Only the first error is reported, because later ones are often consequences."""
+        if self._has_failed:
             return
-        self._failed = True
-        if isinstance(fault, READABLE):
+        self._has_failed = True
+        if isinstance(fault, EXPLAINED_ERRORS):
             self._end_reasons.put((fault,))
             return
         # Callers catch the documented exceptions, so wrap any other one.
-        error = WorkerError(f"the worker cannot continue: {said(fault)}")
+        error = WorkerError(f"the worker cannot continue: {error_summary(fault)}")
         error.__cause__ = fault
         self._end_reasons.put((error,))
         self._scheduler.log_unexpected("the worker ends", fault)
 
     def _drain(self, tasks: dict[str, Queue], deadline: float) -> bool:
         """Finish the running batches and release the leases. Return whether that was done in time."""
-        # First prevent further turns, by waking the task that waits for the next turn. Then release all held leases
-        # while the last turn ends.
+        # Prevent further turns, and wake the task that waits for the next turn. Then release all held leases while the
+        # last turn ends.
         calls_deadline = min(deadline, self._scheduler.clock() + CALL_SECONDS)
-        self._lease_readers.taking = False
-        self._turn_sooner.set()
+        self._lease_readers.wants_leases = False
+        self._turn_signal.set()
         self._lease_readers.release_all()
         turn_ended = "turn" not in tasks or tasks["turn"].get(calls_deadline) is not None
         if not turn_ended and not self.worker.discovery.is_calling_source:
             turn_ended = tasks["turn"].get(deadline) is not None
         # `close` withdraws this worker's requests for leases. Call it in a separate task, because the store might not
-        # respond. It need not wait for a turn that is waiting for the stream, because such a turn requests no leases
-        # now, nor after the worker was closed.
+        # respond. It need not wait for a turn that is waiting for the stream, because that turn will not request leases
+        # after the worker was closed.
         try:
-            is_closed = (turn_ended or self.worker.discovery.is_calling_source) and self._task(
+            is_closed = (turn_ended or self.worker.discovery.is_calling_source) and self._start_task(
                 "close", self.worker.close
             ).get(deadline) is not None
         except RuntimeError:
-            # If no thread is left, close the worker in this task, although a store that does not respond then delays
-            # the end of the run.
+            # If no thread can be started, close the worker in this task, although a store that does not respond then
+            # delays the end of the run.
             self.worker.close()
             is_closed = True
         # Release leases a second time, because the last turn may have taken some in the meantime. From here on, no more
@@ -295,22 +297,26 @@ class Runner:
         self._lease_readers.release_all()
         schedule = self._lease_readers.schedule
         if not schedule.drain(calls_deadline):
-            leave_stuck_leases = partial(self.worker.leave_stuck, self._scheduler.clock(), 0.0, self._actors.map)
-            with suppress(RuntimeError):  # no thread is left; those leases expire
-                self._task("leave", leave_stuck_leases).get(deadline)
+            leave_stuck_leases = partial(self.worker.leave_stuck, self._scheduler.clock(), 0.0, self._write_pool.map)
+            with suppress(RuntimeError):  # no thread can be started, so those leases expire
+                self._start_task("leave", leave_stuck_leases).get(deadline)
         return schedule.drain(deadline) and is_closed
 
 
-# In a process of its own
+# A worker in its own process
 
-HANGUP = getattr(signal, "SIGHUP", None)
-"""None on Windows, which has no such signal."""
-TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, *((HANGUP,) if HANGUP else ()))
+SIGHUP_OR_NONE = getattr(signal, "SIGHUP", None)
+"""The signal SIGHUP, or None on Windows, which does not have it."""
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, *((SIGHUP_OR_NONE,) if SIGHUP_OR_NONE else ()))
 
 
 def termination_signals() -> list[signal.Signals]:
     """Return the signals that end a worker of this process."""
-    return [number for number in TERMINATION_SIGNALS if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN]
+    return [
+        number
+        for number in TERMINATION_SIGNALS
+        if number != SIGHUP_OR_NONE or signal.getsignal(number) != signal.SIG_IGN
+    ]
 
 
 @contextmanager

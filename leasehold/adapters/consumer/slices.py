@@ -1,7 +1,7 @@
 """Reads a slice of a stream, which is the records between two times, and runs workers until all of it is read.
 
-1. The leases of a slice are kept in a table of their own, and each row names its slice. A table with leases of another
-   group or slice is rejected.
+1. The leases of a slice are kept in a separate table, and each row contains the bounds of its slice. A table with
+   leases of another group or slice is rejected.
 2. A lease is finished, with SHARD_END, once all records of its shard that arrived before `until` are done.
 3. A record that arrived before `since`, or at `until` or later, is not dispatched.
 """
@@ -16,9 +16,9 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.executors import HandlerExecutor
 from leasehold.adapters.consumer.exporting import Meter
-from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, Happening
+from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, ShardEvent
 from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, Runner, stopping_on_signals
-from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, SettledShard, SliceableSource, Source
+from leasehold.adapters.sources.protocol import Batch, ForwardingSource, Reader, SettledShard, SliceableSource, Source
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -26,17 +26,17 @@ from leasehold.balancer.actions import Create
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Me, Position, at_timestamp
 from leasehold.balancer.plan import plan
 from leasehold.errors import SourceError, StoreError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.writes import CreateLease, Write
 
 NOTE = "slice"
-"""The annotation on each row that contains the bounds of the slice, or another value that identifies the group."""
+"""The name of the annotation with the bounds of the slice, or with another value that identifies the group."""
 
-LATE_SECONDS = 5.0
+ARRIVAL_MARGIN_SECONDS = 5.0
 """The margin for arrival times, which are not strictly in order within a shard. Reading begins this much before
-`since`. Reading ends at a record that arrived this much later than `until`, because no record of the slice follows such
-a record."""
+`since`. Reading ends at a record that arrived this much later than `until`, because no record of the slice comes after
+it."""
 
 
 @frozen
@@ -44,7 +44,8 @@ class Slice:
     """All records that arrived from `since` up to, but not including, `until_ms`.
 
     Attributes:
-        since: TRIM_HORIZON or a time. Any other position, or a time that is not before `until_ms`, raises ValueError.
+        since: The beginning, which is TRIM_HORIZON or a time. Any other position, or a time that is not before
+            `until_ms`, raises ValueError.
         until_ms: The end, in milliseconds since 1970.
     """
 
@@ -68,7 +69,11 @@ class Slice:
 
         The position is a little before `since`, because arrival times are not strictly in order.
         """
-        return at_timestamp(max(0, self.since_ms - round(LATE_SECONDS * 1000))) if self.since_ms else TRIM_HORIZON
+        return (
+            at_timestamp(max(0, self.since_ms - round(ARRIVAL_MARGIN_SECONDS * 1000)))
+            if self.since_ms
+            else TRIM_HORIZON
+        )
 
     def cut_batch(self, batch: Batch) -> Batch:
         """Return the part of the batch that belongs to the slice (rule 3)."""
@@ -80,7 +85,7 @@ class Slice:
 
     @property
     def note(self) -> str:
-        """The bounds, as rows contain them."""
+        """The bounds in the form in which lease rows contain them."""
         return f"{self.since_ms}..{self.until_ms}"
 
     def store(self, store: Store) -> "SliceStore":
@@ -88,7 +93,7 @@ class Slice:
         return exclusive_table(store, "slice", self.note)
 
     def source(self, source: Source) -> "SliceSource":
-        """Return the source cut to the slice. Raises ValueError if the source can't detect that a time is reached."""
+        """Return a source of only this slice. Raises ValueError if the source can't detect that a time is reached."""
         if not isinstance(source, SliceableSource):
             raise ValueError("slice: this source cannot detect that a shard was read up to a time")  # noqa: TRY004  bad usage
         return SliceSource(source, source, self)
@@ -99,15 +104,15 @@ def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
 
     Args:
         store: The lease table.
-        kind: What to call such a group in error messages, for example "slice".
+        kind: The name for such a group in error messages, for example "slice".
         note: The value of the annotation.
 
     Raises:
         ValueError: The table contains other leases, or its rows have no room for the annotation.
         StoreError: The table cannot be read.
     """
-    # If the rows of a store cannot hold the annotation, reject the store. Without the annotation, a worker of another
-    # slice would not notice that the table belongs to this slice.
+    # Reject stores whose rows cannot contain the annotation. Without it, a worker of another slice would not notice
+    # that the table belongs to this slice.
     if not store.capabilities.counts_owners:
         raise ValueError(f"{kind}: the Azure SDKs' layout has no room for it; leave out eventhub= in the store's URL")
     listing = store.list()
@@ -139,59 +144,60 @@ class SliceStore(PassingStore):
         return super().write(write)
 
 
-class SliceSource(PassingSource):
+class SliceSource(ForwardingSource):
     """A source whose shards end at the end of the slice."""
 
-    def __init__(self, source: Source, bounded: SliceableSource, cut: Slice) -> None:
+    def __init__(self, source: Source, sliceable_source: SliceableSource, slice_: Slice) -> None:
         super().__init__(source)
-        self._bounded, self._cut = bounded, cut
+        self._sliceable_source, self._slice = sliceable_source, slice_
 
     def open(self, lease: Lease, start: Position) -> "SliceReader":
         """Open a reader just after `start`, or at the beginning of the slice if `start` is no sequence number.
 
         A child shard, whose lease starts at TRIM_HORIZON, is also read from the beginning of the slice.
         """
-        begin = start if start.numbered else self._cut.begin
-        return SliceReader(super().open(lease, begin), self._bounded, lease, self._cut, begin)
+        begin = start if start.numbered else self._slice.begin
+        return SliceReader(super().open(lease, begin), self._sliceable_source, lease, self._slice, begin)
 
 
 class SliceReader:
     """Reads one shard up to the end of the slice, and treats the end of the slice as the end of the shard."""
 
-    def __init__(self, reader: Reader, source: SliceableSource, lease: Lease, cut: Slice, start: Position) -> None:
-        self._reader, self._source, self._lease, self._cut = reader, source, lease, cut
-        self._reached, self._until = start, cut.until_ms / 1000
-        self._settled: SettledShard | None = None
+    def __init__(self, reader: Reader, source: SliceableSource, lease: Lease, slice_: Slice, start: Position) -> None:
+        self._reader, self._source, self._lease, self._slice = reader, source, lease, slice_
+        self._reached_position, self._until_seconds = start, slice_.until_ms / 1000
+        self._settled_shard: SettledShard | None = None
 
     def read(self) -> Batch:
         """Read once. Raises SourceUnavailable or SourceError, before anything is read."""
-        # Ask the source before the read which record is the last of the slice, so that the read includes all records
-        # that arrived in time.
-        self._settled = self._settled or self._source.settled(self._lease, self._until)
+        # Ask the source for the last record of the slice before the read, so that the read includes all records that
+        # arrived in time.
+        self._settled_shard = self._settled_shard or self._source.settled(self._lease, self._until_seconds)
         batch = self._reader.read()
-        self._reached = batch.end or self._reached
-        # Arrival times are not strictly in order, so only a record that is later by the margin shows that the slice is
-        # over.
-        past_end = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrival_times)
-        is_over = batch.ended or past_end
-        if not is_over and self._settled is not None:
-            last_position, arrived = self._settled.last, self._settled.arrived
+        self._reached_position = batch.end or self._reached_position
+        # Arrival times are not strictly in order. Only a record that arrived later than `until` by the margin shows
+        # that no more records of the slice follow.
+        is_past_end = any(
+            time is not None and time >= self._until_seconds + ARRIVAL_MARGIN_SECONDS for time in batch.arrival_times
+        )
+        is_over = batch.ended or is_past_end
+        if not is_over and self._settled_shard is not None:
+            last_position, arrived = self._settled_shard.last, self._settled_shard.arrived
             if last_position is None:
-                # Only a read that began after `until`, and returned no records at the tip, shows that the slice is
-                # over.
+                # The slice is over if a read that began after `until` returned no records and was at the tip.
                 is_over = batch.end is None and batch.behind_seconds == 0
             else:
                 # If the last record of this shard arrived before the slice begins, nothing has to be read.
-                ends_before_slice = arrived is not None and arrived * 1000 < self._cut.begin.sub
-                is_over = ends_before_slice or self._reached.order >= last_position.order
-        return evolve(self._cut.cut_batch(batch), ended=is_over)
+                ends_before_slice = arrived is not None and arrived * 1000 < self._slice.begin.sub
+                is_over = ends_before_slice or self._reached_position.order >= last_position.order
+        return evolve(self._slice.cut_batch(batch), ended=is_over)
 
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
 
 
-log = escaped(logging.getLogger("leasehold.slices"))
+log = make_safe_logger(logging.getLogger("leasehold.slices"))
 
 LOOK_SECONDS = 2.0
 """How many seconds to wait between two checks whether the whole slice was read. Each check reads the whole lease
@@ -200,7 +206,7 @@ table."""
 
 @frozen
 class SliceVerdict:
-    """The outcome of reading a slice, and how much of the slice this worker has read.
+    """The outcome of reading a slice, and the part of it that this worker has read.
 
     Attributes:
         finished: Whether the whole slice was read, by this worker or others. False if this worker was stopped earlier.
@@ -223,9 +229,9 @@ def run_slice(
     drain_seconds: float = DRAIN_SECONDS,
     memory_bytes: int = MEMORY_BYTES,
     readers: int = READERS,
-    look_seconds: float = LOOK_SECONDS,
+    check_seconds: float = LOOK_SECONDS,
     executor: HandlerExecutor | None = None,
-    begun: Callable[[Runner], None] = lambda _runner: None,
+    on_runner_created: Callable[[Runner], None] = lambda _runner: None,
 ) -> SliceVerdict:
     """Run a worker of a slice until all of the slice is read, or until a signal ends the worker.
 
@@ -236,47 +242,47 @@ def run_slice(
         drain_seconds: The time limit for draining.
         memory_bytes: The memory for records that are not handled yet.
         readers: How many shards may be read at the same time.
-        look_seconds: The time between two checks whether the slice is read.
+        check_seconds: The time between two checks whether the slice is read.
         executor: Where handlers are called.
-        begun: Called with the runner before it runs.
+        on_runner_created: Called with the runner before it runs.
 
     Raises what `run` raises.
     """
     counter = SliceCounter(handling if isinstance(handling, Handling) else Handling(handling))
     limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes, "readers": readers}
     runner = Runner(worker, counter.handling, meter=meter, executor=executor, **limits)
-    begun(runner)
-    finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=look_seconds)
+    on_runner_created(runner)
+    finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=check_seconds)
     return SliceVerdict(finished, counter.records, counter.letters, counter.shards)
 
 
 def run_until(
     runner: Runner,
-    is_over: Callable[[], bool],
+    should_end: Callable[[], bool],
     *,
     drain_seconds: float = DRAIN_SECONDS,
     look_seconds: float = LOOK_SECONDS,
 ) -> bool:
-    """Run until `is_over`, which is called in a thread of its own, returns True.
+    """Run until `should_end`, which is called in a thread of its own, returns True.
 
-    Returns False if a signal ended the run before `is_over` returned True. Raises what `Runner.run` raises.
+    Returns False if a signal ended the run before `should_end` returned True. Raises what `Runner.run` raises.
     """
     stop_watching, is_finished = threading.Event(), threading.Event()
 
     def watch() -> None:
         while not stop_watching.wait(look_seconds):
-            if is_over():
+            if should_end():
                 # Set `is_finished` before the run ends, because it is checked afterwards.
                 is_finished.set()
                 runner.stop()
                 return
 
-    def failed(fault: BaseException) -> None:
+    def record_failure(fault: BaseException) -> None:
         faults.append(fault)
-        runner.stop()  # only this thread would have stopped the run when the slice is read
+        runner.stop()  # no other thread would stop the run when the slice is read
 
     faults: list[BaseException] = []
-    watcher = spawn("leasehold-slice", watch, failed)
+    watcher = spawn("leasehold-slice", watch, record_failure)
     try:
         with stopping_on_signals(runner):
             runner.run()
@@ -289,38 +295,38 @@ def run_until(
     return is_finished.is_set()
 
 
-def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
+def is_read(worker: Worker, is_finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
     """Return whether all leases are finished and no shard still needs a lease. If that is unknown, return False."""
     try:
         listing = worker.store.list()
         # A malformed row may be an unfinished lease. If the table is empty, the leases have not been created yet.
-        if listing.malformed or not listing.leases or not all(map(finished, listing.leases)):
+        if listing.malformed or not listing.leases or not all(map(is_finished, listing.leases)):
             return False
         shards = worker.source.shards()
         actions = plan(listing.leases, shards, Me(worker.me, 0), worker.config)
     except (StoreError, SourceError) as fault:
         log.warning("whether the slice is read is not known yet: %s", fault)
         return False
-    # It is not enough that all leases are finished, because child shards may not have leases yet.
+    # Even if all leases are finished, there may be child shards without leases.
     return not any(isinstance(action, Create) for action in actions)
 
 
 class SliceCounter:
-    """Counts the records that are handled or dead-lettered. Its `handling` wraps the user's `Handling`."""
+    """Counts the records that are handled or dead-lettered. Its attribute `handling` wraps the user's `Handling`."""
 
-    def __init__(self, given: Handling) -> None:
+    def __init__(self, user_handling: Handling) -> None:
         self.records = self.letters = self.shards = 0
-        lock, user_dead_letter = threading.Lock(), given.dead_letter
+        lock, user_dead_letter = threading.Lock(), user_handling.dead_letter
 
         def count(result: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
             """Count the records once they are done. A result other than None fails the batch."""
             if inspect.isawaitable(result):
 
-                async def awaited() -> None:
+                async def await_and_count() -> None:
                     handler_result = cast("object", await result)
                     return cast("None", count(None, records, letters) if handler_result is None else handler_result)
 
-                return awaited()
+                return await_and_count()
             # If the handler is a coroutine function, its records are counted above, when the coroutine has finished. A
             # result other than None means that the handler has failed, so nothing is counted.
             if result is None:
@@ -330,19 +336,22 @@ class SliceCounter:
             return result
 
         def handle(delivery: Delivery) -> Awaitable[None] | None:
-            return count(given.handler(delivery), len(delivery.records), 0)
+            return count(user_handling.handler(delivery), len(delivery.records), 0)
 
         def dead_letter(delivery: Delivery, error: Exception) -> Awaitable[None] | None:
             return (
                 None if user_dead_letter is None else count(user_dead_letter(delivery, error), 0, len(delivery.records))
             )
 
-        def observe(happening: Happening, holding: Holding) -> None:
+        def observe(happening: ShardEvent, holding: Holding) -> None:
             if happening == "shard-ended":
                 with lock:
                     self.shards += 1
-            given.observer(happening, holding)
+            user_handling.observer(happening, holding)
 
         self.handling = evolve(
-            given, handler=handle, observer=observe, dead_letter=None if user_dead_letter is None else dead_letter
+            user_handling,
+            handler=handle,
+            observer=observe,
+            dead_letter=None if user_dead_letter is None else dead_letter,
         )

@@ -5,10 +5,10 @@ be configured. As in LinkedIn's Burrow, a lease is judged by its progress over a
 
 1. A status is OK only if there is evidence for it, in a row of the table or in our own observations.
 2. If the status cannot be determined, it is UNKNOWN, which does not count as OK.
-3. Time limits follow from `lease_seconds` and from how often leases are read and annotated
+3. Time limits are derived from `lease_seconds` and from how often leases are read and annotated
    (`worker/progress.py:patience`).
 
-`MEANINGS` lists the words, the worst last.
+`MEANINGS` lists the words in order, with the worst one last.
 """
 
 import math
@@ -36,20 +36,20 @@ from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
 
 CONFIRM_SECONDS = 10.0
-"""How many seconds to watch for a renewal, at most, before a lease is considered not renewed."""
+"""The maximum time, in seconds, to watch for a renewal before a lease is considered not renewed."""
 
 
 @frozen
 class LeaseLag:
-    """How far behind one lease is.
+    """How far the reading of one shard is behind its tip.
 
     Attributes:
         seconds: An upper bound of the seconds behind the tip of the shard, unless `at_least`; None if unknown.
         events: The same as a number of events, if the stream counts them (Event Hubs).
-        end: Whether the tip was reached, and recently.
-        age: How long ago the last handled record had arrived when the owner wrote this, in seconds.
-        host: The machine of the owner that wrote this.
-        moves: How often the lease has moved from one worker to another, as far as our workers noticed.
+        end: Whether the tip was recently reached.
+        age: The age of the last handled record, in seconds, when the owner wrote its annotation.
+        host: The machine of the owner that wrote the annotation.
+        moves: How many times the lease has moved from one worker to another, as far as our workers noticed.
         at_least: Whether `seconds` is a lower bound, because the stream has not responded since.
     """
 
@@ -62,7 +62,7 @@ class LeaseLag:
     at_least: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return the known values for `json.dumps`, with `at_least` only if it is true."""
+        """Return the values that are known, for `json.dumps`. `at_least` is included only if it is true."""
         values = {name: value for name, value in asdict(self).items() if value not in {None, ""}}
         return values if self.at_least else {name: value for name, value in values.items() if name != "at_least"}
 
@@ -76,7 +76,7 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
         limit: The number of seconds without a renewal after which an owner is considered dead.
     """
     progress = progress_of(lease)
-    # An owner that is late by its own `lease_seconds` may be dead, so its last annotation may be out of date.
+    # If an owner has not renewed within its own `lease_seconds`, it may be dead, and its last annotation outdated.
     is_held = (
         lease.owner is not None
         and lease.idle <= limit
@@ -84,18 +84,21 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     )
     if progress is None:
         return LeaseLag()
-    written_by_owner, limit_seconds = progress.owner == lease.owner, tolerated_unread_seconds(progress.lease or limit)
+    written_by_owner, annotation_limit_seconds = (
+        progress.owner == lease.owner,
+        tolerated_unread_seconds(progress.lease or limit),
+    )
     if (
         is_held
         and not written_by_owner
-        and now - progress.at > limit_seconds
-        and not progress.is_put_aside(now, limit_seconds)
+        and now - progress.at > annotation_limit_seconds
+        and not progress.is_put_aside(now, annotation_limit_seconds)
     ):
         return LeaseLag(moves=progress.moves + 1)  # another library reads the lease now, and writes no annotations
     seconds = progress.lag(now, held=is_held and written_by_owner)
     return LeaseLag(
         seconds=None if seconds is None else round(seconds, 3),
-        end=progress.end and is_held and written_by_owner and now - (progress.done or now) <= limit_seconds,
+        end=progress.end and is_held and written_by_owner and now - (progress.done or now) <= annotation_limit_seconds,
         age=None if progress.arrived is None else round(max(0.0, progress.at - progress.arrived), 3),
         host=progress.host if written_by_owner else "",
         moves=progress.moves + (lease.owner is not None and not written_by_owner),
@@ -110,7 +113,7 @@ def lags_of(leases: Iterable[Lease], now: float, limit: float) -> dict[str, Leas
 
 @frozen
 class FleetLag:
-    """How far behind the whole application is.
+    """How far all leases of an application are behind.
 
     Attributes:
         most: The lag, in seconds, of the lease that is furthest behind; None if no lag is known.
@@ -124,7 +127,7 @@ class FleetLag:
 
 
 def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
-    """Combine the lags of all leases."""
+    """Return the maximum and the sum of the lags of all leases."""
     known_lags = [lag.seconds for lag in lags.values() if lag.seconds is not None]
     return FleetLag(
         max(known_lags, default=None), round(sum(known_lags), 3), any(lag.at_least for lag in lags.values())
@@ -132,21 +135,21 @@ def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
 
 
 def lags_from_stream(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
-    """Return the lags, and compute missing ones from the stream (for rows of Java workers, for example).
+    """Return the lags, with missing ones computed from the stream (for rows of Java workers, for example).
 
     If the stream numbers its events without gaps (Event Hubs), the number of events after the checkpoint is computed.
     For other streams, one batch is read at the checkpoint to find its lag. Raises SourceError.
     """
-    completed = dict(lags)
+    all_lags = dict(lags)
     for lease in leases:
-        if lease.key not in completed or completed[lease.key].seconds is not None:
+        if lease.key not in all_lags or all_lags[lease.key].seconds is not None:
             continue
-        latest = source.latest(lease)
-        if latest.numbered and lease.checkpoint.numbered:
-            events = max(0, int(latest.sequence) - int(lease.checkpoint.sequence))
-            completed[lease.key] = LeaseLag(0.0 if not events else None, events, not events)
-        if latest.sequence != "AT_TIMESTAMP" or lease.checkpoint.sequence == "LATEST":
-            continue  # already counted, or a batch would show nothing
+        latest_position = source.latest(lease)
+        if latest_position.numbered and lease.checkpoint.numbered:
+            event_count = max(0, int(latest_position.sequence) - int(lease.checkpoint.sequence))
+            all_lags[lease.key] = LeaseLag(0.0 if not event_count else None, event_count, not event_count)
+        if latest_position.sequence != "AT_TIMESTAMP" or lease.checkpoint.sequence == "LATEST":
+            continue  # its events were counted, or a batch would not show its lag
         reader = source.open(lease, lease.checkpoint)
         try:
             batch = reader.read()
@@ -155,10 +158,12 @@ def lags_from_stream(source: Source, leases: Iterable[Lease], lags: Mapping[str,
         finally:
             reader.close()
         first_arrival = batch.records[0].arrived if batch.records else None
-        behind = batch.behind_seconds if first_arrival is None else max(0.0, latest.sub / 1000 - first_arrival)
-        if behind is not None:
-            completed[lease.key] = LeaseLag(round(behind, 3), end=not behind)
-    return completed
+        lag_seconds = (
+            batch.behind_seconds if first_arrival is None else max(0.0, latest_position.sub / 1000 - first_arrival)
+        )
+        if lag_seconds is not None:
+            all_lags[lease.key] = LeaseLag(round(lag_seconds, 3), end=not lag_seconds)
+    return all_lags
 
 
 MEANINGS = {
@@ -170,19 +175,19 @@ MEANINGS = {
     "UNREAD": "owned, but not read, for no known reason",
     "ORPHAN": "without a living owner for longer than it should take",
 }
-"""Each word with its meaning, the worst last."""
+"""The meaning of each word. The worst word is last."""
 
 NUMBERS = {word: number and number + 2 for number, word in enumerate(MEANINGS)}
 """The exit statuses of `leases --check`, and the values of metrics.
 
-OK is 0. The others are 3 to 8, and a worse status has a higher number. 1 and 2 keep their usual meanings, which are
-that the store failed or that the command was used wrongly.
+OK is 0. The others are 3 to 8, and a worse status has a higher number. As exit statuses, 1 and 2 keep their usual
+meanings: the store failed, or the command was used wrongly.
 """
 
 
 @frozen
 class Status:
-    """A word of `MEANINGS`, and a sentence that says why."""
+    """A word of `MEANINGS`, and a sentence with the reason."""
 
     word: str
     says: str
@@ -207,46 +212,47 @@ class LeaseWatch:
     """The observations of one lease over a window of time, used if its owner does not annotate its progress.
 
     Attributes:
-        samples: The time, position and lag at each recent look at the table, over the last `STEPS` steps.
-        former: The time at which a former owner wrote its last annotation. If that worker takes the lease again, this
-            annotation says nothing about its new ownership.
+        samples: The time, position and lag at each recent read of the table, over the last `STEPS` steps.
+        former: The time at which a previous owner wrote its last annotation. If that worker takes the lease again, the
+            annotation remains outdated until it writes a new one.
     """
 
     samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
     former: float | None = None
 
-    def after(self, looked_at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
-        """Return the window with one more look."""
+    def after(self, read_at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
+        """Return the window after one more read of the table."""
         lag_amount = lag.seconds if lag.events is None else float(lag.events)
-        samples = tuple(sample for sample in self.samples if looked_at - sample[0] <= LAG_STEPS * LAG_STEP_SECONDS)
-        # The table may be read many times per second. Reads that show nothing new share one sample, which limits the
-        # size of the window.
+        samples = tuple(sample for sample in self.samples if read_at - sample[0] <= LAG_STEPS * LAG_STEP_SECONDS)
+        # The table may be read many times per second. Store one sample for all reads that show nothing new, to limit
+        # the size of the window.
         is_same_sample = (
-            len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and looked_at - samples[-2][0] < 1.0
+            len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and read_at - samples[-2][0] < 1.0
         )
         progress = progress_of(lease)
-        # Remember the annotation of a former owner. It remains outdated, even if that worker becomes the owner again.
+        # Remember the last annotation of a previous owner. It remains outdated, even if that worker becomes the owner
+        # again.
         former = self.former if progress is None or progress.owner == lease.owner else progress.at
         return LeaseWatch(
-            (*(samples[:-1] if is_same_sample else samples), (looked_at, lease.checkpoint.order, lag_amount)), former
+            (*(samples[:-1] if is_same_sample else samples), (read_at, lease.checkpoint.order, lag_amount)), former
         )
 
     @property
     def unchanged_seconds(self) -> float:
         """For how many seconds the position has not moved."""
-        same_position_times = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
+        same_position_times = [read_at for read_at, position, _ in self.samples if position == self.samples[-1][1]]
         # Count from the first read of the table in which the lease had this position. Earlier times are unknown.
         return same_position_times[-1] - same_position_times[0] if same_position_times else 0.0
 
     @property
     def moved(self) -> bool:
-        """Whether the position was seen to move."""
+        """Whether the position has moved while the table was watched."""
         return len({position for _, position, _ in self.samples}) > 1
 
     @property
     def grows(self) -> bool:
-        """Whether lag has only grown."""
-        return lag_grows([(at, behind) for at, _, behind in self.samples if behind is not None])
+        """Whether the lag has grown throughout the window."""
+        return lag_grows([(read_at, lag_amount) for read_at, _, lag_amount in self.samples if lag_amount is not None])
 
 
 @frozen
@@ -258,7 +264,7 @@ class GroupWatch:
     at: float = math.inf
 
     def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
-        """Return the window with one more look at the table. The time is that of a monotonic clock."""
+        """Return the window after one more read of the table. `at` is a time of a monotonic clock."""
         lease_watches = {
             lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
             for lease in leases
@@ -288,7 +294,7 @@ def statuses_of(
         lease_seconds: The lease duration of owners whose rows do not contain it.
         watch: The observations of the table, if it was watched.
     """
-    rows = {lease.key: lease for lease in leases}
+    leases_by_key = {lease.key: lease for lease in leases}
     watch = watch or GroupWatch()
     return {
         key: status_of(
@@ -298,10 +304,10 @@ def statuses_of(
             lease_seconds,
             watched=watch.seconds,
             watch=watch.leases.get(key, LeaseWatch()),
-            waits=not readable(lease, rows),
+            waits=not readable(lease, leases_by_key),
             contradiction=reported_on(lease),
         )
-        for key, lease in rows.items()
+        for key, lease in leases_by_key.items()
     }
 
 
@@ -343,7 +349,7 @@ def status_of(
     if progress is not None and progress.owner == (lease.owner or progress.owner) and watched <= lease.idle + 1.0:
         unrenewed_seconds = max(
             unrenewed_seconds, now - progress.at
-        )  # only if its version did not move while we watched
+        )  # only if its version did not change while we watched
     is_recent = progress is not None and now - progress.at <= limit_seconds
     # Report a fault before a missing owner. If a worker could not handle the lease, it leaves the lease without an
     # owner for a while, so the fault is the cause.
@@ -411,7 +417,7 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
     if not status.ok or progress is None or lease.owner is None:
         return True
     renews_within = RENEWED_FRACTION * (progress.lease or lease_seconds)
-    # If the owner's clock is ahead of ours, the age of the annotation is unknown, so it is not considered recent.
+    # If the owner's clock is ahead of ours, the age of the annotation is unknown, so do not consider it recent.
     is_recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
     was_renewed = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
     return (
@@ -424,7 +430,7 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
 def _unowned_status(
     lease: Lease, progress: Progress | None, unrenewed_seconds: float, limit_seconds: float, watched: float
 ) -> Status:
-    """Return the status of a lease that had no owner, or whose owner did not renew it, for this many seconds."""
+    """Return the status of a lease that had no owner, or was not renewed by its owner, for this many seconds."""
     subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
     if unrenewed_seconds > limit_seconds:
         fault = f"; the last fault: {progress.cause}" if progress is not None and progress.cause else ""
@@ -440,17 +446,17 @@ def _unowned_status(
 
 def _annotated_status(progress: Progress, now: float, limit_seconds: float) -> Status:
     """Return the status according to the owner's annotation."""
-    handler_began, stalled_seconds = progress.work, 0.0 if progress.done is None else now - progress.done
+    handler_began_at, stalled_seconds = progress.work, 0.0 if progress.done is None else now - progress.done
     if stalled_seconds <= limit_seconds:
         if progress.grows:
             return Status("BEHIND", f"{_lag_text(progress)}, and falling further behind for two minutes")
         # `excused` is the owner's reason for not reading now, for example that the parents are not done.
         return Status("OK", progress.excused or _lag_text(progress))
-    # Report a hanging handler before a fault. If a handler never returns, it is the cause, even if something else
-    # failed earlier.
-    if handler_began is not None and now - handler_began > limit_seconds:
+    # Report a hanging handler in preference to a fault. If a handler never returns, it is the cause, even if something
+    # else failed earlier.
+    if handler_began_at is not None and now - handler_began_at > limit_seconds:
         return Status(
-            "HUNG", f"its handler has been at work for {now - handler_began:.0f} s, without an end or a checkpoint"
+            "HUNG", f"its handler has been at work for {now - handler_began_at:.0f} s, without an end or a checkpoint"
         )
     if progress.cause:
         return Status("STALLED", _stalled_reason(progress, now))
@@ -465,8 +471,8 @@ def _stalled_reason(progress: Progress, now: float) -> str:
     return f"it has not moved for {stalled_seconds:.0f} s: {progress.cause or 'its owner could not continue'}"
 
 
-def _format_utc(at: float) -> str:
-    return f"{time.strftime('%H:%M:%S', time.gmtime(at))} UTC"  # not datetime, whose range rows may exceed
+def _format_utc(time_seconds: float) -> str:
+    return f"{time.strftime('%H:%M:%S', time.gmtime(time_seconds))} UTC"  # not datetime, whose range rows may exceed
 
 
 def _lag_text(progress: Progress) -> str:
@@ -476,7 +482,7 @@ def _lag_text(progress: Progress) -> str:
 
 
 def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, limit_seconds: float) -> Status:
-    """Return the status of a lease without our annotation (of another library) from what we observed."""
+    """Return the status of a lease without our annotation (held by another library), according to our observations."""
     lag_amount = lag.seconds if lag.events is None else float(lag.events)
     lag_text = f"{lag.events} events behind" if lag.events is not None else f"{lag_amount or 0.0:.1f} s behind"
     # Check first whether the shard is at its tip. The position of such a shard does not move until more records arrive,
@@ -508,7 +514,7 @@ def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
         return Status("UNKNOWN", f"the table cannot be read: {trouble}")
     if not statuses:
         return Status("UNKNOWN", "the table has no leases")
-    # One shard that is not read is a fault of the group, no matter how many others are read.
+    # If one shard is not read, the group is faulty, no matter how many others are read.
     worst = max(statuses.values(), key=lambda candidate: candidate.number)
     worst_keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
     if worst.ok:

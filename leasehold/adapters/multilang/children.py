@@ -39,9 +39,9 @@ from leasehold.adapters.multilang.protocol import (
 )
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.child"))
+log = make_safe_logger(logging.getLogger("leasehold.child"))
 
 EXIT_SECONDS = 5.0
 """How long to wait for a child to end after its pipe was closed, after TERM, and after KILL."""
@@ -67,14 +67,14 @@ MAX_LOGGED_CHARACTERS = 300
 WriteCheckpoint = Callable[[Position], Awaitable[CheckpointError | None]]
 """Stores a checkpoint. Returns None on success, or else the name of the error to send to the child."""
 
-_LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
-_LEVEL_PREFIX = 80  # look for a level only in this many characters, after which the message begins
+_LEVEL_PATTERN = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
+_LEVEL_SEARCH_CHARACTERS = 80  # look for a level only in this many characters, after which the message begins
 
 # The keeper is a shell process that kills orphaned children. It reads a line for each process group that starts (+) or
 # has ended (-). When the daemon exits for any reason, its end of the pipe is closed, and the keeper kills the remaining
 # groups. These are children that hang, and processes that children started. A child that is killed before it has
 # written its group does not need an entry.
-_KEEPER = """
+_KEEPER_SCRIPT = """
 groups=' '
 while read -r what group; do
   case $what in
@@ -87,7 +87,7 @@ for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
 
 # The child writes its group to the keeper's pipe before it executes its program, so the keeper always has an entry for
 # it. The child must then close the pipe, because the keeper reads until every writer has closed it.
-_LAUNCHER = """
+_LAUNCHER_SCRIPT = """
 import os, sys
 keeper = int(sys.argv[1])
 os.write(keeper, b"+ %d\\n" % os.getpid())
@@ -111,14 +111,18 @@ class ChildProcess:
     """A child process with its conversation. `ChildProcesses` creates a `ChildProcess` for each shard."""
 
     def __init__(
-        self, process: Process, conversation: Conversation, store: WriteCheckpoint, timeout: float | None
+        self, process: Process, conversation: Conversation, write_checkpoint: WriteCheckpoint, timeout: float | None
     ) -> None:
         self.conversation, self.pid = conversation, process.pid
-        self._process, self._store, self._timeout = process, store, math.inf if timeout is None else timeout
+        self._process, self._write_checkpoint, self._timeout = (
+            process,
+            write_checkpoint,
+            math.inf if timeout is None else timeout,
+        )
         self._loop = asyncio.get_running_loop()
-        self._last_output = self._loop.time()
-        self._storing = False
-        self._invalid_lines = 0
+        self._last_output_at = self._loop.time()
+        self._is_storing_checkpoint = False
+        self._invalid_line_count = 0
         self._response: asyncio.Future[None] | None = None
         self._fault: ChildFault | None = None
         self._tasks: list[Task[None]] = [
@@ -131,19 +135,19 @@ class ChildProcess:
         if self._fault is not None:
             raise self._fault
         send()
-        self._last_output, self._response = self._loop.time(), self._loop.create_future()
-        deadline = self._last_output + timeout_seconds
+        self._last_output_at, self._response = self._loop.time(), self._loop.create_future()
+        deadline = self._last_output_at + timeout_seconds
         self._write_pending_data()
         try:
             while not self._response.done():
                 # Check the process too, because the pipe stays open if another process has inherited it from the child.
                 exit_status = self._process.returncode
                 await asyncio.wait({self._response}, timeout=CHECK_SECONDS)
-                if self._response.done() or self._storing:
+                if self._response.done() or self._is_storing_checkpoint:
                     continue
                 if exit_status is not None:
                     raise ChildFault(f"it exited with status {exit_status}")
-                if self._loop.time() - self._last_output >= self._timeout:
+                if self._loop.time() - self._last_output_at >= self._timeout:
                     raise ChildFault(f"it has sent nothing for {self._timeout:g} s")
                 if self._loop.time() >= deadline:
                     raise ChildFault(
@@ -164,16 +168,18 @@ class ChildProcess:
             process.stdin.close()
         if gracefully:
             await self._wait_for_exit()
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             if process.returncode is None:
-                self.kill(number)
+                self.kill(signal_number)
                 await self._wait_for_exit()
         self.kill()  # kill processes that the child started and left running
         await asyncio.wait(self._tasks, timeout=EXIT_SECONDS)  # read the remaining output from the pipes
         for task in self._tasks:
             task.cancel()
         invalid_lines_note = (
-            f", and {self._invalid_lines} lines on its standard output were not messages" if self._invalid_lines else ""
+            f", and {self._invalid_line_count} lines on its standard output were not messages"
+            if self._invalid_line_count
+            else ""
         )
         log.info(
             "shard %s, child %d: ended with status %s%s",
@@ -183,10 +189,10 @@ class ChildProcess:
             invalid_lines_note,
         )
 
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+    def kill(self, signal_number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the process group. The caller that waits for a response detects the end and cleans up."""
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal_number)
 
     async def _wait_for_exit(self) -> None:
         """Wait until the process ends. Don't wait for its pipes, which other processes may have inherited."""
@@ -205,7 +211,7 @@ class ChildProcess:
         stdout = self._process.stdout
         while stdout is not None and self._fault is None:
             data = await stdout.read(READ_BYTES)
-            self._last_output = self._loop.time()
+            self._last_output_at = self._loop.time()
             self.conversation.receive_data(data)
             while (event := self.conversation.next_event()) is not None:
                 await self._handle_event(event)
@@ -221,29 +227,29 @@ class ChildProcess:
                 if self._response is not None and not self._response.done():
                     self._response.set_result(None)
             case CheckpointRequested(position):
-                self._storing = True
+                self._is_storing_checkpoint = True
                 try:
-                    error_name = await self._store(position)
+                    error_name = await self._write_checkpoint(position)
                 except Exception:
                     error_name = "KinesisClientLibDependencyException"
                     log.exception(
                         "shard %s, child %d: its checkpoint was not stored", self.conversation.shard, self.pid
                     )
-                self._storing, self._last_output = False, self._loop.time()
+                self._is_storing_checkpoint, self._last_output_at = False, self._loop.time()
                 if error_name is None:
                     self.conversation.checkpoint_stored()
                 else:
                     self.conversation.checkpoint_failed(error_name)
                 self._write_pending_data()
-            case InvalidLine(line, why):
-                self._invalid_lines += 1
-                if self._invalid_lines == 1:
+            case InvalidLine(line, reason):
+                self._invalid_line_count += 1
+                if self._invalid_line_count == 1:
                     message_format = (
                         "shard %s, child %d: a line on its standard output is not a message (%s); logged once: %s"
                     )
-                    log.warning(message_format, self.conversation.shard, self.pid, why, line[:MAX_LOGGED_CHARACTERS])
-            case ConversationBroken(why):
-                self._fault = ChildFault(why)
+                    log.warning(message_format, self.conversation.shard, self.pid, reason, line[:MAX_LOGGED_CHARACTERS])
+            case ConversationBroken(reason):
+                self._fault = ChildFault(reason)
                 if self._response is not None and not self._response.done():
                     self._response.set_exception(self._fault)
 
@@ -270,7 +276,7 @@ class ChildProcess:
 
     def _log_line(self, line: bytes) -> None:
         if text := line.decode("utf-8", "replace").rstrip():
-            named_level = _LEVEL.search(text[:_LEVEL_PREFIX])
+            named_level = _LEVEL_PATTERN.search(text[:_LEVEL_SEARCH_CHARACTERS])
             level = logging.getLevelNamesMapping()[named_level[1]] if named_level else logging.INFO
             log.log(level, "shard %s, child %d: %s", self.conversation.shard, self.pid, text)
 
@@ -298,7 +304,7 @@ class ChildProcesses:
         self._children: dict[str, ChildProcess] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._closed = False
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._keeper_process: subprocess.Popen[bytes] | None = None
         self._keeper_pipe = -1  # our end of its pipe
 
     @property
@@ -306,10 +312,10 @@ class ChildProcesses:
         """The process id of each shard's child."""
         return {shard: child.pid for shard, child in self._children.items()}
 
-    async def start_child(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> None:
+    async def start_child(self, shard: str, checkpoint: Position, write_checkpoint: WriteCheckpoint) -> None:
         """Start a child for a shard that has none. Raises ChildNotStarted."""
         async with self._get_lock(shard):
-            await self._get_or_start(shard, checkpoint, store)
+            await self._get_or_start(shard, checkpoint, write_checkpoint)
 
     async def process_batch(
         self,
@@ -317,7 +323,7 @@ class ChildProcesses:
         checkpoint: Position,
         records: Sequence[Record],
         behind_seconds: float | None,
-        store: WriteCheckpoint,
+        write_checkpoint: WriteCheckpoint,
     ) -> None:
         """Send records, and wait until the child has responded to all of them.
 
@@ -326,14 +332,14 @@ class ChildProcesses:
             checkpoint: The stored checkpoint, in case a child must be started first.
             records: The records.
             behind_seconds: How far behind the tip these records are, if known.
-            store: Stores checkpoints, in case a child must be started first.
+            write_checkpoint: Stores checkpoints, in case a child must be started first.
 
         Raises:
             ChildFault: If the child failed. The child has then been ended.
             ChildNotStarted: If no child could be started.
         """
         async with self._get_lock(shard):
-            child = await self._get_or_start(shard, checkpoint, store)
+            child = await self._get_or_start(shard, checkpoint, write_checkpoint)
             processed_count = 0
             while True:
                 sent_count = 0
@@ -355,7 +361,7 @@ class ChildProcesses:
                     shard, child, child.conversation.send_shutdown_requested, LEASE_MOVING_SECONDS
                 )
 
-    async def end_shard(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> bool:
+    async def end_shard(self, shard: str, checkpoint: Position, write_checkpoint: WriteCheckpoint) -> bool:
         """Notify the child that its shard has ended, and end the child.
 
         Returns:
@@ -366,7 +372,7 @@ class ChildProcesses:
             ChildNotStarted: If no child could be started.
         """
         async with self._get_lock(shard):
-            child = await self._get_or_start(shard, checkpoint, store)
+            child = await self._get_or_start(shard, checkpoint, write_checkpoint)
             timeout_seconds = self._shard_end_seconds if self._timeout is None else math.inf
             await self._request_or_end(shard, child, child.conversation.send_shard_ended, timeout_seconds)
             await self._end_child(shard, gracefully=True)
@@ -398,23 +404,23 @@ class ChildProcesses:
         """End all children, whatever they are doing, and start no others."""
         self._closed = True
         await asyncio.gather(*(self._end_child(shard, gracefully=True) for shard in tuple(self._children)))
-        if self._keeper is not None:
+        if self._keeper_process is not None:
             os.close(self._keeper_pipe)
-            await asyncio.to_thread(self._keeper.wait)
-            self._keeper = None
+            await asyncio.to_thread(self._keeper_process.wait)
+            self._keeper_process = None
 
     def _ensure_keeper(self) -> int:
         """Return our end of the pipe to the keeper, which kills process groups that outlive the daemon.
 
         If no keeper is running, start one and send it all current groups.
         """
-        if self._keeper is None or self._keeper.poll() is not None:
-            if self._keeper is not None:
+        if self._keeper_process is None or self._keeper_process.poll() is not None:
+            if self._keeper_process is not None:
                 os.close(self._keeper_pipe)
             read_end, self._keeper_pipe = os.pipe()
             # Start the keeper in its own session, so that a signal to our process group doesn't reach it.
-            self._keeper = subprocess.Popen(  # noqa: S603  the script above
-                ("/bin/sh", "-c", _KEEPER), stdin=read_end, start_new_session=True
+            self._keeper_process = subprocess.Popen(  # noqa: S603  the script above
+                ("/bin/sh", "-c", _KEEPER_SCRIPT), stdin=read_end, start_new_session=True
             )
             os.close(read_end)
             for child in self._children.values():
@@ -428,21 +434,21 @@ class ChildProcesses:
     def _get_lock(self, shard: str) -> asyncio.Lock:
         return self._locks.setdefault(shard, asyncio.Lock())
 
-    async def _get_or_start(self, shard: str, checkpoint: Position, store: WriteCheckpoint) -> ChildProcess:
+    async def _get_or_start(self, shard: str, checkpoint: Position, write_checkpoint: WriteCheckpoint) -> ChildProcess:
         if (child := self._children.get(shard)) is not None:
             return child
         if self._closed:
             raise ChildNotStarted("the daemon is shutting down")
         try:
             keeper_pipe = self._ensure_keeper()
-            command = (sys.executable, "-ISc", _LAUNCHER, str(keeper_pipe), *self._argv)
+            command = (sys.executable, "-ISc", _LAUNCHER_SCRIPT, str(keeper_pipe), *self._argv)
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, pass_fds=(keeper_pipe,)
             )
         except OSError as error:
-            raise ChildNotStarted(f"{self._argv[0]} cannot be started: {said(error)}") from error
+            raise ChildNotStarted(f"{self._argv[0]} cannot be started: {error_summary(error)}") from error
         child = self._children[shard] = ChildProcess(
-            process, Conversation(shard, checkpoint, self._max_records), store, self._timeout
+            process, Conversation(shard, checkpoint, self._max_records), write_checkpoint, self._timeout
         )
         log.info("shard %s, child %d: started", shard, child.pid)
         try:
@@ -459,7 +465,7 @@ class ChildProcesses:
             await child.request(send, timeout_seconds)
         except BaseException as fault:
             await asyncio.shield(self._end_child(shard, gracefully=False))
-            log.warning("shard %s, child %d: given up: %s", shard, child.pid, said(fault))
+            log.warning("shard %s, child %d: given up: %s", shard, child.pid, error_summary(fault))
             raise
 
     async def _end_child(self, shard: str, *, gracefully: bool) -> None:

@@ -20,9 +20,9 @@ from botocore.credentials import CredentialProvider
 from leasehold.stores.aws import SESSION_NAME, create_role_provider, create_session_with_providers
 from leasehold.stores.printable import did_you_mean, printable
 
-DEFAULT = "DefaultCredentialsProvider"
-PROFILE = "ProfileCredentialsProvider"
-ROLE = re.compile("(Kcl)?S(?i:ts)AssumeRole(Session)?CredentialsProvider")
+DEFAULT_PROVIDER = "DefaultCredentialsProvider"
+PROFILE_PROVIDER = "ProfileCredentialsProvider"
+ROLE_PROVIDER_PATTERN = re.compile("(Kcl)?S(?i:ts)AssumeRole(Session)?CredentialsProvider")
 _BOTOCORE_METHODS: Mapping[str, str] = {
     "EnvironmentVariableCredentialsProvider": "env",
     "InstanceProfileCredentialsProvider": "iam-role",
@@ -31,8 +31,8 @@ _BOTOCORE_METHODS: Mapping[str, str] = {
 }
 """Java's provider classes and the equivalent providers in botocore's default chain."""
 # This class is from version 1 of Java's SDK. KCL 3.x does not find it, and KCL 2.x treats it as the default chain.
-_OLD_DEFAULT = "DefaultAWSCredentialsProviderChain"
-_SETTINGS = {"externalid": "external_id", "endpointregion": "region", "endpoint": "endpoint"}
+_DEFAULT_OF_SDK_V1 = "DefaultAWSCredentialsProviderChain"
+_SETTING_PARAMETERS = {"externalid": "external_id", "endpointregion": "region", "endpoint": "endpoint"}
 
 
 @frozen
@@ -45,15 +45,18 @@ class _CredentialProvider:
 
     def make_botocore_providers(self, botocore_session: botocore.session.Session) -> list[CredentialProvider]:
         """Return the equivalent botocore providers. Raises ValueError if the profile does not exist."""
-        if self.name == PROFILE:
+        if self.name == PROFILE_PROVIDER:
             botocore_session = botocore.session.Session(profile=self.arguments[0] if self.arguments else None)
             if self.arguments and self.arguments[0] not in botocore_session.available_profiles:
                 raise ValueError(f"AWS's configuration has no profile {printable(self.arguments[0])!r}")
-        if ROLE.fullmatch(self.name):
-            role, *name = self.arguments
+        if ROLE_PROVIDER_PATTERN.fullmatch(self.name):
+            role_arn, *session_names = self.arguments
             return [
                 create_role_provider(
-                    botocore_session, role, session_name=name[0] if name else SESSION_NAME, **self.settings
+                    botocore_session,
+                    role_arn,
+                    session_name=session_names[0] if session_names else SESSION_NAME,
+                    **self.settings,
                 )
             ]
         method_name = _BOTOCORE_METHODS.get(self.name)
@@ -77,13 +80,13 @@ class Credentials:
         Raises:
             ValueError: If a provider names a profile that does not exist.
         """
-        if {provider.name for provider in self.providers} <= {DEFAULT}:
+        if {provider.name for provider in self.providers} <= {DEFAULT_PROVIDER}:
             return None
         botocore_session = botocore.session.Session()
         providers = [
-            equivalent
+            botocore_provider
             for provider in self.providers
-            for equivalent in provider.make_botocore_providers(botocore_session)
+            for botocore_provider in provider.make_botocore_providers(botocore_session)
         ]
         return boto3.Session(botocore_session=create_session_with_providers(providers))
 
@@ -96,13 +99,17 @@ def parse_credentials(text: str) -> Credentials:
 def _parse_provider(text: str) -> _CredentialProvider:
     class_name, *parts = text.split("|")
     name = class_name.strip().rpartition(".")[2]
-    name = DEFAULT if name == _OLD_DEFAULT else name
-    is_supported = name in {DEFAULT, PROFILE, *_BOTOCORE_METHODS} or ROLE.fullmatch(name) is not None
+    name = DEFAULT_PROVIDER if name == _DEFAULT_OF_SDK_V1 else name
+    is_supported = (
+        name in {DEFAULT_PROVIDER, PROFILE_PROVIDER, *_BOTOCORE_METHODS}
+        or ROLE_PROVIDER_PATTERN.fullmatch(name) is not None
+    )
     if not is_supported:
-        supported_names = (DEFAULT, PROFILE, "StsAssumeRoleCredentialsProvider", *_BOTOCORE_METHODS)
+        supported_names = (DEFAULT_PROVIDER, PROFILE_PROVIDER, "StsAssumeRoleCredentialsProvider", *_BOTOCORE_METHODS)
         raise ValueError(
-            f"{printable(name)!r} is only available in a JVM{did_you_mean(name, supported_names)}; use {DEFAULT}, or "
-            f"{PROFILE}|NAME: a profile may have a role, a login or a credential_process"
+            f"{printable(name)!r} is only available in a JVM{did_you_mean(name, supported_names)}; use "
+            f"{DEFAULT_PROVIDER}, or "
+            f"{PROFILE_PROVIDER}|NAME: a profile may have a role, a login or a credential_process"
         )
     arguments = tuple(part.strip() for part in parts if "=" not in part)
     settings: dict[str, str] = {}
@@ -110,11 +117,11 @@ def _parse_provider(text: str) -> _CredentialProvider:
         key, separator, value = (part.strip() for part in setting.partition("="))
         if not separator:
             continue
-        parameter_name = _SETTINGS.get(key.lower())
-        if parameter_name is None or not ROLE.fullmatch(name):
+        parameter_name = _SETTING_PARAMETERS.get(key.lower())
+        if parameter_name is None or not ROLE_PROVIDER_PATTERN.fullmatch(name):
             raise ValueError(f"{name}: {printable(key)!r} has no meaning here")
         settings[parameter_name] = value
-    if ROLE.fullmatch(name):
+    if ROLE_PROVIDER_PATTERN.fullmatch(name):
         if not arguments:
             raise ValueError(f"{name}: the role's ARN is missing: {name}|ARN|SESSION")
         # `endpoint=URL^REGION` sets the endpoint and the region.

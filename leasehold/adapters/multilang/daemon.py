@@ -24,7 +24,7 @@ from typing import Any, Self
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.consumer.attempts import PositionKey
-from leasehold.adapters.consumer.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening
+from leasehold.adapters.consumer.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, ShardEvent
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, ChildProcesses
 from leasehold.adapters.multilang.protocol import CheckpointError
@@ -33,10 +33,10 @@ from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown, SourceError, StoreError
-from leasehold.stores.dynamodb.store import THROTTLED, error_code, is_table_missing
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.dynamodb.store import THROTTLING_CODES, error_code, is_table_missing
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.child"))
+log = make_safe_logger(logging.getLogger("leasehold.child"))
 
 LEASE_LOST_SECONDS = 5.0
 """After the worker has drained, how long to wait for children that have lost their leases, before their pipes are
@@ -53,18 +53,20 @@ class RecordSearch:
     """Searches one shard's batches for the record that makes its child processes fail (rule 2)."""
 
     def __init__(self, attempts: int) -> None:
-        self._attempts, self._faults = attempts, 0
-        self._failed_at: PositionKey = (0, 0, 0)
-        self._suspects: tuple[PositionKey, PositionKey] | None = None  # the first and the last one
-        self._dead_lettered = set[PositionKey]()
+        self._max_attempts, self._fault_count = attempts, 0
+        self._furthest_failure: PositionKey = (0, 0, 0)
+        self._suspect_range: tuple[PositionKey, PositionKey] | None = None  # the first and the last one
+        self._dead_lettered_keys = set[PositionKey]()
 
     def split_into_messages(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
         """Split records into messages, in order, leaving out those that were dead-lettered."""
-        self._dead_lettered = {order for order in self._dead_lettered if order > checkpoint}
-        remaining_records = [record for record in records if record.position.order not in self._dead_lettered]
-        if self._suspects is None:
+        self._dead_lettered_keys = {
+            position_key for position_key in self._dead_lettered_keys if position_key > checkpoint
+        }
+        remaining_records = [record for record in records if record.position.order not in self._dead_lettered_keys]
+        if self._suspect_range is None:
             return [remaining_records] if remaining_records else []
-        first_suspect, last_suspect = self._suspects
+        first_suspect, last_suspect = self._suspect_range
         records_before = [record for record in remaining_records if record.position.order < first_suspect]
         suspect_records = [
             record for record in remaining_records if first_suspect <= record.position.order <= last_suspect
@@ -80,24 +82,24 @@ class RecordSearch:
     def record_success(self, part: Sequence[Record]) -> None:
         """Record that the child has processed this part."""
         end_order = part[-1].position.order
-        if self._suspects is not None and end_order >= self._suspects[1]:
-            self._suspects = None
-        if self._suspects is None and end_order >= self._failed_at:
-            self._faults = 0
+        if self._suspect_range is not None and end_order >= self._suspect_range[1]:
+            self._suspect_range = None
+        if self._suspect_range is None and end_order >= self._furthest_failure:
+            self._fault_count = 0
 
     def record_failure(self, part: Sequence[Record]) -> Record | None:
         """Record that the child ended while processing this part. Return the part's record if there is only one."""
-        self._faults += 1
-        self._failed_at = max(self._failed_at, part[-1].position.order)
-        if self._suspects is None and self._faults < self._attempts:
+        self._fault_count += 1
+        self._furthest_failure = max(self._furthest_failure, part[-1].position.order)
+        if self._suspect_range is None and self._fault_count < self._max_attempts:
             return None
-        self._suspects = part[0].position.order, part[-1].position.order
+        self._suspect_range = part[0].position.order, part[-1].position.order
         return part[0] if len(part) == 1 else None
 
     def record_dead_letter(self, record: Record) -> None:
         """Record that this record was dead-lettered."""
-        self._dead_lettered.add(record.position.order)
-        self._suspects, self._faults = None, 0
+        self._dead_lettered_keys.add(record.position.order)
+        self._suspect_range, self._fault_count = None, 0
 
 
 class ChildHandler:
@@ -120,7 +122,7 @@ class ChildHandler:
         send_empty: bool = False,
         strict: bool = False,
     ) -> None:
-        self._children, self._attempts, self._dead_letter = children, attempts, dead_letter
+        self._children, self._max_attempts, self._dead_letter = children, attempts, dead_letter
         self._send_empty, self._strict = send_empty, strict
         self.fault: Exception | None = None
         self._loop: AbstractEventLoop
@@ -129,17 +131,17 @@ class ChildHandler:
         self._final_checkpoints: dict[str, FinalCheckpoint] = {}
         # Keep a search after its lease is lost, because this worker may get the lease again, with the same bad record.
         self._searches: dict[str, RecordSearch] = {}
-        self._unawaited: dict[str, Future[None]] = {}  # by lease, a message whose response no call awaits yet
-        self._leaving = set[Future[None]]()
+        self._pending_messages: dict[str, Future[None]] = {}  # by lease, a message whose response no call awaits yet
+        self._lease_losses = set[Future[None]]()
 
     @property
     def handling(self) -> Handling:
         """The handling to pass to the worker."""
-        attempts = self._attempts if self._dead_letter is None else self._attempts + SEARCH_ATTEMPTS
+        attempts = self._max_attempts if self._dead_letter is None else self._max_attempts + SEARCH_ATTEMPTS
         return Handling(
             self._process_delivery,
             attempts=attempts,
-            observer=self._on_happening,
+            observer=self._on_shard_event,
             measure=self._report_empty_read,
             final_checkpoint=self._write_final_checkpoint,
         )
@@ -151,14 +153,16 @@ class ChildHandler:
     def __enter__(self) -> Self:
         """Start the loop."""
         self._loop = asyncio.new_event_loop()
-        self._thread = spawn("leasehold-children", self._loop.run_forever, lambda fault: log.error("%s", said(fault)))
+        self._thread = spawn(
+            "leasehold-children", self._loop.run_forever, lambda fault: log.error("%s", error_summary(fault))
+        )
         return self
 
     def __exit__(
         self, _kind: type[BaseException] | None, _fault: BaseException | None, _at: TracebackType | None
     ) -> None:
         """Wait for children that have lost their leases, and end all other children."""
-        wait(tuple(self._leaving), LEASE_LOST_SECONDS)
+        wait(tuple(self._lease_losses), LEASE_LOST_SECONDS)
         try:
             self._submit_to_loop(self._children.close()).result(CLOSE_SECONDS)
         finally:
@@ -172,34 +176,36 @@ class ChildHandler:
 
     # Between two batches
 
-    def _on_happening(self, happening: Happening, holding: Holding) -> None:
+    def _on_shard_event(self, event: ShardEvent, holding: Holding) -> None:
         key, shard = holding.key, holding.lease.shard
-        if happening == "initialize":
+        if event == "initialize":
             self._holdings[key] = holding
-            self._unawaited[key] = self._submit_to_loop(
+            self._pending_messages[key] = self._submit_to_loop(
                 self._children.start_child(shard, *self._make_checkpoint_writer(holding))
             )
-            self._unawaited[key].add_done_callback(self._check_message)
+            self._pending_messages[key].add_done_callback(self._check_message)
             return
         self._final_checkpoints.pop(key, None)
-        self._unawaited.pop(key, None)
+        self._pending_messages.pop(key, None)
         lease_loss = self._submit_to_loop(self._children.lose_lease(shard))
-        self._leaving.add(lease_loss)
-        lease_loss.add_done_callback(self._leaving.discard)
+        self._lease_losses.add(lease_loss)
+        lease_loss.add_done_callback(self._lease_losses.discard)
 
     def _report_empty_read(self, holding: Holding, batch: Batch) -> None:
         """Tell the child that a read returned no records, unless its previous message is pending or has failed."""
-        previous_message = self._unawaited.get(holding.key)
+        previous_message = self._pending_messages.get(holding.key)
         if not self._send_empty or batch.records:
             return
         if previous_message is not None and (
             not previous_message.done() or previous_message.cancelled() or previous_message.exception() is not None
         ):
             return
-        checkpoint, store = self._make_checkpoint_writer(holding)
-        message = self._children.process_batch(holding.lease.shard, checkpoint, (), batch.behind_seconds, store)
-        self._unawaited[holding.key] = self._submit_to_loop(message)
-        self._unawaited[holding.key].add_done_callback(self._check_message)
+        checkpoint, write_checkpoint = self._make_checkpoint_writer(holding)
+        message = self._children.process_batch(
+            holding.lease.shard, checkpoint, (), batch.behind_seconds, write_checkpoint
+        )
+        self._pending_messages[holding.key] = self._submit_to_loop(message)
+        self._pending_messages[holding.key].add_done_callback(self._check_message)
 
     def _make_checkpoint_writer(self, holding: Holding) -> tuple[Position, Any]:
         # Write checkpoints in another thread, so that the event loop can serve the other children meanwhile.
@@ -207,7 +213,7 @@ class ChildHandler:
 
     async def _await_message(self, key: str) -> None:
         """Wait for the response to a message that was sent without waiting. Raises its fault, if any (rule 1)."""
-        if (message := self._unawaited.pop(key, None)) is not None:
+        if (message := self._pending_messages.pop(key, None)) is not None:
             await asyncio.wrap_future(message)
 
     def _check_message(self, message: "Future[None]") -> None:
@@ -217,7 +223,7 @@ class ChildHandler:
     def _stop_if_strict(self, fault: BaseException) -> None:
         """Stop the worker because of this fault, if `strict` is set."""
         if self._strict and self.fault is None and isinstance(fault, ChildFault | ChildNotStarted):
-            log.error("the worker stops, because a child has failed: %s", said(fault))
+            log.error("the worker stops, because a child has failed: %s", error_summary(fault))
             self.fault = fault
             if self._runner is not None:
                 self._runner.stop()
@@ -227,13 +233,15 @@ class ChildHandler:
     async def _process_delivery(self, delivery: Delivery) -> None:
         await self._await_message(delivery.lease)
         holding = self._holdings[delivery.lease]
-        checkpoint, store = self._make_checkpoint_writer(holding)
-        search = self._searches.setdefault(holding.key, RecordSearch(self._attempts))
+        checkpoint, write_checkpoint = self._make_checkpoint_writer(holding)
+        search = self._searches.setdefault(holding.key, RecordSearch(self._max_attempts))
         message_parts = (
             search.split_into_messages(delivery.records, checkpoint.order) if self._dead_letter else [delivery.records]
         )
         for part in message_parts:
-            message = self._children.process_batch(delivery.shard, checkpoint, part, delivery.behind_seconds, store)
+            message = self._children.process_batch(
+                delivery.shard, checkpoint, part, delivery.behind_seconds, write_checkpoint
+            )
             try:
                 await asyncio.wrap_future(self._submit_to_loop(message))
             except (ChildFault, ChildNotStarted) as fault:
@@ -264,7 +272,7 @@ class ChildHandler:
             delivery.lease,
             record.sequence_number,
             record.sub_sequence_number,
-            said(fault),
+            error_summary(fault),
         )
 
     async def _write_final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> None:
@@ -303,7 +311,7 @@ class ChildHandler:
 
 def find_error_name(fault: StoreError | SourceError) -> CheckpointError:
     """Return the name of the Java exception that children expect for this error of the store."""
-    if isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) in THROTTLED:
+    if isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) in THROTTLING_CODES:
         return "ThrottlingException"
     if isinstance(fault, StoreError) and is_table_missing(fault):
         return "InvalidStateException"

@@ -3,7 +3,7 @@
 Each key is supported in one of four ways:
 
 - Taken: it means the same as in Java.
-- Nearest: it has a close equivalent, which `NEAREST` contains.
+- Nearest: it has a close equivalent, which `NEAREST_EQUIVALENTS` contains.
 - Ignored: it has no meaning here. `IGNORED` contains the reason.
 - Refused: the daemon doesn't start, because otherwise it would read or write the wrong data.
 
@@ -31,13 +31,13 @@ from leasehold.stores.printable import did_you_mean, printable
 
 SupportLevel = Literal["taken", "nearest", "ignored", "unknown"]
 
-POLLING = ("maxRecords", "idleTimeBetweenReadsInMillis", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool")
+POLLING_KEYS = ("maxRecords", "idleTimeBetweenReadsInMillis", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool")
 """If one of these is set, Java polls. Otherwise it reads by enhanced fan-out."""
 
-OWN_SCHEDULE = "leasehold schedules these reads itself"
-ONLY_LEADER = "only Java's leader uses it"
-MIGRATION = "leasehold reads the leases of all KCL versions"
-LIMITS = "the service's own limits are kept"
+OWN_SCHEDULE_REASON = "leasehold schedules these reads itself"
+ONLY_LEADER_REASON = "only Java's leader uses it"
+MIGRATION_REASON = "leasehold reads the leases of all KCL versions"
+LIMITS_REASON = "the service's own limits are kept"
 
 IGNORED: Mapping[str, str] = {
     "processingLanguage": "it only appears in the user agent",
@@ -56,14 +56,15 @@ IGNORED: Mapping[str, str] = {
             "leaseTableScanTotalSegments",
             "enablePriorityLeaseAssignment",
         ),
-        OWN_SCHEDULE,
+        OWN_SCHEDULE_REASON,
     ),
     "cleanupLeasesUponShardCompletion": "leases of finished shards are deleted once their children are read",
     "ignoreUnexpectedChildShards": "children are those that the service reports",
     "initialLeaseTableReadCapacity": "a new table is billed on demand",
     "initialLeaseTableWriteCapacity": "a new table is billed on demand",
     **dict.fromkeys(
-        ("millisBehindLatestThresholdForReducedTps", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool"), LIMITS
+        ("millisBehindLatestThresholdForReducedTps", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool"),
+        LIMITS_REASON,
     ),
     **dict.fromkeys(
         ("metricsLevel", "metricsBufferTimeMillis", "metricsMaxQueueSize", "metricsEnabledDimensions"),
@@ -72,7 +73,8 @@ IGNORED: Mapping[str, str] = {
     "validateSequenceNumberBeforeCheckpointing": "Java does not use it either; checkpoints out of range are rejected",
     "shardPrioritization": "parents are read before their children",
     **dict.fromkeys(
-        ("clientVersionConfig", "migrateAllEntitiesToLeaseTable", "tableMigrationCompleteBakeTimeSeconds"), MIGRATION
+        ("clientVersionConfig", "migrateAllEntitiesToLeaseTable", "tableMigrationCompleteBakeTimeSeconds"),
+        MIGRATION_REASON,
     ),
     "isGracefulLeaseHandoffEnabled": "leases always move by agreement if the owner responds",
     "gracefulLeaseHandoffTimeoutMillis": "the next owner's timeout follows from the lease settings",
@@ -90,7 +92,7 @@ IGNORED: Mapping[str, str] = {
                 "Tags",
             )
         ),
-        ONLY_LEADER,
+        ONLY_LEADER_REASON,
     ),
     **dict.fromkeys(
         (
@@ -106,16 +108,16 @@ IGNORED: Mapping[str, str] = {
             "workerMetricsEMAAlpha",
             "staleWorkerMetricsEntryCleanupDuration",
         ),
-        ONLY_LEADER,
+        ONLY_LEADER_REASON,
     ),
     "AwsCredentialsProviderCloudWatch": "nothing is sent to CloudWatch",
 }
 
-CREDENTIALS = ("AwsCredentialsProvider", "AwsCredentialsProviderDynamoDB")
+CREDENTIALS_KEYS = ("AwsCredentialsProvider", "AwsCredentialsProviderDynamoDB")
 
-EMPTY_LISTS = "callProcessRecordsEvenForEmptyRecordList"
+EMPTY_LISTS_KEY = "callProcessRecordsEvenForEmptyRecordList"
 
-_TAKEN = (
+_TAKEN_KEYS = (
     "executableName",
     "applicationName",
     "streamName",
@@ -131,7 +133,7 @@ _TAKEN = (
     "failoverTimeMillis",
     "maxLeasesForWorker",
     "maxRecords",
-    EMPTY_LISTS,
+    EMPTY_LISTS_KEY,
     "retrievalMode",
     "fanoutConfig.consumerName",
     "fanoutConfig.consumerArn",
@@ -140,20 +142,20 @@ _TAKEN = (
     "dynamoDbClient.endpointOverride",
     "dynamoDbClient.region",
 )
-NEAREST: Mapping[str, str] = {
+NEAREST_EQUIVALENTS: Mapping[str, str] = {
     "timeoutInSeconds": "a child that sends nothing for this long is killed and replaced",
     "shutdownGraceMillis": "how long children may checkpoint when the daemon stops",
     "maxLeasesToStealAtOneTime": "max_steals",
     "idleTimeBetweenReadsInMillis": "poll_seconds of the source",
     "logWarningForTaskAfterMillis": "slow_seconds",
 }
-_REFUSED = (
+_REFUSED_KEYS = (
     "leaseTableDeletionProtectionEnabled",
     "leaseTablePitrEnabled",
 )
-KEYS = (*_TAKEN, *NEAREST, *IGNORED, *_REFUSED, *CREDENTIALS)
+KEYS = (*_TAKEN_KEYS, *NEAREST_EQUIVALENTS, *IGNORED, *_REFUSED_KEYS, *CREDENTIALS_KEYS)
 
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_VARIABLE_PATTERN = re.compile(r"\$\{(\w+)\}")
 
 
 @frozen
@@ -228,10 +230,10 @@ def read_properties(
     if environment is None:
         return properties
     for key, value in properties.items():
-        for name in _VARIABLE.findall(value):
+        for name in _VARIABLE_PATTERN.findall(value):
             if name not in environment:
                 raise ValueError(f"{key}: ${{{name}}} is not in the environment")
-    return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in properties.items()}
+    return {key: _VARIABLE_PATTERN.sub(lambda name: environment[name[1]], value) for key, value in properties.items()}
 
 
 def interpret_properties(properties: Mapping[str, str]) -> MultiLangSettings:
@@ -277,24 +279,24 @@ class _PropertiesInterpreter:
             table_credentials=table_credentials,
             options=options,
             max_records=self._read_integer("maxRecords", 1) or DEFAULT_MAX_RECORDS,
-            send_empty=self._read_flag(EMPTY_LISTS),
+            send_empty=self._read_flag(EMPTY_LISTS_KEY),
             timeout_seconds=self._read_integer("timeoutInSeconds", 1),
             support=tuple(self.support.values()),
         )
 
     def _find_support(self, key: str) -> PropertySupport:
-        if key in NEAREST:
-            return PropertySupport(key, "nearest", NEAREST[key])
+        if key in NEAREST_EQUIVALENTS:
+            return PropertySupport(key, "nearest", NEAREST_EQUIVALENTS[key])
         if key in IGNORED:
             return PropertySupport(key, "ignored", IGNORED[key])
-        if key in _REFUSED:
+        if key in _REFUSED_KEYS:
             if self._read_flag(key):
                 raise ValueError(f"{key}: set it on the table itself; leasehold creates tables without it")
             return PropertySupport(key, "taken")
-        if key in _TAKEN or key in CREDENTIALS:
+        if key in _TAKEN_KEYS or key in CREDENTIALS_KEYS:
             return PropertySupport(key, "taken")
         if key.startswith("fanoutConfig."):
-            return PropertySupport(key, "ignored", LIMITS)
+            return PropertySupport(key, "ignored", LIMITS_REASON)
         if key.startswith("cloudWatchClient."):
             return PropertySupport(key, "ignored", IGNORED["AwsCredentialsProviderCloudWatch"])
         if key.startswith(("kinesisClient.", "dynamoDbClient.", "kinesisCredentialsProvider.")):
@@ -324,16 +326,18 @@ class _PropertiesInterpreter:
         return flag_text == "true"
 
     def _read_initial_position(self) -> Position | str:
-        position_name, seconds = (
+        position_name, timestamp_seconds = (
             self._read_text("initialPositionInStream"),
             self._read_integer("initialPositionInStreamExtended", 0),
         )
-        if seconds is not None:
+        if timestamp_seconds is not None:
             if position_name is not None:
                 raise ValueError(
                     "initialPositionInStreamExtended: set either this or initialPositionInStream, not both"
                 )
-            return at_timestamp(check_time_ms(seconds * 1000, "initialPositionInStreamExtended", in_seconds=True))
+            return at_timestamp(
+                check_time_ms(timestamp_seconds * 1000, "initialPositionInStreamExtended", in_seconds=True)
+            )
         position_name = (position_name or "LATEST").upper()
         if position_name not in {"LATEST", "TRIM_HORIZON"}:
             raise ValueError(
@@ -374,7 +378,7 @@ class _PropertiesInterpreter:
         if retrieval_mode not in {"DEFAULT", "POLLING", "FANOUT"}:
             raise ValueError("retrievalMode: choose DEFAULT, POLLING or FANOUT")
         if retrieval_mode == "POLLING" or (
-            retrieval_mode == "DEFAULT" and any(key in self.properties for key in POLLING)
+            retrieval_mode == "DEFAULT" and any(key in self.properties for key in POLLING_KEYS)
         ):
             return None
         consumer = (
@@ -391,7 +395,7 @@ class _PropertiesInterpreter:
         credentials: dict[str, Credentials] = {}
         for name_in_file in self.properties:
             # Java ignores the case of these keys, unlike that of all other keys.
-            credentials_key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
+            credentials_key = next((name for name in CREDENTIALS_KEYS if name.lower() == name_in_file.lower()), None)
             if credentials_key is None or (value := self._read_text(name_in_file)) is None:
                 continue
             try:
@@ -399,8 +403,8 @@ class _PropertiesInterpreter:
             except ValueError as error:
                 raise ValueError(f"{name_in_file}: {error}") from None
             self.support[name_in_file] = PropertySupport(name_in_file, "taken", str(credentials[credentials_key]))
-        stream_credentials = credentials.get(CREDENTIALS[0], Credentials())
-        return stream_credentials, credentials.get(CREDENTIALS[1], stream_credentials)
+        stream_credentials = credentials.get(CREDENTIALS_KEYS[0], Credentials())
+        return stream_credentials, credentials.get(CREDENTIALS_KEYS[1], stream_credentials)
 
 
 def _make_url(scheme: str, name: str, options: Mapping[str, str | None]) -> str:

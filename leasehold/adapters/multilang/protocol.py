@@ -38,7 +38,7 @@ from leasehold.balancer.model import SHARD_END, Position
 
 ChildAction = Literal["initialize", "processRecords", "leaseLost", "shardEnded", "shutdownRequested"]
 FINAL_ACTIONS: tuple[ChildAction, ...] = ("leaseLost", "shardEnded")
-WITHOUT_CHECKPOINT: tuple[ChildAction, ...] = ("initialize", "leaseLost")
+ACTIONS_WITHOUT_CHECKPOINT: tuple[ChildAction, ...] = ("initialize", "leaseLost")
 
 CheckpointError = Literal[
     "IllegalArgumentException",  # not within the range
@@ -58,7 +58,7 @@ because the longest one contains only two numbers."""
 MAX_DIGITS = 200
 """The maximum number of digits of a sequence number in a request. Sequence numbers of Kinesis have 56 digits."""
 
-_KEYS = {
+_MESSAGE_KEYS = {
     "status": {"action", "responseFor"},
     "checkpoint": {"action", "sequenceNumber", "subSequenceNumber", "error"},
 }
@@ -136,13 +136,13 @@ class Conversation:
         self.shard, self._max_records = shard, max_records
         self.acknowledged = self.delivered = checkpoint
         self.pending_action: ChildAction | None = None
-        self.ended = self._initialized = self._closed = False
+        self.ended = self._initialized = self._pipe_closed = False
         self._shard_ended_sent = False  # whether `shardEnded` was sent
         self._checkpoint_request: tuple[_CheckpointRequest, Position] | None = None
-        self._outgoing: list[str] = []
+        self._outgoing_messages: list[str] = []
         # The incomplete line at the end of the received data, and whether that line is already too long.
         self._incomplete_line, self._line_too_long = b"", False
-        self._lines = deque[bytes]()
+        self._received_lines = deque[bytes]()
 
     # The daemon's messages
 
@@ -190,7 +190,7 @@ class Conversation:
 
     def data_to_send(self) -> bytes:
         """Return the bytes to write to the child that were added since the last call."""
-        data, self._outgoing = "".join(self._outgoing), []
+        data, self._outgoing_messages = "".join(self._outgoing_messages), []
         return data.encode("utf-8", "replace")
 
     # The child's messages
@@ -198,26 +198,26 @@ class Conversation:
     def receive_data(self, data: bytes) -> None:
         """Add bytes that the child has written, or b"" if it has closed its pipe."""
         if not data:
-            self._closed = True
+            self._pipe_closed = True
             return
         # Children end lines with LF, CR or both. A CR that arrives before its LF adds an empty line, which is skipped.
-        *lines, tail = (self._incomplete_line + data).replace(b"\r", b"\n").split(b"\n")
+        *lines, incomplete_line = (self._incomplete_line + data).replace(b"\r", b"\n").split(b"\n")
         for line in lines:
             if not self._line_too_long and line.strip():
-                self._lines.append(line)
+                self._received_lines.append(line)
             self._line_too_long = False
-        if len(tail) > MAX_LINE_BYTES and not self._line_too_long:
-            self._lines.append(tail)  # too long: reported once, and the rest of the line is skipped
+        if len(incomplete_line) > MAX_LINE_BYTES and not self._line_too_long:
+            self._received_lines.append(incomplete_line)  # too long: reported once, and the rest of the line is skipped
             self._line_too_long = True
-        self._incomplete_line = b"" if self._line_too_long else tail
+        self._incomplete_line = b"" if self._line_too_long else incomplete_line
 
     def next_event(self) -> Event | None:
         """Return the next event, or None if more must be read, or a checkpoint is still being stored."""
-        while self._lines and not self.ended and self._checkpoint_request is None:
-            event = self._parse_event(self._lines.popleft())
+        while self._received_lines and not self.ended and self._checkpoint_request is None:
+            event = self._parse_event(self._received_lines.popleft())
             if event is not None:
                 return event
-        if self._closed and not self.ended and self._checkpoint_request is None:
+        if self._pipe_closed and not self.ended and self._checkpoint_request is None:
             self.ended = True
             return ConversationBroken("it has closed its standard output")
         return None
@@ -244,9 +244,9 @@ class Conversation:
         self._queue_message(message)
 
     def _queue_message(self, message: dict[str, Any]) -> None:
-        text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
+        json_text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         # Escape these two characters, because Node treats them as line ends. They occur only in JSON strings.
-        self._outgoing.append(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")
+        self._outgoing_messages.append(json_text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")
 
     def _take_request(self) -> tuple[_CheckpointRequest, Position]:
         if self._checkpoint_request is None:
@@ -274,7 +274,7 @@ class Conversation:
 
     def _handle_checkpoint_request(self, request: _CheckpointRequest) -> CheckpointRequested | None:
         """Respond to the request if no checkpoint must be written. Otherwise return an event for it."""
-        if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
+        if not self._initialized or self.pending_action in ACTIONS_WITHOUT_CHECKPOINT:
             self._queue_message(request.make_response("InvalidStateException"))
             return None
         last_delivered, number, sub = self.delivered, request.sequence, request.sub or 0
@@ -318,7 +318,7 @@ def _parse_message(line: bytes) -> _CheckpointRequest | str:
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
     action = document.get("action") if isinstance(document, dict) else None
-    keys = _KEYS.get(action) if isinstance(action, str) else None
+    keys = _MESSAGE_KEYS.get(action) if isinstance(action, str) else None
     if keys is None:
         raise ValueError("neither a status nor a checkpoint")
     if unknown := document.keys() - keys:

@@ -22,7 +22,7 @@ from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLE
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Done, Lost, Outcome, Store
-from leasehold.stores.swap import CONTROL, is_marked
+from leasehold.stores.swap import CONTROL_KEY, is_marked
 from leasehold.stores.writes import CheckpointLate, CreateLease, ReleaseLease, ResetLease
 
 STILL_SECONDS = 40.0
@@ -96,7 +96,7 @@ def read_leases(store: Store, store_name: str) -> tuple[Lease, ...]:
     listing = store.list()
     for row in listing.malformed:
         raise StoreError(f"{store_name}: lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
-    if any(lease.key == CONTROL for lease in listing.leases):
+    if any(lease.key == CONTROL_KEY for lease in listing.leases):
         raise StoreError(
             f"{store_name}: a swap into this table is not over; wait for it (leasehold swap FROM TO --status)"
         )

@@ -16,7 +16,7 @@ from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.errors import StoreError
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.swap import (
-    CONTROL,
+    CONTROL_KEY,
     DIRECTION,
     FROM,
     KNOWN_TO,
@@ -99,7 +99,7 @@ class SwapProgress(LeasePlaces):
 
 def read_control(tables: tuple[Store, Store]) -> Lease:
     """Return the control row. Raises StoreError if there is none."""
-    rows = tables[TO].get([CONTROL])
+    rows = tables[TO].get([CONTROL_KEY])
     if not rows:
         raise StoreError("no swap is under way between these tables; once one is over, TO alone has the leases")
     return rows[0]
@@ -107,7 +107,7 @@ def read_control(tables: tuple[Store, Store]) -> Lease:
 
 def swap_ended_at(tables: tuple[Store, Store]) -> float | None:
     """Return when the swap from FROM ended, in seconds since 1970, or None if the row that it left lacks the time."""
-    moved_at = next((row.annotation(MOVED_AT) or "" for row in tables[FROM].get([CONTROL])), "")
+    moved_at = next((row.annotation(MOVED_AT) or "" for row in tables[FROM].get([CONTROL_KEY])), "")
     return float(moved_at) if moved_at.isascii() and moved_at.isdigit() else None
 
 
@@ -190,7 +190,7 @@ def end_swap(
         pass
     # Write this row before deleting the control row. A worker that restarts with both stores must find one of the two.
     finished_row = Lease(
-        CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}"))
+        CONTROL_KEY, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}"))
     )
     tables[FROM].write(CreateLease(finished_row))  # is rejected if an earlier run of the command has written the row
     tables[TO].write(DeleteLease(read_control(tables)))

@@ -26,9 +26,9 @@ from typing import Any
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import Position
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.kinesis"))
+log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
 POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
 """How long to wait for the next bytes of a response, in seconds, shortest first. If a connection goes silent, its shard
@@ -48,7 +48,7 @@ class TimedClients:
     """The clients of one service, one per timeout, because libraries such as boto3 have no timeouts per call.
 
     Args:
-        make: Creates a client with the given read timeout in seconds.
+        make_client: Creates a client with the given read timeout in seconds.
         timeouts: The timeouts in seconds, shortest first.
         subscription_timeouts: The timeouts for the events of a subscription.
         clock: Returns seconds.
@@ -62,15 +62,15 @@ class TimedClients:
 
     def __init__(
         self,
-        make: Callable[[float], Any],
+        make_client: Callable[[float], Any],
         timeouts: Sequence[float] = POLL_TIMEOUTS,
         subscription_timeouts: Sequence[float] = SUBSCRIPTION_TIMEOUTS,
         *,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        self._make, self._lock = make, Lock()
-        self._by_timeout: dict[float, Any] = {}
+        self._make_client, self._lock = make_client, Lock()
+        self._clients_by_timeout: dict[float, Any] = {}
         self.timeouts, self.subscription_timeouts, self.clock = timeouts, subscription_timeouts, clock
         # Use a daemon thread, so that the program can exit without waiting for the response.
         self.start = start or (lambda work: spawn("leasehold-kinesis", work, _log_lost_response))
@@ -79,14 +79,14 @@ class TimedClients:
     def client_with_timeout(self, timeout: float) -> Any:  # noqa: ANN401  each service has its own
         """Return the client with this timeout, creating it when it is first needed."""
         with self._lock:
-            if timeout not in self._by_timeout:
-                self._by_timeout[timeout] = self._make(timeout)
-            return self._by_timeout[timeout]
+            if timeout not in self._clients_by_timeout:
+                self._clients_by_timeout[timeout] = self._make_client(timeout)
+            return self._clients_by_timeout[timeout]
 
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            clients, self._by_timeout = self._by_timeout, {}
+            clients, self._clients_by_timeout = self._clients_by_timeout, {}
         for client in clients.values():
             client.close()
 
@@ -125,9 +125,9 @@ class CallTimeouts:
         self._clients, self._timeouts, self._quick_responses = clients, timeouts or clients.timeouts, quick_responses
         self._initial_step, self._retries_first_call = step, retry_first_call
         self._steps: dict[str, int] = {}
-        self._quick_in_a_row: Counter[str] = Counter()
-        self._pending: Future[Any] | None = None
-        self.lengthened = False
+        self._quick_response_counts: Counter[str] = Counter()
+        self._pending_call: Future[Any] | None = None
+        self.was_lengthened = False
         """Whether the timeout was lengthened after the most recent call that timed out."""
 
     @property
@@ -154,31 +154,31 @@ class CallTimeouts:
             SourceUnavailable: If the call timed out. Anything else that it raises propagates.
         """
         while True:
-            timeout, started = self.timeout_for(operation), self._clients.clock()
+            timeout, started_at = self.timeout_for(operation), self._clients.clock()
             try:
                 response = getattr(self._clients.client_with_timeout(timeout), operation)(**parameters)
             except self._clients.timeout_error as error:
                 message = f"{self._clients.service} did not respond within {timeout:g} s"
                 message += f"; the timeout of the next call is {self.lengthen_timeout(operation, timeout):g} s"
-                if not (self._retries_first_call and self.lengthened):
+                if not (self._retries_first_call and self.was_lengthened):
                     raise SourceUnavailable(message) from error
                 log.warning("%s", message)
             else:
                 break
         self._retries_first_call = False
-        is_quick = self._clients.clock() - started < self._timeouts[0]
-        self._quick_in_a_row[operation] = self._quick_in_a_row[operation] + 1 if is_quick else 0
-        if self._quick_in_a_row[operation] >= self._quick_responses:
+        is_quick = self._clients.clock() - started_at < self._timeouts[0]
+        self._quick_response_counts[operation] = self._quick_response_counts[operation] + 1 if is_quick else 0
+        if self._quick_response_counts[operation] >= self._quick_responses:
             self._steps[operation] = self._initial_step = 0
         return response
 
     def lengthen_timeout(self, operation: str, timeout: float) -> float:
         """Lengthen the timeout, if possible, after a call exceeded `timeout`. Return the timeout of the next call."""
-        self._quick_in_a_row[operation] = 0
+        self._quick_response_counts[operation] = 0
         own_step = self._steps[operation]
-        self.lengthened = own_step < len(self._timeouts) - 1
+        self.was_lengthened = own_step < len(self._timeouts) - 1
         # Of concurrent calls, only the first one lengthens it.
-        if timeout == self._timeouts[own_step] and self.lengthened:
+        if timeout == self._timeouts[own_step] and self.was_lengthened:
             self._steps = {name: max(index, own_step + 1) for name, index in self._steps.items()}
         return self.timeout_for(operation)
 
@@ -189,7 +189,7 @@ class CallTimeouts:
             ResponsePending: If the response has not arrived yet. The caller must make the same call again.
             SourceUnavailable: If the call timed out. Anything else that it raises propagates.
         """
-        if self._pending is None:
+        if self._pending_call is None:
             if self.timeout_for(operation) == self._timeouts[0]:
                 return self.call(operation, **parameters)
             if not self._clients.pending_calls.acquire(blocking=False):
@@ -209,15 +209,15 @@ class CallTimeouts:
             except BaseException:
                 self._clients.pending_calls.release()  # the thread did not start, so nothing waits
                 raise
-            self._pending = future
-        if not self._pending.done():
+            self._pending_call = future
+        if not self._pending_call.done():
             raise ResponsePending
-        done, self._pending = self._pending, None
-        return done.result()
+        finished_call, self._pending_call = self._pending_call, None
+        return finished_call.result()
 
 
 def _log_lost_response(fault: BaseException) -> None:
-    log.error("the thread of a call failed, and its response is lost: %s", said(fault))
+    log.error("the thread of a call failed, and its response is lost: %s", error_summary(fault))
 
 
 def datetime_at_position(position: Position) -> datetime:
@@ -238,24 +238,24 @@ class Backoff:
     """Computes waits that grow with each fault. They are random, so that workers do not all retry at the same moment.
 
     Args:
-        shortest: The shortest wait in seconds.
-        longest: The longest wait in seconds.
+        min_wait: The shortest wait in seconds.
+        max_wait: The longest wait in seconds.
         uniform: Returns a random number between two numbers.
     """
 
     def __init__(
-        self, shortest: float, longest: float, uniform: Callable[[float, float], float] = random.uniform
+        self, min_wait: float, max_wait: float, uniform: Callable[[float, float], float] = random.uniform
     ) -> None:
-        self._shortest, self._longest, self._uniform = shortest, longest, uniform
-        self._last = shortest
+        self._min_wait, self._max_wait, self._uniform = min_wait, max_wait, uniform
+        self._last_wait = min_wait
         self.faults = 0
 
     def next(self) -> float:
         """Count one more fault and return how many seconds to wait."""
         self.faults += 1
-        self._last = min(self._longest, self._uniform(self._shortest, 3 * self._last))
-        return self._last
+        self._last_wait = min(self._max_wait, self._uniform(self._min_wait, 3 * self._last_wait))
+        return self._last_wait
 
     def reset(self) -> None:
         """Start again from the shortest wait, after a success."""
-        self._last, self.faults = self._shortest, 0
+        self._last_wait, self.faults = self._min_wait, 0

@@ -44,23 +44,23 @@ def decode_change(data: bytes) -> Change:
     try:
         change_row = json.loads(data)
         details = change_row["dynamodb"]
-        created, identity = details.get("ApproximateCreationDateTime"), change_row.get("userIdentity") or {}
-        if created is not None and created >= _MILLISECONDS:
-            created /= 1000
+        created_at, identity = details.get("ApproximateCreationDateTime"), change_row.get("userIdentity") or {}
+        if created_at is not None and created_at >= _MILLISECONDS_FROM:
+            created_at /= 1000
         return Change(
             event=change_row["eventName"],
             keys=_image_to_python(details["Keys"]) or {},
             new=_image_to_python(details.get("NewImage")),
             old=_image_to_python(details.get("OldImage")),
             sequence_number=details.get("SequenceNumber", ""),
-            created=None if created is None else datetime.fromtimestamp(created, UTC),
+            created=None if created_at is None else datetime.fromtimestamp(created_at, UTC),
             by=identity.get("PrincipalId") or identity.get("principalId") or "",
         )
     except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
         raise ValueError("this record's data is not a change of a DynamoDB item") from error
 
 
-_MILLISECONDS = 10**11
+_MILLISECONDS_FROM = 10**11
 """Times of at least this number are in milliseconds, as Kinesis Data Streams for DynamoDB sends them. Smaller ones are
 in seconds."""
 

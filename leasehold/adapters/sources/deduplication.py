@@ -39,10 +39,10 @@ R3. Any other row is new. If a part appears with another edition, its rows canno
 R4. A child shard starts with the state of its parents. Each of its hash keys has the state of the parent that contained
     it.
 
-The size of the state is limited. It covers one batch for each of the last `RUNS` runs of each of the last `QUERIES`
-queries. A run that is more than `BATCHES` batches behind another run is forgotten. The state depends only on the
-records that were read. So a reader that resumes from a checkpoint or offset has the same state, and reading a batch
-again has the same result.
+The size of the state is limited. It covers one batch for each of the last `MAX_RUNS` runs of each of the last
+`MAX_QUERIES` queries. A run that is more than `MAX_BATCHES_BEHIND` batches behind another run is forgotten. The state
+depends only on the records that were read. So a reader that resumes from a checkpoint or offset has the same state, and
+reading a batch again has the same result.
 
 The state is stored in `Position.token`, so it is part of every checkpoint, hand-off and offset. It contains the
 position of the record that changed it last, because a checkpoint written by other software leaves an old token in the
@@ -59,13 +59,13 @@ from typing import NamedTuple, Self
 from attrs import define, field
 
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.sources"))
+log = make_safe_logger(logging.getLogger("leasehold.sources"))
 
-QUERIES, RUNS, PARTS, EDITIONS = 16, 4, 4096, 4
+MAX_QUERIES, MAX_RUNS, MAX_PARTS, MAX_EDITIONS = 16, 4, 4096, 4
 """The maximum number of queries per shard, runs per query, parts per batch and editions per part in the state."""
-BATCHES = 16
+MAX_BATCHES_BEHIND = 16
 """If a run is more than this many batches behind another run of the same query, its state is dropped."""
 
 
@@ -86,10 +86,12 @@ class Tag(NamedTuple):
         return f"{self.query}.{self.run}.{self.batch}.{self.part}.{self.edition}".encode()
 
 
-_NAME = r"[A-Za-z0-9_-]{1,40}"
-_TEXT = rf"({_NAME})\.(\d{{1,12}})\.(\d{{1,19}})\.({_NAME})\.({_NAME})\.(\d{{1,15}})"
-_TAG = re.compile(rf"{_TEXT}(?:\.([0-9a-f]{{1,32}})-([0-9a-f]{{1,32}}))?".encode())
-_ROW = re.compile(rb"\d{1,15}")
+_NAME_PATTERN = r"[A-Za-z0-9_-]{1,40}"
+_TAG_TEXT_PATTERN = (
+    rf"({_NAME_PATTERN})\.(\d{{1,12}})\.(\d{{1,19}})\.({_NAME_PATTERN})\.({_NAME_PATTERN})\.(\d{{1,15}})"
+)
+_TAG_PATTERN = re.compile(rf"{_TAG_TEXT_PATTERN}(?:\.([0-9a-f]{{1,32}})-([0-9a-f]{{1,32}}))?".encode())
+_ROW_PATTERN = re.compile(rb"\d{1,15}")
 
 
 def parse_tags(values: Iterable[bytes]) -> list[Tag | None]:
@@ -100,11 +102,13 @@ def parse_tags(values: Iterable[bytes]) -> list[Tag | None]:
     """
     tags, previous_tag = list[Tag | None](), None
     for value in values:
-        if (match := _TAG.fullmatch(value)) is not None:
-            query, run, batch, part, edition, row, low, high = (group.decode() for group in match.groups(b""))
-            span = (int(low, 16), int(high, 16)) if low else HASH_KEYS
+        if (match := _TAG_PATTERN.fullmatch(value)) is not None:
+            query, run, batch, part, edition, row, span_first, span_last = (
+                group.decode() for group in match.groups(b"")
+            )
+            span = (int(span_first, 16), int(span_last, 16)) if span_first else HASH_KEYS
             previous_tag = Tag(query, int(run), int(batch), part, edition, int(row), span)
-        elif previous_tag is None or _ROW.fullmatch(value) is None:
+        elif previous_tag is None or _ROW_PATTERN.fullmatch(value) is None:
             previous_tag = None
         else:
             previous_tag = previous_tag._replace(row=int(value))
@@ -125,7 +129,7 @@ class _WritingRun:
     def add_row(self, part: str, edition: str, row: int) -> None:
         editions = self.parts.setdefault(part, {})
         editions[edition] = max(row, editions.pop(edition, -1))
-        for entries, limit in ((editions, EDITIONS), (self.parts, PARTS)):
+        for entries, limit in ((editions, MAX_EDITIONS), (self.parts, MAX_PARTS)):
             if len(entries) > limit:
                 del entries[next(iter(entries))]
 
@@ -168,10 +172,10 @@ def _record_row(runs: _WritingRuns, tag: Tag, *, is_in_span: bool) -> None:
         run_of_tag.add_row(tag.part, tag.edition, tag.row)
     if len(runs) > 1 or tag.run not in runs:
         runs.pop(tag.run, None)
-        for number in [number for number, run in runs.items() if run.batch + BATCHES < run_of_tag.batch]:
+        for number in [number for number, run in runs.items() if run.batch + MAX_BATCHES_BEHIND < run_of_tag.batch]:
             del runs[number]
         runs[tag.run] = run_of_tag
-        if len(runs) > RUNS:
+        if len(runs) > MAX_RUNS:
             runs.pop(next(iter(runs))).merge_rows_into(runs.values())
 
 
@@ -231,14 +235,14 @@ class SeenRows:
         """Record a new row's number for the hash keys in its span (W1), and its batch for all hash keys (W2)."""
         self.position, self._token = position, None
         first, last = tag.span
-        for bound in (first - 1, last):
-            self._split_at(bound)
-        for bound, queries in self.pieces:
+        for last_key in (first - 1, last):
+            self._split_at(last_key)
+        for last_key, queries in self.pieces:
             runs = queries.pop(tag.query, None) or {}
             # After the cuts at both ends, each piece lies entirely inside or entirely outside the span.
-            _record_row(runs, tag, is_in_span=first <= bound <= last)
+            _record_row(runs, tag, is_in_span=first <= last_key <= last)
             queries[tag.query] = runs
-            if len(queries) > QUERIES:
+            if len(queries) > MAX_QUERIES:
                 del queries[next(iter(queries))]
         if len(self.pieces) > 1:
             merged_pieces = self.pieces[-1:]
@@ -258,7 +262,7 @@ class SeenRows:
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        copied_pieces = [(last, _copy_queries(queries)) for last, queries in self.pieces]
+        copied_pieces = [(last_key, _copy_queries(queries)) for last_key, queries in self.pieces]
         return type(self)(copied_pieces, self.position, self._token, self._undecided_until, self._possible_duplicates)
 
     @property
@@ -268,10 +272,10 @@ class SeenRows:
             self._token = ""
             if self.position is not None and self:
                 pieces = [
-                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _queries_to_text(queries)
-                    for last, queries in self.pieces
+                    ("" if last_key == HASH_KEYS[1] else f"{last_key:x}@") + _queries_to_text(queries)
+                    for last_key, queries in self.pieces
                 ]
-                self._token = f"{_PREFIX} {self.position.sequence}.{self.position.sub} {' '.join(pieces)}"
+                self._token = f"{_STATE_PREFIX} {self.position.sequence}.{self.position.sub} {' '.join(pieces)}"
         return self._token
 
     @classmethod
@@ -280,17 +284,19 @@ class SeenRows:
 
         The state is empty if the token contains no state, or if it contains the state of a later position.
         """
-        _, separator, encoded_state = start.token.partition(f"{_PREFIX} ")
+        _, separator, encoded_state = start.token.partition(f"{_STATE_PREFIX} ")
         if not separator:
             return cls()
         encoded_position, *pieces = encoded_state.split(" ")
-        sequence, _, sub = encoded_position.partition(".")
+        sequence, _, encoded_sub = encoded_position.partition(".")
         parsed_pieces = list[tuple[int, _Queries]]()
         try:
             for piece in pieces:
-                last_key, has_bound, text = piece.rpartition("@")
-                parsed_pieces.append((int(last_key, 16) if has_bound else HASH_KEYS[1], _parse_queries(text)))
-            position = Position(sequence, int(sub))
+                last_key, has_bound, encoded_queries = piece.rpartition("@")
+                parsed_pieces.append(
+                    (int(last_key, 16) if has_bound else HASH_KEYS[1], _parse_queries(encoded_queries))
+                )
+            position = Position(sequence, int(encoded_sub))
         except ValueError:
             return cls()
         is_complete = [last_key for last_key, _ in parsed_pieces] == sorted(
@@ -299,12 +305,12 @@ class SeenRows:
         return cls(parsed_pieces, position) if is_complete and position.order <= start.order else cls()
 
 
-_PREFIX = "had1"
+_STATE_PREFIX = "had1"
 
 
 def strip_seen_rows(token: str) -> str:
     """Return the part of a token that belongs to the source itself: the offset for Event Hubs, "" for Kinesis."""
-    source_token, separator, _ = token.partition(f"{_PREFIX} ")
+    source_token, separator, _ = token.partition(f"{_STATE_PREFIX} ")
     # Remove only the one space between the two parts, because the service's offset may itself end with spaces.
     return source_token.removesuffix(" ") if separator else token
 
@@ -352,9 +358,11 @@ def merge_parent_tokens(parents: Sequence[Lease]) -> str:
     if len(states_by_range) < len(parent_states):
         return ""
     pieces = list[tuple[int, _Queries]]()
-    for (_, last), state in states_by_range:
+    for (_, parent_last_key), state in states_by_range:
         pieces += [
-            (min(bound, last), queries) for bound, queries in state.pieces if not pieces or bound > pieces[-1][0]
+            (min(piece_end, parent_last_key), queries)
+            for piece_end, queries in state.pieces
+            if not pieces or piece_end > pieces[-1][0]
         ]
         # Drop the pieces that lie entirely beyond this parent's keys.
         while len(pieces) > 1 and pieces[-2][0] >= pieces[-1][0]:
@@ -389,13 +397,13 @@ class Trail(NamedTuple):
 
     def select_rows(self, selected: Sequence[bool | None]) -> "Trail":
         """Return a trail with only the rows whose entry in `selected` is true."""
-        rows, pending_rows = list[tuple[NewRow, ...]](), tuple[NewRow, ...]()
+        selected_rows, pending_rows = list[tuple[NewRow, ...]](), tuple[NewRow, ...]()
         for is_selected, new_rows in zip(selected, self.new_rows, strict=True):
             pending_rows += new_rows
             if is_selected:
-                rows.append(pending_rows)
+                selected_rows.append(pending_rows)
                 pending_rows = ()
-        return Trail(self.before, rows)
+        return Trail(self.before, selected_rows)
 
     def _state_before(self, row: int) -> SeenRows:
         seen_rows = self.before.copy()

@@ -41,19 +41,19 @@ from leasehold.adapters.threads import read_boot_clock
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, Trimmed
 from leasehold.stores.aws import create_boto3_session
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.urls import parse_date_header
 
 if TYPE_CHECKING:  # use the type stubs of Kinesis, because those of DynamoDB Streams are not installed
     from types_boto3_kinesis import KinesisClient
 
-log = escaped(logging.getLogger("leasehold.dynamodb_streams"))
+log = make_safe_logger(logging.getLogger("leasehold.dynamodb_streams"))
 
 STREAMS = AwsService("DynamoDB Streams", "dynamodb")
-PAGE = 100
-NUMBER_DIGITS = 21, 40
+SHARDS_PER_PAGE = 100
+SEQUENCE_NUMBER_DIGITS = 21, 40
 """The minimum and maximum number of digits in a sequence number."""
-EMPTY_AT_TIP = 3
+EMPTY_RESPONSES_AT_TIP = 3
 """After this many consecutive empty responses, we assume that a reader is at the tip of its shard. A single empty
 response is no proof, because the service may also send one between two records."""
 BEHIND_SECONDS = 2.0
@@ -105,12 +105,16 @@ class ChangePoller(Poller):
         super().__init__(
             client, stream, shard, start, None, rewind=rewind, pace=pace, timeouts=timeouts, max_records=max_records
         )
-        self._since = self._start.sub / 1000 if self._start.sequence == "AT_TIMESTAMP" else None
-        self._empty_in_a_row = 0
+        self._since_seconds = self._start.sub / 1000 if self._start.sequence == "AT_TIMESTAMP" else None
+        self._empty_response_count = 0
 
     def _new_iterator(self) -> str:
-        shortest, longest = NUMBER_DIGITS
-        if self._last_read is None and self._start.numbered and not shortest <= len(self._start.sequence) <= longest:
+        min_digits, max_digits = SEQUENCE_NUMBER_DIGITS
+        if (
+            self._last_read is None
+            and self._start.numbered
+            and not min_digits <= len(self._start.sequence) <= max_digits
+        ):
             self._restart_or_raise(None)  # no record has such a number, and boto3 would reject it
         try:
             return super()._new_iterator()
@@ -148,7 +152,7 @@ class ChangePoller(Poller):
 
     def _make_batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
         new_records = records = tuple(map(convert_record, response["Records"]))
-        skip_through, since = self._skip_through, self._since
+        skip_through, since = self._skip_through, self._since_seconds
         # Drop only leading records. Records are in order of time, so the first record to keep is followed only by
         # records to keep.
         if skip_through is not None:
@@ -158,8 +162,8 @@ class ChangePoller(Poller):
         if records:
             self._log_gap(records[0].sequence_number)
         next_iterator = response.get("NextShardIterator") or None
-        self._empty_in_a_row = 0 if records else self._empty_in_a_row + 1
-        is_at_tip = next_iterator is None or self._empty_in_a_row >= EMPTY_AT_TIP
+        self._empty_response_count = 0 if records else self._empty_response_count + 1
+        is_at_tip = next_iterator is None or self._empty_response_count >= EMPTY_RESPONSES_AT_TIP
         behind_seconds = 0.0 if is_at_tip else None
         if records:
             # Compute the age of the last record by the service's clock, which the response contains.
@@ -177,7 +181,7 @@ class ChangePoller(Poller):
             ended=next_iterator is None,
         )
         if new_records:
-            self._skip_through = self._since = None
+            self._skip_through = self._since_seconds = None
         self._iterator = next_iterator
         self._last_read = records[-1].sequence_number if records else self._last_read
         return batch
@@ -194,18 +198,18 @@ def convert_record(row: Mapping[str, Any]) -> Record:
         KeyError, TypeError, ValueError: If the row has another structure.
     """
     details = row["dynamodb"]
-    number, created = details["SequenceNumber"], details.get("ApproximateCreationDateTime")
-    if not (isinstance(number, str) and number.isascii() and number.isdigit()):
-        raise ValueError(f"a record has the invalid sequence number {number!r}")
+    sequence_number, created_at = details["SequenceNumber"], details.get("ApproximateCreationDateTime")
+    if not (isinstance(sequence_number, str) and sequence_number.isascii() and sequence_number.isdigit()):
+        raise ValueError(f"a record has the invalid sequence number {sequence_number!r}")
     # Validate the data here, so that code that reads it later, such as the Spark columns, can rely on it.
     is_valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
     if not is_valid:
-        raise ValueError(f"record {number} has an invalid eventName or userIdentity")
+        raise ValueError(f"record {sequence_number} has an invalid eventName or userIdentity")
     return Record(
         encode_canonical_json(row).encode(),
-        number,
+        sequence_number,
         partition_key=encode_canonical_json(details["Keys"]),
-        arrived=None if created is None else created.timestamp(),
+        arrived=None if created_at is None else created_at.timestamp(),
     )
 
 
@@ -260,7 +264,7 @@ class TableStream(PolledStream):
         clock: Callable[[], float] = read_boot_clock,
     ) -> None:
         super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
-        self._tables, self._table_timeouts = tables, CallTimeouts(tables, retry_first_call=True)
+        self._table_clients, self._table_timeouts = tables, CallTimeouts(tables, retry_first_call=True)
         self._arn = name if is_arn(name) else ""
         self._incarnation = ""
 
@@ -296,13 +300,15 @@ class TableStream(PolledStream):
             rows: list[Any] = []
             page_parameters: dict[str, str] = {}
             while True:
-                page = self._timeouts.call("describe_stream", StreamArn=self._arn, Limit=PAGE, **page_parameters)
+                page = self._timeouts.call(
+                    "describe_stream", StreamArn=self._arn, Limit=SHARDS_PER_PAGE, **page_parameters
+                )
                 description = page["StreamDescription"]
                 rows += description["Shards"]
                 if not (last_shard := description.get("LastEvaluatedShardId")):
                     break
                 page_parameters = {"ExclusiveStartShardId": last_shard}
-            self._note_server_time(page)
+            self._record_server_time(page)
             created_seconds = int(description["CreationRequestDateTime"].timestamp())
             self._incarnation = f"{self._arn.split(':')[4]}:{description['TableName']}:{created_seconds}"
             return convert_shards(rows)
@@ -325,7 +331,7 @@ class TableStream(PolledStream):
 
     def close(self) -> None:
         super().close()
-        self._tables.close()
+        self._table_clients.close()
 
     def _request_name(self) -> str:
         if not self._arn:
@@ -353,16 +359,16 @@ def is_arn(name: str) -> bool:
     return name.startswith("arn:")
 
 
-def convert_shards(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
+def convert_shards(listed_shards: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
     """Return the shards of a listing. A shard that has a child is closed, even if its own entry is still open."""
-    parent_ids = {row.get("ParentShardId") for row in rows}
+    parent_ids = {row.get("ParentShardId") for row in listed_shards}
     return tuple(
         Shard(
             id=row["ShardId"],
             parents=tuple(parent for parent in (row.get("ParentShardId"),) if parent),
             open="EndingSequenceNumber" not in row["SequenceNumberRange"] and row["ShardId"] not in parent_ids,
         )
-        for row in rows
+        for row in listed_shards
     )
 
 
@@ -372,12 +378,17 @@ def parse_region(name: str, options: Mapping[str, str]) -> str | None:
         if "/" in name or "," in name:
             raise ValueError("source URL: it must name one table: dynamodb-streams://TABLE, or the ARN of a stream")
         return options.get("region")
-    parts = name.split(":", 5)
-    if len(parts) < 6 or parts[2] != "dynamodb" or parts[5].count("/") != 3 or "/stream/" not in parts[5]:  # noqa: PLR2004  its form
+    arn_parts = name.split(":", 5)
+    if (
+        len(arn_parts) < 6  # noqa: PLR2004  its form
+        or arn_parts[2] != "dynamodb"
+        or arn_parts[5].count("/") != 3  # noqa: PLR2004  its form
+        or "/stream/" not in arn_parts[5]
+    ):
         raise ValueError(
             "source URL: this is not the ARN of a stream; write arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/stream/LABEL"
         )
-    return options.get("region") or parts[3]
+    return options.get("region") or arn_parts[3]
 
 
 def open_url(name: str, options: Mapping[str, str], *, session: Session | None = None) -> TableStream:

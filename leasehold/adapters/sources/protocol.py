@@ -3,7 +3,7 @@
 A reader never waits. Each call does one bounded read, and returns how long to wait before the next call. The caller (a
 thread pool, Spark, or the simulator) waits before it makes that call.
 
-`PassingSource` forwards every call to another source and is the base class of wrappers.
+`ForwardingSource` forwards every call to another source and is the base class of wrappers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from attrs import Factory, evolve, field, frozen
 
 from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.errors import LeaseholdError, SourceError, SourceUnavailable
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 
 if TYPE_CHECKING:  # needs boto3, which is an extra
     from leasehold.adapters.sources.changes import Change
@@ -77,14 +77,14 @@ class TransientRejection(SourceError):
 
 
 @contextmanager
-def turn_foreign_errors_into_unavailable() -> Iterator[None]:
+def translate_foreign_errors() -> Iterator[None]:
     """Turn exceptions of other libraries into SourceUnavailable."""
     try:
         yield
     except LeaseholdError:
         raise
-    except Exception as foreign:
-        raise SourceUnavailable(f"the source raised {said(foreign)}") from foreign
+    except Exception as error:
+        raise SourceUnavailable(f"the source raised {error_summary(error)}") from error
 
 
 REJECTION_RETRIES = 3
@@ -97,10 +97,10 @@ class RejectionCounter:
     def __init__(self) -> None:
         self._count = 0
 
-    def should_retry(self, fault: SourceError) -> bool:
+    def should_retry(self, rejection: SourceError) -> bool:
         """Count this rejection, and return whether repeating the request may help."""
         self._count += 1
-        return isinstance(fault, TransientRejection) and self._count <= REJECTION_RETRIES
+        return isinstance(rejection, TransientRejection) and self._count <= REJECTION_RETRIES
 
     def reset(self) -> None:
         """Start counting again, after a response."""
@@ -128,9 +128,9 @@ class Batch:
         size: The payload bytes as the source counts them, including the framing of aggregates.
         in_columns: Converts some of the records into a `pyarrow.RecordBatch`; None if the source has no columns.
         fault: Why there was no response, or "". A batch with a fault does not count as a read.
-        unlinked_seconds: For a source that allows only one link per shard (Event Hubs): how long the reader was without
-            a link before this read. Another reader may have opened one in the meantime. Infinity if another reader took
-            the link over; otherwise 0.
+        disconnected_seconds: For a source that allows only one link per shard (Event Hubs): how long the reader was
+            without a link before this read. Another reader may have opened one in the meantime. Infinity if another
+            reader took the link over; otherwise 0.
         token: The token of the end of the shard, if this batch ends it (`Position.token`).
         answered: Whether the service has responded since the last read. If it has not, there need not be a `fault` yet.
             If it has and there is a `fault`, then the response itself was an error, such as throttling, that another
@@ -147,7 +147,7 @@ class Batch:
     size: int = Factory(lambda batch: sum(len(record.data) for record in batch.records), takes_self=True)
     in_columns: InColumns | None = field(default=None, eq=False)
     fault: str = ""
-    unlinked_seconds: float = 0.0
+    disconnected_seconds: float = 0.0
     token: str = ""
     answered: bool = True
     possible_duplicates: int = 0
@@ -193,13 +193,13 @@ class Batch:
         return evolve(self, records=kept_records, read_to=self.end)
 
 
-def call_rows_from_records(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an extra
+def import_and_call_rows_of(module_name: str, *arguments: Any) -> Any:  # noqa: ANN401  the type is in an extra
     """Import a module and call its `rows_of`. Raises ModuleNotFoundError that names the extra to install."""
     try:
         module = import_module(module_name)  # imports pyarrow
-    except ModuleNotFoundError as missing:
-        message = f"batch.to_arrow() needs {missing.name}; install leasehold[arrow]"
-        raise ModuleNotFoundError(message, name=missing.name) from missing
+    except ModuleNotFoundError as error:
+        message = f"batch.to_arrow() needs {error.name}; install leasehold[arrow]"
+        raise ModuleNotFoundError(message, name=error.name) from error
     return module.rows_of(*arguments)
 
 
@@ -338,7 +338,7 @@ class SourceWithArns(Protocol):
         """Return the ARN of the stream that `Delivery.stream` names, or "" if the source has none."""
 
 
-class PassingSource:
+class ForwardingSource:
     """Forwards every call to another source. Subclasses override the methods that they change."""
 
     def __init__(self, source: Source) -> None:

@@ -26,21 +26,21 @@ from typing import TYPE_CHECKING
 
 from leasehold.adapters.sources.protocol import Source
 from leasehold.errors import SourceError
-from leasehold.stores.urls import AWS, Scheme, Schemes, check_endpoint, session_argument, split_url
+from leasehold.stores.urls import AWS_OPTIONS, Scheme, Schemes, check_endpoint, session_argument, split_url
 
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
 
 
-_OURS = {
+_BUILT_IN_SCHEMES = {
     "kinesis": Scheme(
         "leasehold.adapters.sources.kinesis.streams",
-        AWS | {"if_trimmed", "misplaced", "aggregates", "consumer", "wire", "poll_seconds", "max_records"},
+        AWS_OPTIONS | {"if_trimmed", "misplaced", "aggregates", "consumer", "wire", "poll_seconds", "max_records"},
         "aws",
     ),
     "dynamodb-streams": Scheme(
         "leasehold.adapters.sources.dynamodb_streams",
-        AWS | {"if_trimmed", "poll_seconds", "max_records"},
+        AWS_OPTIONS | {"if_trimmed", "poll_seconds", "max_records"},
         "aws",
     ),
     "eventhubs": Scheme(
@@ -48,7 +48,7 @@ _OURS = {
     ),
 }
 
-_SCHEMES = Schemes("sources", _OURS)
+_SCHEMES = Schemes("sources", _BUILT_IN_SCHEMES)
 
 
 def open_source(url: str, *, session: "Session | None" = None) -> Source:
@@ -67,9 +67,9 @@ def open_source(url: str, *, session: "Session | None" = None) -> Source:
         >>> from leasehold.adapters import open_source
         >>> open_source("kinesis://orders?region=eu-west-1").close()
     """
-    scheme, place, options = source_address(url)
+    scheme, location, options = source_address(url)
     module = _SCHEMES[scheme].load("source", SourceError)
-    source: Source = module.open_url(place, options, **session_argument(_SCHEMES[scheme], session, "source URL"))
+    source: Source = module.open_url(location, options, **session_argument(_SCHEMES[scheme], session, "source URL"))
     return source
 
 
@@ -79,8 +79,8 @@ def source_address(url: str) -> tuple[str, str, Mapping[str, str]]:
     Raises:
         ValueError: If the URL is wrong. The message never repeats the URL.
     """
-    scheme, place, options = split_url(url, "source", _SCHEMES)
-    if not place:
+    scheme, location, options = split_url(url, "source", _SCHEMES)
+    if not location:
         raise ValueError(f"source URL: it names no stream; write {scheme}://NAME")
     check_endpoint(options.get("endpoint"), "source URL")
-    return scheme, place, options
+    return scheme, location, options

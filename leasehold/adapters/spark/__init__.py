@@ -7,7 +7,8 @@ Executors only fetch rows (`fetching`).
 The progress of a shard is recorded in three places, and no two of them can be updated atomically:
 
     checkpointLocation   written by Spark: the offset of each planned batch, and which batches are committed
-    the sink             the user's: it has all of a batch or none of it, and may skip a batch number it has seen
+    the sink             written by the user's sink, which has all of a batch or none of it, and may skip a batch number
+                         that it has seen
     the lease            written by us: the checkpoint, after which the next owner starts
 
 An offset contains the exact range of each shard in the batch, so a batch can be planned again from the offset alone.
@@ -28,7 +29,7 @@ The order of events in a batch
 
 What happens after a crash or a stolen lease
 --------------------------------------------
-- A crash before step 3 leaves no trace of the batch. Each shard is read again from its checkpoint.
+- After a crash before step 3, no trace of the batch is left. Each shard is read again from its checkpoint.
 - After a crash between steps 3 and 4, Spark repeats the batch in the next run. `replay` reads exactly the ranges of the
   offset before the query joins the group. If part of a range can no longer be read, the whole range is left out,
   because a sink that skips a batch it has seen would lose rows that only the repetition contained. If the shard allows
@@ -51,7 +52,7 @@ Why nothing is skipped
 3. The ranges of a shard follow one another without a gap. Each begins where the last ended, also across a flush. A
    shard leaves the offset only when its lease contains the position up to which it is done.
 4. If a partition allows one reader at a time (Event Hubs), a repetition may have been silently rejected. So no run
-   assumes that the last batch of the previous run was delivered in full. It continues where that batch began.
+   assumes that the last batch of the previous run was delivered in full. Each run continues where that batch began.
 5. An error of the source or the table is no evidence that records are missing. Reading waits, and if the error lasts,
    the query fails so that Spark repeats the batch. The query never continues without the records.
 """

@@ -1,17 +1,17 @@
 """Decides when a query with `trigger(availableNow=True)` has read all records that existed at its start.
 
-Each held shard has a `ShardTip`, which tracks whether the records that existed at the start have been read.
-`AvailableNowProgress` returns the shards that the query still waits for, with reasons. Spark commits a batch only when
-it plans the next one, so a shard that waits for a commit may need an empty batch (a flush) to continue. `should_flush`
-decides when to plan a flush.
+Each shard that the query holds has a `ShardTip`, which tracks whether the records that existed at the start have been
+read. `AvailableNowProgress` returns the shards that the query still waits for, with reasons. Spark commits a batch only
+when it plans the next one, so a shard that waits for a commit may need an empty batch (a flush) to continue.
+`should_flush` decides when to plan a flush.
 
 A1. An open shard is read up to the record that was its latest when the shard was opened. A closed shard is read to its
     end.
 A2. The query waits for a shard that it holds until Spark has all of these records and every commit is written.
 A3. The query waits for another worker's shard until the lease is renewed once. A renewal shows that the owner is alive
     and reads the shard.
-A4. The query waits for a free shard once the shard's parents are done. Until then it waits for the parents, each by its
-    own rule.
+A4. The query waits for a shard without an owner once the shard's parents are done. Until then, it waits for the
+    parents, to each of which the rules apply as well.
 A5. If the query has read all parents of a shard to their ends, it waits until the shard has a lease.
 A6. If a shard cannot end or be handed off before a commit, a flush is planned without waiting for other shards.
 """
@@ -23,15 +23,15 @@ from attrs import define, frozen
 
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease, Position, Shard, Version
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 SILENT_SECONDS = 60.0
 """If no record arrives for this long, we assume that the target record is past retention, and consider the shard fully
 read."""
 PAST_SECONDS = 10.0
-"""How far reading must be past the time of the target. The margin is needed because sources round their lag."""
+"""How far past the time of the target a shard must be read. The margin is needed because sources round their lag."""
 
 
 @define
@@ -57,7 +57,7 @@ class ShardTip:
         self.target, self.requested_at = target, now
 
     def update_read_position(self, read: Position, now: float, behind_seconds: float | None, *, closed: bool) -> bool:
-        """Record how far the shard has been read. Return whether the target record itself has just been read.
+        """Record how far the shard has been read. Return True if the target record itself has just been read.
 
         Args:
             read: How far the shard has been read.
@@ -71,8 +71,8 @@ class ShardTip:
             # The target is a time. If it is zero, the shard never had a record. Otherwise wait until the source reports
             # no lag. If new records keep arriving, it is enough that reading is well past the time of the request.
             is_past_target = behind_seconds is not None and now - self.requested_at > behind_seconds + PAST_SECONDS
-            # For a closed shard, zero lag is not enough, because a read may return its last records and only the next
-            # one its end.
+            # For a closed shard, zero lag is not enough. One read may return the last records, and only the next read
+            # the end.
             self.reached = target.sub == 0 or (behind_seconds == 0 and not closed) or is_past_target
         elif read.order >= target.order:
             self.reached = True
@@ -161,13 +161,13 @@ class AvailableNowProgress:
 
 
 def should_flush(*, uncommitted: bool, awaited: bool, ended: bool, handing_off: bool, on_idle: bool) -> bool:
-    """Return whether an AvailableNow query should plan a flush when no rows can be taken (A6).
+    """Return whether an AvailableNow query should plan a flush if there are no rows to take (A6).
 
     Args:
         uncommitted: Whether the last batch has ranges and is not committed.
         awaited: Whether the query waits for shards.
         ended: Whether the last batch reached the end of a shard.
         handing_off: Whether a lease is handed off once Spark has committed.
-        on_idle: Whether the options request that the last batch be committed when no rows are left (`flushOnIdle`).
+        on_idle: Whether the last batch should also be committed when no rows are left (option `flushOnIdle`).
     """
     return uncommitted and (ended or handing_off or (on_idle and not awaited))

@@ -1,15 +1,14 @@
-"""A Spark batch that reads a stream without leases: each shard is cut into parts, and each task reads one part.
+"""Reads a stream in a Spark batch, without leases. Each shard is cut into parts, and each task reads one part.
 
 The options set the bounds of the batch (`ReadBounds`), and the driver plans its parts (`plan_parts`). Each executor
 opens the stream with its own credentials and reads one part (`PartReader`).
 
-Rule 1: parts are cut at positions that were looked up once, not at times. So each record lies in exactly one part of
-its shard, whatever its arrival time. Times only help to find positions for which the parts take about equally long.
-Rule 2: if the position of a cut is not found quickly, the cut is left out, and the part before it becomes larger.
-Rule 3: the shards are listed once the end of the slice has passed. Shards that a later reshard creates then have no
-records of the slice. A parent and its children are all read, because each record is in only one of them.
-Rule 4: a slice without an end time ends at the shard's last sequence number. If the source cannot look up that number,
-the slice ends at the present time.
+Rule 1: parts are cut at positions that were looked up once, not at times. So each record is in exactly one part of its
+shard, whatever its arrival time. Times are used only to find positions that divide the work about equally. Rule 2: if
+the position of a cut is not found quickly, the cut is left out, and the part before it becomes larger. Rule 3: the
+shards are listed once the end of the slice has passed. Shards that are created later then have no records in the slice.
+A parent and its children are all read, because each record is in only one of them. Rule 4: a slice without an end time
+ends at the shard's last sequence number. If the source cannot look up that number, the slice ends at the present time.
 """
 
 import logging
@@ -24,7 +23,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from leasehold.adapters.consumer.cursor import Cursor, ShardPull
+from leasehold.adapters.consumer.cursor import Cursor, ShardReader
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, SettledShard, SliceableSource, Source
@@ -34,9 +33,9 @@ from leasehold.adapters.spark.range_reader import read_range
 from leasehold.adapters.spark.rows import SourceColumns
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceUnavailable
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 MAX_PARTS = 4
 """The maximum number of parts of one shard. A Kinesis shard allows five requests and 2 MB per second. Event Hubs allows
@@ -49,7 +48,7 @@ FAULT_SECONDS = 0.4, 10.0
 
 @frozen
 class ReadBounds:
-    """The bounds of the records to read. A position is None if the options leave it out.
+    """The bounds of the records to read. A position is None if no option sets it.
 
     Attributes:
         since: TRIM_HORIZON (the oldest record), LATEST, or a time.
@@ -116,7 +115,7 @@ def parse_bounds(
         opts: All options.
         source: The prefix of the source's option names.
         since: Where to begin, as fields of a configuration, or None.
-        until: Where to end, likewise.
+        until: Where to end, as fields of a configuration, or None.
     """
     return ReadBounds(
         _parse_position(since), _parse_position(until), opts.read_optional_number("minPartitions") or 0, source
@@ -139,7 +138,7 @@ class StreamLocation(Protocol):
 
     @property
     def columns(self) -> SourceColumns:
-        """The columns that its records become."""
+        """The columns of a row that is made from a record."""
         ...
 
     @property
@@ -200,7 +199,7 @@ def plan_parts(location: StreamLocation, bounds: ReadBounds, tasks: int) -> list
 
     Raises SourceError, ValueError.
     """
-    begin_position = bounds.begins  # check this before anything is opened
+    begin_position = bounds.begins  # this may raise, so read it before anything is opened
     with closing(location.open_for_lookup()) as source:
         # List the shards first, because the end of the batch is looked up in one of them.
         if not (shards := source.shards()):
@@ -214,7 +213,8 @@ def plan_parts(location: StreamLocation, bounds: ReadBounds, tasks: int) -> list
         # Use threads, because each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
             parts_by_turn = zip_longest(*pool.map(planner.plan_parts_of_shard, shards))
-        # Tasks start in this order. With few cores, every shard is begun before a second task reads any of them.
+        # Tasks start in this order. If there are few cores, a task has started for every shard before a second one
+        # starts for any.
         return [part for row in parts_by_turn for part in row if part is not None]
 
 
@@ -226,10 +226,10 @@ def _wait_for_end_ms(source: BoundedSource, lease: Lease, bounds: ReadBounds) ->
     elif _find_last_record(source, lease).last is not None:
         return FOREVER_MS
     else:
-        # The service truncates arrival times to the second, so add a second to include the records that were put just
-        # now.
+        # The service truncates arrival times to the second, so add a second to include the records that have just been
+        # written.
         until_ms = source.latest(lease).sub + 1000
-    deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
+    deadline = time.monotonic() + AHEAD_SECONDS  # tolerate clocks that differ
     while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
             option_name = f"option {bounds.source}.endingPosition"
@@ -272,7 +272,7 @@ class _ShardPlanner:
         newest_ms = cut.until_ms if last_record.arrived is None else min(cut.until_ms, int(last_record.arrived * 1000))
         cuts = list[Position]()
         if self._parts_per_shard > 1 and (first_record := self._find_first_record(lease, cut.begin)) is not None:
-            # Cut only the time after the first record, otherwise most tasks would be empty if no records arrived for a
+            # Cut only the time after the first record. Otherwise, most tasks would be empty if no records arrived for a
             # long time at the beginning.
             cut_times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
             first_records = (self._find_first_record(lease, at_timestamp(time_ms)) for time_ms in cut_times)
@@ -329,12 +329,12 @@ class PartReader:
         source = part.cut.source(source) if part.ends is None else source
         self._lease = Lease(part.shard, hash_range=part.hash_range)
         self._cursor = Cursor(part.begins, until=part.ends or SHARD_END)
-        self._pull = ShardPull(self._cursor, lambda start: source.open(self._lease, start))
+        self._pull = ShardReader(self._cursor, lambda start: source.open(self._lease, start))
         self._faults = Backoff(*FAULT_SECONDS)
         self._last_progress_at = time.monotonic()
 
     def read_rows(self) -> Iterator[pa.RecordBatch]:
-        """Read all rows. Raises SourceError, or TimeoutError if the source makes no progress for `STALL_SECONDS`."""
+        """Yield all rows. Raises SourceError, or TimeoutError if there is no progress for `STALL_SECONDS`."""
         read_started = time.monotonic()
         with closing(read_range(self._pull, self._columns, self._lease, within=self._part.cut.cut_batch)) as responses:
             for response, batches in responses:
@@ -347,8 +347,8 @@ class PartReader:
 
     def _find_next_pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
         now = time.monotonic()
-        # An empty response that is behind the tip is progress, because shards have stretches without records. Only
-        # empty responses at the tip, and errors, are not progress.
+        # An empty response that is not at the tip counts as progress, because a shard may have stretches without
+        # records. Empty responses at the tip and errors do not.
         if isinstance(response, Batch) and (response.end is not None or response.behind_seconds):
             self._last_progress_at = now
         elif now - self._last_progress_at > STALL_SECONDS:

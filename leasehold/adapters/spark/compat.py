@@ -71,7 +71,7 @@ else:
         class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
             """A query's writer that receives record batches."""
 
-    # Used in annotations and to recognize filters, which only Spark 4.1 and later push down.
+    # These names are used in annotations and to recognize filters. Only Spark 4.1 and later push filters down.
     Filter = getattr(datasource, "Filter", Any)
     EqualTo = getattr(datasource, "EqualTo", ())
 

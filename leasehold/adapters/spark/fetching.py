@@ -31,9 +31,9 @@ from pyspark.sql.datasource import InputPartition
 
 from leasehold.adapters.spark.options import Address
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import escaped, printable, said, text_of
+from leasehold.stores.printable import error_summary, limited_error_text, make_safe_logger, printable
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 TOKEN_BYTES = 32
 REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
@@ -41,11 +41,11 @@ REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
 FOUND, NOT_FOUND, COMPLETE = b"H", b"G", b"A"
 """Status bytes. FOUND precedes the rows, COMPLETE follows them, and NOT_FOUND means that they were discarded."""
 REQUEST_SECONDS = 10.0
-"""How long a peer may take to send its request."""
+"""How long a peer may take to send its request, in seconds."""
 NETWORK_SECONDS = 120.0
-"""How long a task waits for the next bytes. Spark's default network timeout is the same (`spark.network.timeout`)."""
+"""How long a task waits for the next bytes, in seconds. Spark has the same default (`spark.network.timeout`)."""
 PORT_ATTEMPTS = 16
-"""How many ports to try, starting with the configured one. Each query of a driver needs a port of its own."""
+"""How many ports to try, starting with the configured one. Each query of a driver needs its own port."""
 SLICE_BYTES = 4 << 20
 """The approximate size of one Arrow batch."""
 
@@ -91,7 +91,9 @@ class RowServer:
 
     def _on_failure(self, fault: BaseException) -> None:
         """Close the port, so that tasks fail immediately instead of waiting for rows that never arrive."""
-        log.error("the row server has failed, so tasks cannot fetch rows any more: %s", said(fault), exc_info=fault)
+        log.error(
+            "the row server has failed, so tasks cannot fetch rows any more: %s", error_summary(fault), exc_info=fault
+        )
         self._server.server_close()
 
     @property
@@ -132,7 +134,9 @@ class RowServer:
 
 @frozen
 class TaskRows:
-    """The rows of one task, in small batches, so that the task and Spark need memory for only a few rows at a time.
+    """The rows of one task, in small batches.
+
+    Neither the task nor Spark has to hold all rows in memory at once.
 
     Attributes:
         batches: The rows.
@@ -185,7 +189,7 @@ class _RowTcpServer(ThreadingTCPServer):
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         fault = sys.exc_info()[1] or OSError()
         level = logging.DEBUG if isinstance(fault, OSError) else logging.ERROR  # a task may disconnect at any time
-        log.log(level, "rows were not sent to %s: %s", client_address, said(fault))
+        log.log(level, "rows were not sent to %s: %s", client_address, error_summary(fault))
 
 
 class _RowRequestHandler(BaseRequestHandler):
@@ -212,7 +216,7 @@ class _RowRequestHandler(BaseRequestHandler):
 
 
 def _listen_on_free_port(address: Address) -> _RowTcpServer:
-    """Return a server at the first free port. Raises OSError, naming the options to set."""
+    """Return a server that listens on the first free port. Raises OSError, naming the options to set."""
     # Each query of a driver needs a port of its own, and firewall rules usually allow a range of ports.
     candidate_ports = range(address.port, address.port + PORT_ATTEMPTS) if address.port else (0,)
     last_fault = OSError()
@@ -223,13 +227,13 @@ def _listen_on_free_port(address: Address) -> _RowTcpServer:
         except OSError as error:
             last_fault = error
     raise OSError(
-        f"tasks cannot fetch rows, because no port could be opened ({printable(text_of(last_fault))}): set "
+        f"tasks cannot fetch rows, because no port could be opened ({printable(limited_error_text(last_fault))}): set "
         "lease.fetchPort to another, or lease.transport to embedded"
     ) from last_fault
 
 
 class RowTransport:
-    """Makes the tasks of batches, and drops their rows once Spark is done with them.
+    """Makes the tasks of batches, and drops their rows once Spark no longer needs them.
 
     Args:
         address: Where tasks fetch rows, or None to embed rows in tasks.
@@ -270,7 +274,9 @@ class RowTransport:
 
 
 def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[list[pa.RecordBatch]]:
-    """Distribute shards over at most `tasks` tasks: the largest first, each to the task with the fewest rows so far.
+    """Distribute shards over at most `tasks` tasks.
+
+    The largest shard is assigned first. Each shard is assigned to the task that has the fewest rows so far.
 
     The same rows are always distributed the same way, because a sink may identify a row by its position in a task.
     """
@@ -287,11 +293,11 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
     return [[part for parts in task for part in parts] for task in batches_by_task]
 
 
-# Called on an executor
+# The following functions run on an executor
 
 
 def read_task_rows(rows: Rows) -> Iterator[pa.RecordBatch]:
-    """Return the rows of one task. Raises RuntimeError if they cannot be fetched."""
+    """Yield the rows of one task. Raises RuntimeError if they cannot be fetched."""
     match rows:
         case FetchedRows():
             yield from fetch_rows(rows)
@@ -300,7 +306,7 @@ def read_task_rows(rows: Rows) -> Iterator[pa.RecordBatch]:
 
 
 def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
-    """Fetch the rows of one task. Raises RuntimeError, naming the options to set."""
+    """Fetch the rows of one task and yield them. Raises RuntimeError, naming the options to set."""
     try:
         with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
             connection.sendall(REQUEST.pack(rows.token, rows.number, rows.task))
@@ -321,7 +327,7 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
                 "the process that had them is gone, perhaps killed for lack of memory: the system's log names the "
                 f"processes that the OOM killer has ended. If it is alive, executors cannot reach its port: {remedy}"
             )
-        reason = printable(text_of(fault))
+        reason = printable(limited_error_text(fault))
         raise RuntimeError(
             f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({reason}): {remedy}"
         ) from fault

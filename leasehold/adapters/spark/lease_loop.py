@@ -3,7 +3,7 @@
 Spark calls a reader from the main thread of its source-runner process, one call at a time, and may be busy or blocked
 for a long time. Renewals and reads continue meanwhile in other threads: the runner's threads call `_begin_prefetching`
 for each new lease, and then the `step` of its reader. The main thread calls all other methods. One condition guards the
-state that both use. When the query ends, its leases are released, or expire if they cannot be released.
+state that both use. When the query ends, its leases are released. If they cannot be released, they expire.
 
 A `Watchdog` ends a call from Spark that waits too long. An AvailableNow query waits for all its shards, and a repeated
 batch waits for its ranges.
@@ -32,9 +32,9 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position, Shard
 from leasehold.errors import SourceError, StoreError
-from leasehold.stores.printable import escaped, few, printable, text_of
+from leasehold.stores.printable import join_limited, limited_error_text, make_safe_logger, printable
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 STOP_SECONDS = 8.0
 
@@ -47,7 +47,7 @@ class LeaseLoop:
         pace: How fast and how far to read ahead.
         resume: Returns where to read a lease from, given the position of its checkpoint.
         sliced: Whether the query reads a slice (a time range), at whose end each shard ends.
-        restarts_recreated: Whether the worker lets the leases of a recreated stream start over.
+        restarts_recreated: Whether the worker restarts the leases of a recreated stream.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LeaseLoop:
         self._worker, self._sliced, self._restarts_recreated = worker, sliced, restarts_recreated
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
-        self._shared = ReadAheadState(
+        self._shared_tables = ReadAheadState(
             pace,
             self._changed,
             resume,
@@ -103,14 +103,14 @@ class LeaseLoop:
 
     def start(self, *, only_now: bool) -> None:
         """Join the group. With `only_now`, read only the records that exist now."""
-        self._shared.only_now = only_now and not self._sliced  # shards of a slice end without it
+        self._shared_tables.only_now = only_now and not self._sliced  # the shards of a slice end by themselves
         self._thread = spawn("leasehold-spark", self._runner.run, self._end_with_fault)
 
     def close(self) -> None:
         """Release the held leases, within a bounded time."""
         # From now on no shard may wait for a commit, because Spark plans no further batch and will never commit the
         # last one.
-        self._shared.ending = True
+        self._shared_tables.ending = True
         self._runner.stop()
         if self._thread is not None:
             self._thread.join(STOP_SECONDS + 1.0)  # the runner logs what it could not release in time
@@ -120,10 +120,10 @@ class LeaseLoop:
                 )
         self._exports.close()
 
-    # Called by the main thread
+    # The main thread calls the following methods
 
     def raise_fault(self) -> None:
-        """Raise the error that ended the loop, if any. A lost lease does not end the loop.
+        """Raise the error that ended the loop, if there is one. The loss of a lease does not end the loop.
 
         Also raises SourceError if the leases belong to another stream, or if the stream was recreated (L14) and no
         option allows the leases to start over. A query that waited instead would look idle forever.
@@ -201,8 +201,8 @@ class LeaseLoop:
             Where the next range of each held shard begins, and the rows of the shards that have any.
         """
         with self._changed:
-            # Read `range_start` only once per shard, because its value changes if the lease is lost or expires in the
-            # meantime.
+            # Read `range_start` only once per shard, because its value changes if the lease is lost or expires during
+            # this call.
             range_starts = {
                 key: range_start
                 for key, prefetcher in self._prefetchers.items()
@@ -228,11 +228,11 @@ class LeaseLoop:
                         taken_chunks = {key: chunk}
                         break
         for key in taken_chunks:
-            self._runner.hurry(key)  # the buffer has room again
+            self._runner.hurry(key)  # the buffer has room again, so read on
         return range_starts, taken_chunks
 
     def commit(self, ends: Mapping[str, Position]) -> None:
-        """Record that Spark has committed up to these positions, and have the checkpoints of held leases written."""
+        """Record that Spark has committed up to these positions. Checkpoints of held leases are written soon after."""
         with self._changed:
             # Keep the positions of leases that we do not hold, too: if we get such a lease again, reading continues
             # after the records that the sink has.
@@ -242,15 +242,16 @@ class LeaseLoop:
                 self._prefetchers[key].commit(ends[key])
         for key in held_keys:
             self._runner.hurry(key)
-        # Leases that this run never held need no warning, because they were held by an earlier run.
+        # Do not warn about leases that this run never held. An earlier run held them.
         if lost_keys := sorted((ends.keys() & self._ever_held) - set(held_keys)):
             log.warning(
-                "leases were lost to other workers, which write their checkpoints from now on: %s", few(lost_keys)
+                "leases were lost to other workers, which write their checkpoints from now on: %s",
+                join_limited(lost_keys),
             )
 
     def mark_read(self, keys: Iterable[str]) -> None:
         """Record that a repeated batch has read these shards, so that their checkpoints may be written."""
-        self._shared.read_keys.update(keys)
+        self._shared_tables.read_keys.update(keys)
 
     def is_checkpointed(self, key: str, position: Position) -> bool:
         """Return whether the lease's checkpoint, as last read, is at this position or later."""
@@ -282,12 +283,12 @@ class LeaseLoop:
     @property
     def answered_reads(self) -> int:
         """How many reads the source has answered so far. Failed reads do not count."""
-        return self._shared.answered_reads
+        return self._shared_tables.answered_reads
 
     @property
     def undecided_count(self) -> int:
         """The number of rows from a Spark sink for which we could not determine whether they are duplicates."""
-        return self._shared.undecided_count
+        return self._shared_tables.undecided_count
 
     @property
     def awaited_shards(self) -> Mapping[str, str]:
@@ -306,7 +307,7 @@ class LeaseLoop:
         try:
             leases_by_key = {lease.key: lease for lease in self._worker.store.list().leases}
         except StoreError as fault:
-            reasons = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
+            reasons = {"(all)": f"the leases cannot be read: {printable(limited_error_text(fault))}"}
             log.warning("the leases could not be read, trying again: %s", fault)
             return reasons
         return self._available_now.find_awaited_shards(
@@ -315,7 +316,7 @@ class LeaseLoop:
 
     @property
     def shards_not_caught_up(self) -> Mapping[str, str]:
-        """The leases in the last listing whose shards may still have unread records, each with the reason."""
+        """The shards in the last listing that may still have unread records, each with the reason."""
         now = self._worker.clock()
         with self._changed:
             statuses_by_key = {
@@ -326,7 +327,7 @@ class LeaseLoop:
             statuses_by_key, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
         )
 
-    # Called by the loop's threads
+    # The loop's threads call the following methods
 
     def _end_with_fault(self, fault: BaseException) -> None:
         """End the query with this fault."""
@@ -337,11 +338,11 @@ class LeaseLoop:
 
     def _begin_prefetching(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
         """Start reading ahead from the shard of a new lease. Return the step function of its reader."""
-        prefetcher = ShardPrefetcher(worker, holding, self._shared, self._remove_prefetcher)
+        prefetcher = ShardPrefetcher(worker, holding, self._shared_tables, self._remove_prefetcher)
         with self._changed:
             self._ever_held.add(holding.key)
             self._prefetchers[holding.key] = prefetcher
-            self._shared.held_count = len(self._prefetchers)
+            self._shared_tables.held_count = len(self._prefetchers)
         return make_prefetching_reader(prefetcher).step
 
     def _find_prefetchers_with_rows(self) -> Iterator[ShardPrefetcher]:
@@ -355,12 +356,12 @@ class LeaseLoop:
     def _remove_prefetcher(self, prefetcher: ShardPrefetcher) -> None:
         if self._prefetchers.get(prefetcher.key) is prefetcher:
             del self._prefetchers[prefetcher.key]
-            self._shared.held_count = len(self._prefetchers)
+            self._shared_tables.held_count = len(self._prefetchers)
 
 
 STALL_SECONDS = 300.0
-"""How long a wait may last without progress on any of the awaited shards. The limit is higher if leases take longer to
-expire."""
+"""How long a wait may last without progress on any of the awaited shards, in seconds. The limit is higher if leases
+take long to expire."""
 STALL_LEASE_TIMES = 3.0
 
 
@@ -409,4 +410,4 @@ class Watchdog:
 
 def format_with_reasons(awaited_shards: Mapping[str, str]) -> str:
     """Return the first of these shards, each with its reason."""
-    return few([f"{key} ({reason})" for key, reason in sorted(awaited_shards.items())])
+    return join_limited([f"{key} ({reason})" for key, reason in sorted(awaited_shards.items())])

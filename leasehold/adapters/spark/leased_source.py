@@ -63,13 +63,13 @@ class LeasedSource(DataSource):
     SINK_OPTIONS: ClassVar[tuple[SparkOption, ...]] = ()
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)  # type: ignore[arg-type]  # Spark's own is never written to
+        super().__init__(options)  # type: ignore[arg-type]  # Spark does not write to it
         self._all_options = {**self.session_options, **options}
         self._parsed: tuple[SourceSpec, LeaseOptions, StreamLocation | None, ReadBounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # Leave out the parsed options: the process that runs a query parses them again, so that its log, which the
-        # driver shows, has the warnings.
+        # Leave out the parsed options. The process that runs a query parses them again, so that the warnings appear in
+        # its log, which the driver shows.
         return make_recreator(type(self), {**self.__dict__, "_parsed": None}), ()
 
     @classmethod
@@ -159,7 +159,7 @@ class LeasedSource(DataSource):
             stream is None if the format does not support batches.
         """
 
-    def sink_target(self, opts: OptionReader) -> SinkTarget:  # noqa: ARG002  for those that can be written to
+    def sink_target(self, opts: OptionReader) -> SinkTarget:  # noqa: ARG002  overrides use it
         """Return the stream to write to. Raises ValueError, naming the option."""
         raise ValueError(f"format {self.FORMAT}: it does not support writing")
 
@@ -174,7 +174,7 @@ ONCE_UNSUPPORTED = (
 
 
 class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one query: implements Spark's interface by calling a `QueryRun`.
+    """The reader of one query. It implements Spark's interface by calling a `QueryRun`.
 
     Spark creates the reader in its source-runner process and calls it there, one call at a time. Executors get copies
     of the reader and call only `read`. No connection is opened before the first batch is planned. Errors that a user
@@ -212,12 +212,12 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next batch, or `start` itself if there is no batch to plan.
 
         Spark before 4.2 passes no arguments. In this case a batch starts at the end of the last batch that Spark
-        planned. If we returned an end and Spark did not plan it, the same end is returned again.
+        planned. If Spark did not plan the end that was returned last, the same end is returned again.
 
         Raises ValueError under `trigger(once=True)`.
         """
         if isinstance(limit, ReadAllAvailable):
-            raise ValueError(ONCE_UNSUPPORTED)  # noqa: TRY004  the trigger is what is wrong
+            raise ValueError(ONCE_UNSUPPORTED)  # noqa: TRY004  the type is right; the trigger is wrong
         start = start or self._last_planned or self.initialOffset()
         limit = limit or self.getDefaultReadLimit()
         offset = self._decode_offset(start).continue_on_stream(self._source_spec.stream)
@@ -232,7 +232,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @raise_plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the tasks of a batch, which was planned just now or, after a restart, by an earlier run.
+        """Return the tasks of a batch that this run has just planned or, after a restart, an earlier run has planned.
 
         After a restart, Spark before 4.2 first passes the end of the last batch as both arguments. Such a batch has no
         tasks.
@@ -263,7 +263,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Release the leases and close everything."""
-        with self._stopping:  # Spark closes its channel, which stops the main thread, and also sends a signal
+        with self._stopping:  # two calls: Spark closes its channel, and also sends a signal
             if self._run is not None and not self._stopped:
                 self._stopped = True
                 self._run.close()

@@ -1,4 +1,4 @@
-"""The offset of a micro-batch, as Spark stores it: the exact range of each shard, and the epoch of the lease.
+"""Defines the offset of a micro-batch: the exact range of each shard and the epoch of its lease, as Spark stores them.
 
 The JSON is `{"v":1,"n":12,"s":"<stream>","i":"<incarnation>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`,
 where `from` is exclusive, `to` is inclusive, and "t" is the number of tasks. Older offsets may lack the stream ("s") or
@@ -9,8 +9,8 @@ outlives the version that wrote it.
 Rule 1: an end offset alone defines the contents of its batch. A replay needs neither the leases nor any state of the
 earlier run.
 Rule 2: equal offsets are encoded as equal strings, because Spark compares the strings. For this reason the keys are
-sorted. State that is valid only in one run (such as "flushed") is not stored, otherwise the next run would use it.
-Rule 3: this module uses no pyspark, no clock and no store.
+sorted. State that is valid only in one run is not stored, because the next run would use it. Rule 3: this module uses
+no pyspark, no clock and no store.
 """
 
 import json
@@ -24,7 +24,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 
 READABLE_VERSION, PACKED_VERSION = 1, 2
 PACKED_FROM = 64
@@ -47,7 +47,7 @@ class Range:
 
     @cached_property
     def packed_cells(self) -> tuple[str, ...]:
-        """The range in the packed form. It is cached because a quiet shard has the same range in every batch."""
+        """The packed form of the range. It is cached because a quiet shard keeps its range from batch to batch."""
         return pack_range(self.begins, self.ends, self.epoch)
 
 
@@ -66,8 +66,8 @@ class Offset:
         number: The sequential number of this offset within the query.
         ranges: Pairs of lease key and range, sorted by key.
         stream: The URL of the stream that was read; "" in an offset of the old form.
-        tasks: The number of tasks that the batch's rows are distributed over, which a repetition uses too, however many
-            cores there are. 0 if the batch has no rows, or in an offset of the old form.
+        tasks: The number of tasks over which the batch's rows are distributed. A repetition uses the same number,
+            however many cores there are. It is 0 if the batch has no rows, or in an offset of the old form.
         incarnation: Identifies the stream among all streams that were created under its name (L14); "" if the source
             has no such identifier, or in an offset of the old form.
     """
@@ -198,8 +198,8 @@ def divide_fairly(buffered_amounts: Mapping[str, int], limit: int) -> dict[str, 
     shares: dict[str, int] = {}
     remaining_amount = limit
     for position, (key, count) in enumerate(sorted(buffered_amounts.items(), key=lambda pair: (pair[1], pair[0]))):
-        # Begin with the shard that has the least buffered, so that the rest of its share is divided among the other
-        # shards.
+        # Begin with the shard that has the least buffered, so that the unused part of its share is divided among the
+        # others.
         shares[key] = min(count, remaining_amount // (len(buffered_amounts) - position))
         remaining_amount -= shares[key]
     return shares
@@ -252,11 +252,13 @@ def decode_offset(stored: object) -> Offset:
         optional_fields = str(stored.get("s", "")), int(stored.get("t", 0)), str(stored.get("i", ""))
         return Offset(int(stored["n"]), ranges, *optional_fields)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"offset: it cannot be read ({said(error)}); the checkpointLocation may be damaged") from error
+        raise ValueError(
+            f"offset: it cannot be read ({error_summary(error)}); the checkpointLocation may be damaged"
+        ) from error
 
 
 def format_range(part: Range) -> str:
-    """Return a range as a string, the same for equal ranges."""
+    """Return a range as a string. Equal ranges have equal strings."""
     return json.dumps(_convert_to_fields(part), separators=(",", ":"))
 
 
@@ -278,10 +280,10 @@ def _parse_position(text: str) -> Position:
     return Position(sequence, int(sub or 0), token)
 
 
-# The packed form of many ranges
+# The following functions pack many ranges into a short string.
 #
-# The sequence numbers of a stream share most of their digits. We turn rows into columns, and within a column write all
-# first characters, then all second characters, and so on. Equal characters are then adjacent, and compress to almost
+# The sequence numbers of a stream share most of their digits. We turn rows into columns. Within a column, we write all
+# first characters, then all second characters, and so on, so that equal characters are adjacent and compress to almost
 # nothing. Sequence numbers are written in base 16, because Kinesis composes them of hexadecimal fields: the shard's
 # creation time, a counter, a time and the shard's number.
 
@@ -331,7 +333,7 @@ def unpack_rows(stored: Sequence[str | int]) -> Iterator[PackedRange]:
 
 
 def pack_range(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
-    """Return the cells of the packed row for a range. If the range is empty, the cells for its end are ""."""
+    """Return the packed row of a range. If the range is empty, the cells for its end are ""."""
     is_empty = ends is begins or (ends == begins and ends.token == begins.token)
     return *_pack_position(begins), *(("", "", "") if is_empty else _pack_position(ends)), str(epoch)
 

@@ -21,13 +21,13 @@ from leasehold.adapters.inputs import SETTING_LIMITS, check_duration, check_time
 from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, parse_config
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import parse_decimal
-from leasehold.stores.printable import escaped, printable, text_of
+from leasehold.stores.printable import limited_error_text, make_safe_logger, printable
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 MIB = 1 << 20
 EMBEDDED_BYTES = 4 * MIB
-"""The maximum size of a batch whose rows are embedded in tasks. Such rows pass through the driver, so it is small."""
+"""The maximum size of a batch whose rows are embedded in tasks. It is small: such rows pass through the driver."""
 
 
 @frozen
@@ -278,9 +278,9 @@ class LeaseOptions:
     Attributes:
         store: The URL of the lease table; "" if none is named.
         create: Whether to create the table if there is none.
-        worker: The beginning of this worker's id, up to its last "-".
+        worker: The part of this worker's id before the last "-".
         config: The rules, durations and limits of the group.
-        flush: Whether to plan an empty batch when no rows arrive, so that Spark commits the batch before it.
+        flush: Whether to plan an empty batch when no rows arrive, so that Spark commits the previous batch.
         fetch: Where tasks fetch rows, or None to embed rows in tasks.
         spool_folder: Where to keep rows on disk until tasks fetch them; "" for the system's default.
         buffer_rows: The maximum number of rows to read ahead.
@@ -289,7 +289,8 @@ class LeaseOptions:
         trigger_bytes: The maximum number of bytes in one batch.
         cores: The cores of the whole session.
         shards_per_task: The number of shards per task; 0 for the number of shards divided by the cores, rounded up.
-        if_recreated: Where to restart the leases if the stream was recreated under its name; None to end the query.
+        if_recreated: Where to restart the leases if the stream was recreated under the same name; None to end the
+            query.
         linger_seconds: How long a batch may wait for more rows while shards are behind.
     """
 
@@ -330,7 +331,7 @@ def parse_lease_options(opts: OptionReader, store: str, position: Mapping[str, A
         position: `initial_position` and `timestamp_ms`, as in a configuration.
         rows: This source's name of the option for the maximum number of rows in a batch.
     """
-    # `register` sets this option for the session, except for a client of Spark Connect, where the default is used.
+    # `register` sets this option for the session, except for a client of Spark Connect, which uses the default.
     core_count = opts.read_optional_number("lease.cores") or os.cpu_count() or 1
     store_url = opts.read_text("lease.store") or store
     if store_url.startswith("memory:"):
@@ -388,13 +389,13 @@ def _parse_config(opts: OptionReader, position: Mapping[str, Any], cores: int) -
         "max_leases": per_core * cores if per_core else limit,
         "max_steals": opts.read_optional_number("lease.maxLeasesToSteal"),
     }
-    # Leave out options that are not set, because the configuration has defaults for them and does not accept null.
+    # Leave out options that are not set. The configuration has defaults for them, and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules_name, "lease_seconds": duration_ms / 1000, **position}
     try:
         return parse_config(JsonValue("input", fields))
     except BadJsonField as error:
-        raise ValueError(f"option lease.rules: {printable(text_of(error))}") from None
+        raise ValueError(f"option lease.rules: {printable(limited_error_text(error))}") from None
 
 
 def parse_start(
@@ -410,7 +411,7 @@ def parse_start(
 
     Args:
         name: The option.
-        text: Its value.
+        text: The value of the option.
         oldest_words: The words for the oldest record.
         newest_words: The words for the present end.
         timestamp: If the value is a time, its milliseconds since 1970, otherwise "".

@@ -11,9 +11,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.spark.registration import register
 from leasehold.adapters.toolchain import find_java_home
-from leasehold.stores.printable import escaped, text_of
+from leasehold.stores.printable import limited_error_text, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 START_ATTEMPTS = 5
 LOOK_SECONDS = 0.2
@@ -34,7 +34,7 @@ def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
                 time.sleep(LOOK_SECONDS)
             has_timed_out = START_TIMEOUT in str(query.exception())
         except Exception as fault:  # Spark's own, or Java's
-            if not retries or START_TIMEOUT not in text_of(fault):
+            if not retries or START_TIMEOUT not in limited_error_text(fault):
                 raise
             has_timed_out = True
         if not has_timed_out:
@@ -54,14 +54,14 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.shuffle.partitions": 2,
     "spark.log.level": "ERROR",
 }
-"""Settings of a session on this machine alone, without a web page and with only the loopback network."""
+"""The settings of a session that runs only on this machine, without a web page and with only the loopback network."""
 
 
 def open_session(name: str) -> SparkSession:
     """Return a session in which our sources are registered.
 
-    If spark-submit has prepared a session, it is used. Otherwise a session is started on this machine alone. A session
-    on this machine logs no errors, because the caller reports them.
+    If spark-submit has prepared a session, it is used. Otherwise, a session is started that runs only on this machine.
+    A session on this machine logs no errors, because the caller reports them.
 
     Args:
         name: The name of the application.

@@ -15,9 +15,9 @@ may belong to another stream.
 Rule 5: rows that were read are either buffered or read again. No row is read or planned once the lease has expired by
 our own clock.
 
-In terms of the cursor (`consumer/cursor.py`), rows that Spark has taken are delivered, and rows that it has committed
-are acknowledged. After a restart, `delivered` may begin before the shard's checkpoint, if the batch that the query
-planned last was not committed.
+In terms of the cursor (`consumer/cursor.py`), rows that Spark has taken count as delivered, and rows that it has
+committed count as acknowledged. After a restart, `delivered` may begin before the shard's checkpoint, if the batch that
+the query planned last was not committed.
 """
 
 import logging
@@ -27,7 +27,7 @@ from threading import Condition
 
 from attrs import Factory, define, evolve, frozen
 
-from leasehold.adapters.consumer.handling import Happening, MeasureCallback
+from leasehold.adapters.consumer.handling import MeasureCallback, ShardEvent
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.port import ConsumerPort, HeldShard, Next, Ready
@@ -38,9 +38,9 @@ from leasehold.adapters.spark.row_buffer import RowBuffer
 from leasehold.adapters.spark.rows import RowChunk, SourceColumns, make_chunk
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 
 @frozen
@@ -118,7 +118,7 @@ class ShardPrefetcher(ConsumerPort):
     ) -> None:
         self.shard = HeldShard(worker, holding, "commits")
         self.holding, self._worker, self._state, self._cursor = holding, worker, self.shard.state, self.shard.cursor
-        self.key, self._shared, self._on_finished = holding.key, shared, on_finished
+        self.key, self._shared_tables, self._on_finished = holding.key, shared, on_finished
         self._behind = False  # whether the last response was at least BEHIND_SECONDS behind the tip
         self._buffer = RowBuffer(shared.pace.columns)
         self._range_start: RangeStart | None = None  # caches the value of `range_start`
@@ -127,12 +127,12 @@ class ShardPrefetcher(ConsumerPort):
         self._read_at = -math.inf  # when the read under way began
         self._tip = ShardTip(holding.key)
 
-    # For planning batches; call these with `shared.changed` held
+    # The following methods are for planning batches. Hold `shared.changed` when you call them
 
     @property
     def is_opened(self) -> bool:
         """Whether the position at which the query continues is known."""
-        return self._state.begun
+        return self._state.has_begun
 
     @property
     def range_start(self) -> RangeStart | None:
@@ -146,13 +146,13 @@ class ShardPrefetcher(ConsumerPort):
     @property
     def buffered_rows_and_bytes(self) -> tuple[int, int]:
         """The number of rows and bytes read ahead."""
-        # A position without rows counts as one row. If no batch contained it, it would never be committed, and the
-        # dropped records before it would be read again after each start.
+        # A position without rows counts as one row. Otherwise no batch would contain it, so it would never be
+        # committed, and the dropped records before it would be read again after each start.
         return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is more to read, and room for it."""
+        """Whether there are more records to read, and room for them."""
         return self._behind and not self._tip.reached and not self._is_full
 
     @property
@@ -172,7 +172,7 @@ class ShardPrefetcher(ConsumerPort):
         """The committed position that is still to be written to the lease and may be written now (rule 4), or None."""
         return (
             self._uncheckpointed
-            if self.is_opened and (self._cursor.is_fully_read or self.key in self._shared.read_keys)
+            if self.is_opened and (self._cursor.is_fully_read or self.key in self._shared_tables.read_keys)
             else None
         )
 
@@ -189,27 +189,28 @@ class ShardPrefetcher(ConsumerPort):
         """Record that Spark has committed all rows up to this position."""
         self._uncheckpointed = position
 
-    # For its reader
+    # The following methods are called by the reader of the shard
 
     def poll(self, now: float) -> Ready:
         """Acknowledge the position that Spark has committed, and return whether the shard may be read."""
         holding, cursor = self.holding, self._cursor
         if not holding.lost.is_set() and (committed := self._writable_position) is not None:
             cursor.consumer_acknowledged(committed)
-            self._forget_if_written()  # the lease may already contain it
+            self._forget_if_written()  # the lease may already contain this position
         is_releasing = holding.releasing
         return Ready(
-            free=False,  # Spark takes rows itself (`take_rows`)
-            room=not (is_releasing or self._is_blocked(now)),
-            # Do not wait for rows that an earlier run planned and did not commit, because this run may never plan them.
-            working=self._rows_taken and cursor.has_unacknowledged and not self._shared.ending,
-            look_seconds=COMMIT_SECONDS if is_releasing else ROOM_SECONDS,
+            can_deliver=False,  # Spark takes rows itself (`take_rows`)
+            can_read=not (is_releasing or self._is_blocked(now)),
+            # Do not wait for rows that an earlier run has planned but not committed, because this run may never plan
+            # them.
+            awaits_commit=self._rows_taken and cursor.has_unacknowledged and not self._shared_tables.ending,
+            next_poll_seconds=COMMIT_SECONDS if is_releasing else ROOM_SECONDS,
         )
 
     def step_failed(self) -> None:
         self._behind = False  # no batch should wait for a shard that cannot be read
 
-    def store(self, position: Position, now: float) -> bool:  # noqa: ARG002  as often as Spark commits
+    def store(self, position: Position, now: float) -> bool:  # noqa: ARG002  each commit by Spark is stored
         # Only committed positions are written. If the write is rejected, the lease is lost, and the new owner processes
         # the rows again.
         is_stored = self.holding.checkpoint(position)
@@ -219,17 +220,17 @@ class ShardPrefetcher(ConsumerPort):
         return is_stored
 
     def _forget_if_written(self) -> None:
-        """Forget the committed position if the lease contains it now."""
-        with self._shared.changed:
+        """Forget the position committed by Spark if the lease now contains it."""
+        with self._shared_tables.changed:
             # Compare the positions first, because Spark may have committed a later one while the write was under way.
             if self._uncheckpointed is not None and self._uncheckpointed.order <= self._cursor.committed.order:
                 self._uncheckpointed = None
-            self._shared.changed.notify_all()
+            self._shared_tables.changed.notify_all()
 
     def find_start(self, stored: Callable[[], Position | None]) -> Position | None:
-        # Continue where the query itself stopped. Use the lease's position only if the query has no position.
+        # Continue where the query itself stopped. Use the position of the lease only if the query has none.
         lease = self.holding.lease
-        query_position = self._shared.resume(self.holding, lease.checkpoint)
+        query_position = self._shared_tables.resume(self.holding, lease.checkpoint)
         if query_position == lease.checkpoint:
             lease_start = stored()
             # A position's token is opaque data of its source. Prefer the token of the query's own position: it exists
@@ -246,25 +247,25 @@ class ShardPrefetcher(ConsumerPort):
         return query_position
 
     def start_at(self, start: Position, now: float) -> None:
-        with self._shared.changed:
+        with self._shared_tables.changed:
             self._cursor.begun_at(start)
             self._state.reading_begun()
             self._tip.last_record_at = now
             # While another worker held the lease, Spark may have committed a later position. Remember it, to write it
             # once rule 4 allows.
-            committed_position = self._shared.committed(self.key)
+            committed_position = self._shared_tables.committed(self.key)
             self._uncheckpointed = (
                 None if committed_position is None or committed_position.order > start.order else committed_position
             )
-            self._shared.changed.notify_all()
+            self._shared_tables.changed.notify_all()
         if start.ended:  # the query has read the shard to its end, so only SHARD_END is left to write
             self.holding.progress.expect_no_response()
         else:
-            self.shard.pull.open()
+            self.shard.reader.open()
 
-    def admit(self, now: float) -> float | None:
+    def reserve_memory(self, now: float) -> float | None:
         """Return None if the reader may read now, or when to check again if an AvailableNow query has caught up."""
-        if self._shared.only_now and self._tip.target is None:
+        if self._shared_tables.only_now and self._tip.target is None:
             # Request the tip once the shard is opened. Records that arrive from now on are for the next run.
             self._tip.set_target(self._worker.source.latest(self.holding.lease), now)
             self._update_tip(now, behind=None)
@@ -275,40 +276,41 @@ class ShardPrefetcher(ConsumerPort):
         return None
 
     def keep(self, batch: Batch) -> None:
-        now, chunk = self._read_at, make_chunk(self._shared.pace.columns, self.holding.lease, batch)
-        # Update the position and the rows under one lock. A batch planned in between would skip or repeat rows.
-        with self._shared.changed:
+        now, chunk = self._read_at, make_chunk(self._shared_tables.pace.columns, self.holding.lease, batch)
+        # Update the position and the rows under one lock. Otherwise, a batch planned in between would skip or repeat
+        # rows.
+        with self._shared_tables.changed:
             if chunk is not None:
                 self._buffer.append_chunk(chunk)
                 self._tip.last_record_at = now
                 # Do not notify for empty responses, because each notification makes the planner check all shards.
-                self._shared.changed.notify_all()
+                self._shared_tables.changed.notify_all()
             self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
             self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
-            self._shared.undecided_count += batch.possible_duplicates
+            self._shared_tables.undecided_count += batch.possible_duplicates
             if chunk is not None or batch.behind_seconds is not None:
-                self._shared.answered_reads += 1
-                self._shared.read_keys.add(self.key)
+                self._shared_tables.answered_reads += 1
+                self._shared_tables.read_keys.add(self.key)
             self._update_tip(now, behind=batch.behind_seconds)
 
     def batch_read(self, batch: Batch, now: float) -> Next:
         self._state.source_responded(batch)
         self.holding.throughput.add(batch.size, now)
-        self._shared.measure(self.holding, batch)
+        self._shared_tables.measure(self.holding, batch)
         # Keep the interval between the starts of two reads even if the response allows the next read earlier, because
         # the service limits the requests for a shard, and all readers of the shard share that limit.
-        return max(now + self._shared.pace.interval_seconds, self._worker.clock() + batch.wait_seconds)
+        return max(now + self._shared_tables.pace.interval_seconds, self._worker.clock() + batch.wait_seconds)
 
     def _update_tip(self, now: float, *, behind: float | None) -> None:
         """Record whether all records that existed at the start have been read."""
         if self._tip.update_read_position(
-            self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()
+            self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared_tables.closed()
         ):
-            self._shared.read_keys.add(self.key)  # rule 4: the position is one of this stream
+            self._shared_tables.read_keys.add(self.key)  # rule 4: the position is one of this stream
 
     @property
     def _is_full(self) -> bool:
-        pace, held_count = self._shared.pace, max(1, self._shared.held_count)
+        pace, held_count = self._shared_tables.pace, max(1, self._shared_tables.held_count)
         # The share is at least 1, so that every shard can buffer a row.
         rows, size = max(1, pace.rows // held_count), max(1, pace.bytes // held_count)
         return self._buffer.count >= rows or self._buffer.bytes >= size
@@ -321,12 +323,12 @@ class ShardPrefetcher(ConsumerPort):
         self.holding.throughput.rest(now)  # otherwise a blocked query would look idle, and get more leases
         return True
 
-    def leave(self, happening: Happening) -> None:  # noqa: ARG002  Spark has no observer
+    def close_shard(self, happening: ShardEvent) -> None:  # noqa: ARG002  Spark has no observer
         # Close the connection before notifying, because the shard's next owner may be unable to read while it is open.
-        self.shard.pull.close()
-        with self._shared.changed:
+        self.shard.reader.close()
+        with self._shared_tables.changed:
             self._on_finished(self)
-            self._shared.changed.notify_all()
+            self._shared_tables.changed.notify_all()
 
 
 def make_prefetching_reader(prefetcher: ShardPrefetcher) -> LeaseReader:

@@ -1,7 +1,7 @@
 """Sets up the Python processes that Spark starts for a source, so that they log to the driver's log and end cleanly.
 
-Spark itself configures no logging in these processes, does not end them cleanly, and reports their errors as its own.
-The source-runner process plans a query's batches. Tasks run on executors, where this package may be missing.
+By itself, Spark configures no logging in these processes, does not end them cleanly, and reports their errors as its
+own. The source-runner process plans a query's batches. Tasks run on executors, where this package may be missing.
 """
 
 import logging
@@ -15,29 +15,30 @@ from typing import Any
 
 from pyspark.cloudpickle import dumps
 
-from leasehold.adapters.consumer.runner import READABLE
+from leasehold.adapters.consumer.runner import EXPLAINED_ERRORS
 from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 """Environment variable that Spark checks when an error has ended one of its Python processes."""
 
 SIGNALS = 64
-"""How many signals to read at a time. Each signal is one byte."""
+"""The number of signals to read at a time. Each signal is one byte."""
 
 
 @contextmanager
 def raise_plain_errors() -> Iterator[None]:
     """Make Spark report an error that users can understand as one sentence, without tracebacks.
 
-    The setting does not affect later errors, because this error ends the process.
+    This changes an environment variable of the process. Later errors are not affected, because this error ends the
+    process.
     """
     try:
         yield
-    except (*READABLE, ValueError):
+    except (*EXPLAINED_ERRORS, ValueError):
         os.environ[HIDE_TRACEBACK] = "1"
         raise
 
@@ -54,8 +55,8 @@ def end_on_signal(stop: Callable[[], None]) -> None:
     """On SIGTERM (which Spark may send twice) or Ctrl-C, call `stop` and then end the process.
 
     `stop` is called in a separate thread. Spark closes its channel just before it sends the signal, so the main thread
-    may already be releasing leases. An exception raised there could interrupt the releases, or leave a lock held that
-    they need.
+    may already be releasing leases. An exception raised in the main thread could interrupt the releases, or leave a
+    lock held that they need.
     """
     signal_numbers = {
         number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN
@@ -76,7 +77,7 @@ def end_on_signal(stop: Callable[[], None]) -> None:
                 os._exit(0)
 
     def on_failure(fault: BaseException) -> None:
-        log.error("signals are not handled any more, so this process ends now: %s", said(fault))
+        log.error("signals are not handled any more, so this process ends now: %s", error_summary(fault))
         os._exit(1)
 
     spawn("leasehold-end", end_process, on_failure)
@@ -97,7 +98,7 @@ def make_recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
         import sys  # noqa: PLC0415  likewise
 
         # In the processes of a query's source and sink, Spark does not add files from --py-files to the path.
-        if os.path.isfile(package_root) and package_root not in sys.path:  # noqa: PTH113  a zip file of the driver, like Spark's
+        if os.path.isfile(package_root) and package_root not in sys.path:  # noqa: PTH113  the driver imported this package from a zip file
             sys.path.append(package_root)
         try:
             cls, state = pickle.loads(pickled_state)  # noqa: S301  Spark unpickles everything its processes receive anyway

@@ -38,10 +38,10 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.contradictions import INCARNATION, created_later
 from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Store
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 OpenStore = Callable[..., Store]
 """The type of a function that opens the lease table. For a query over a slice (a time range), it returns a wrapped
@@ -49,13 +49,13 @@ store."""
 
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
 REPORTED_SHARDS = 50
-"""How many shards a report names, starting with those furthest behind."""
+"""The maximum number of shards in a report. Those furthest behind come first."""
 MAX_RETRY_SECONDS = 10.0
 """The longest wait between two attempts to determine which incarnation of the stream a run reads."""
 CATCH_UP_SECONDS = 20.0
 """How long a run waits to catch up with its shards on versions of Spark that do not announce AvailableNow."""
 LINGER_BYTES = 32 << 20
-"""A batch of this size does not wait for more rows, because the cost per batch no longer matters."""
+"""If a batch has this size, it does not wait for more rows, because the cost per batch no longer matters."""
 FLUSH_SECONDS = 1.0
 """If no rows arrive for this long, an empty batch is planned, so that Spark commits the last one. If another worker
 requests a lease, the empty batch is planned immediately."""
@@ -107,7 +107,7 @@ class QueryRun:
         )
         self._watchdog = Watchdog(options.config.lease_seconds)
         self._joined = False
-        self._incarnation: str | None = None  # cached, because a run reads one incarnation of its stream
+        self._incarnation: str | None = None  # None until it is known; a run reads only one incarnation of its stream
         self._default_incarnation: str | None = None  # the incarnation of offsets that name none
         self._restarted = False
         self._plans: dict[int, BatchPlan] = {}
@@ -115,7 +115,7 @@ class QueryRun:
         self._previous = Offset()
         self._delivered_keys: frozenset[str] = (
             frozenset()
-        )  # the shards whose rows of `_previous` the sink is known to have
+        )  # the shards whose rows in `_previous` are known to be in the sink
         self._planned_at = time.monotonic()
         self._planned_ends: dict[str, Position] = {}
         self._committed = -1
@@ -177,8 +177,8 @@ class QueryRun:
             except SourceUnavailable as fault:
                 if not backoff.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
-                # An AvailableNow query must not wait forever. Any other query may, so pass the watchdog a value that
-                # always changes, which counts as progress.
+                # An AvailableNow query must not wait forever. Any other query may wait, so pass the watchdog a value
+                # that always changes, which counts as progress.
                 self._watchdog.check_progress(
                     {"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns()
                 )
@@ -215,10 +215,10 @@ class QueryRun:
         self._loop.start(only_now=self._only_now)
 
     def plan_batch(self, start: Offset, limit: ReadLimit) -> Offset | None:
-        """Return the end of the batch after `start`, or None if there is no batch. Repeated calls return the same."""
+        """Return the end of the batch after `start`, or None if there is none. Repeated calls return the same end."""
         self._loop.raise_fault()
-        # Return an earlier plan again. Spark may call twice after an error of its own, and the plan's rows are no
-        # longer in the buffers.
+        # If this batch is already planned, return that plan. Spark may call twice after an error of its own, and the
+        # rows of the plan are no longer in the buffers.
         earlier_plan = self._plans.get(start.number + 1)
         if earlier_plan is not None and earlier_plan.start == start:
             return earlier_plan.end
@@ -240,9 +240,7 @@ class QueryRun:
             self._partitions[end.number] = self._transport.make_partitions(
                 end.number, spread_over_tasks(rows_by_key, task_count)
             )
-            if (
-                plan is not None
-            ):  # drop the rows only now, because `make_partitions` may have failed and be called again
+            if plan is not None:  # keep the rows until now, because `make_partitions` may fail and be called again
                 self._plans[end.number] = evolve(plan, rows={})
         return self._partitions[end.number]
 
@@ -275,7 +273,7 @@ class QueryRun:
 
     def close(self) -> None:
         """Release the leases, and close connections and files."""
-        with ExitStack() as closing:  # calls the functions in reverse order, even if one of them raises
+        with ExitStack() as closing:  # the stack calls the functions in reverse order, even if one of them raises
             # The loop is added last, so that it ends first, while it can still write checkpoints and release leases.
             replay_closers = () if self._replay_source is self._source else (self._replay_source.close,)
             for close in (
@@ -333,7 +331,7 @@ class QueryRun:
                 continue
             self._watchdog.check_progress(
                 {"(others)": "other workers still read the slice"}, time.monotonic_ns()
-            )  # never counts as stuck
+            )  # the changing value counts as progress
 
     def _is_catching_up(self) -> bool:
         """Return whether this may be an AvailableNow run that has not yet read all records that existed at its start.
@@ -406,7 +404,7 @@ class QueryRun:
 
     def _is_delivered(self, key: str, end: Offset) -> bool:
         """Return whether the sink has all records of a shard up to this offset."""
-        # A batch that an earlier run planned may be in the sink only in part, or not at all.
+        # If an earlier run planned the batch, the sink may have only a part of it, or nothing.
         return end != self._previous or key in self._delivered_keys
 
 

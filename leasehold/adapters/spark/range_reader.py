@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
-from leasehold.adapters.consumer.cursor import ShardPull
+from leasehold.adapters.consumer.cursor import ShardReader
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.rows import RowChunk, SourceColumns, make_chunk
 from leasehold.balancer.model import Lease, Position
@@ -13,7 +13,7 @@ from leasehold.errors import SourceUnavailable
 
 
 def cut_rows_after(columns: SourceColumns, chunk: RowChunk, end: Position) -> pa.RecordBatch:
-    """Return the rows of a chunk up to and including the position `end`."""
+    """Return the rows of a chunk up to the position `end`, inclusive."""
     if chunk.ends.order <= end.order:
         return chunk.rows
     row_numbers = range(chunk.count)
@@ -23,7 +23,7 @@ def cut_rows_after(columns: SourceColumns, chunk: RowChunk, end: Position) -> pa
 
 
 def read_range(
-    pull: ShardPull,
+    pull: ShardReader,
     columns: SourceColumns,
     lease: Lease,
     *,
@@ -36,7 +36,7 @@ def read_range(
         pull: Reads the shard.
         columns: The columns that records become.
         lease: The lease of the shard.
-        within: Returns a response without the records that lie outside the range.
+        within: Removes the records outside the time range from a response.
         ended: Returns whether to stop.
 
     Yields:

@@ -17,8 +17,8 @@ ENCRYPTION_SETTINGS = (
 def register(spark: "SparkSession") -> None:
     """Register `kinesis-leased`, `dynamodb-leased` and `eventhubs-leased` as formats of this session.
 
-    Tasks fetch their rows from the driver at the address that Spark has for it. If Spark encrypts its traffic, rows
-    travel within the tasks, which are encrypted too.
+    Tasks fetch their rows from the driver, at the address in Spark's settings. If Spark encrypts its traffic, the rows
+    are embedded in the tasks, because Spark encrypts those.
 
     Args:
         spark: The session.
@@ -31,11 +31,11 @@ def register(spark: "SparkSession") -> None:
     from leasehold.adapters.spark.kinesis.table_changes import DynamoLeased  # noqa: PLC0415
     from leasehold.adapters.spark.leased_source import LeasedSource  # noqa: PLC0415
 
-    # The cores of all executors that have registered so far. A client of Spark Connect has no access to this number.
+    # The number of cores of all executors that have registered so far. A client of Spark Connect cannot read it.
     core_options = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
     session_options = core_options | read_driver_address(spark)
     for format_class in (KinesisLeased, DynamoLeased, EventHubsLeased):
-        # Create a subclass, which unlike an imported class is pickled by value. So its `session_options` reach the
+        # Register a new subclass. Unlike an imported class, it is pickled by value, so its `session_options` reach the
         # processes that run queries.
         for_session: type[LeasedSource] = type(f"{format_class.__name__}Here", (format_class,), {})
         for_session.session_options = session_options
@@ -43,7 +43,7 @@ def register(spark: "SparkSession") -> None:
 
 
 def read_driver_address(spark: "SparkSession") -> dict[str, str]:
-    """Return the options for the address at which tasks connect to the driver, which is loopback in local mode.
+    """Return options with the address at which tasks connect to the driver. In local mode, it is the loopback address.
 
     Return no options if Spark encrypts its traffic, or if the address is unknown.
     """

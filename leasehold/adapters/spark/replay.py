@@ -4,15 +4,14 @@ For each shard, a repeated batch contains either all rows of the range in the of
 Otherwise a sink that skips a batch it has seen would lose the rows that only the repetition contained.
 
 Rule 1: an error is no evidence that records are missing. A read that is throttled, cannot connect or gets no response
-is tried again, and the wait is logged. If all shards are silent for too long, the query fails. Spark then repeats the
-batch when the query is started again.
-Rule 2: a range is given up only if the source responds and no longer has the range, or if another worker owns a
-partition that allows one reader. Reading continues where the range began. Every later repetition leaves the range out
-too, because the sink may have the batch without it.
-Rule 3: Spark commits a batch even if a range of it was given up, and a later run would assume that the range is done.
-To prevent this, the range is written to its lease as an annotation before Spark gets the batch. If another worker has
-taken the lease of an exclusive partition, the larger epoch shows that the range may not be done. If the store does not
-count epochs, every range that an earlier run of an exclusive source planned is assumed not to be done.
+is retried, and the wait is logged. If all shards are silent for too long, the query fails. Spark then repeats the batch
+when the query is started again. Rule 2: a range is given up only if the source responds and no longer has the range, or
+if another worker owns a partition that allows one reader. Reading continues where the range began. Every later
+repetition leaves the range out too, because the sink may have the batch without it. Rule 3: Spark commits a batch even
+if a range of it was given up, and a later run would assume that the range is done. To prevent this, the range is
+written to its lease as an annotation before Spark gets the batch. If another worker has taken the lease of an exclusive
+partition, the larger epoch shows that the range may not be done. If the store does not count epochs, every range that
+an earlier run of an exclusive source planned is assumed not to be done.
 """
 
 import logging
@@ -24,7 +23,7 @@ from threading import Event
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
 
-from leasehold.adapters.consumer.cursor import Cursor, ShardPull
+from leasehold.adapters.consumer.cursor import Cursor, ShardReader
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
 from leasehold.adapters.spark.lease_loop import Watchdog, format_with_reasons
@@ -33,19 +32,19 @@ from leasehold.adapters.spark.range_reader import read_range
 from leasehold.adapters.spark.rows import SourceColumns
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, SourceUnavailable, StoreError, Trimmed
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import AnnotateLease
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 UNREAD = "spark_unread"
-"""The annotation of a lease that contains the range that a repeated batch could not read."""
+"""The annotation in which a lease stores the range that a repeated batch could not read."""
 
 THREADS = 16
 SILENT_SECONDS, SILENT_SECONDS_OWNED = 30.0, 5.0
-"""A range is assumed to be gone after `SILENT_SECONDS` of empty responses at the tip. If the partition allows only one
-reader, we check after `SILENT_SECONDS_OWNED` whether its lease has a living owner."""
+"""A range is assumed to be past retention after `SILENT_SECONDS` of empty responses at the tip. If the partition allows
+only one reader, we check after `SILENT_SECONDS_OWNED` whether its lease has a living owner."""
 PAUSE_SECONDS, MAX_FAULT_SECONDS = 0.25, 10.0
 POLL_SECONDS, LOG_EVERY = 1.0, 10
 ATTEMPTS = 3
@@ -69,7 +68,7 @@ class ReplayContext:
     exclusive: bool
 
     def was_delivered(self, lease: Lease, part: Range) -> bool:
-        """Return whether this range was really part of its batch. Spark itself assumes that every range was."""
+        """Return whether the rows of this range were part of the batch. Spark assumes this of every range."""
         return not self.may_have_another_owner(lease, part) and not _is_given_up(lease, part)
 
     def may_have_another_owner(self, lease: Lease, part: Range) -> bool:
@@ -119,7 +118,7 @@ def find_delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str
     """
     ranges = dict(offset.ranges)
     leases = {lease.key: lease for lease in context.store.get(ranges)}
-    # If the table lacks a lease, assume that it had no other owner. The lease will be recreated from this offset.
+    # If a lease is missing, assume that it had no other owner. It will be recreated from this offset.
     leases_by_key = {key: leases.get(key, Lease(key, epoch=part.epoch)) for key, part in ranges.items()}
     return frozenset(key for key, part in ranges.items() if context.was_delivered(leases_by_key[key], part))
 
@@ -129,14 +128,13 @@ def _is_given_up(lease: Lease, part: Range) -> bool:
 
 
 def _find_leases(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
-    """Return the leases of these ranges. If the table lacks a lease, make one from the listing of shards."""
+    """Return the leases of these ranges. If a lease is missing, make one from the listing of shards."""
     try:
         leases_by_key = {lease.key: lease for lease in context.store.get(ranges)}
     except StoreError as fault:
         leases_by_key = {}
         log.warning("the leases could not be read: %s", fault)
-    # If leases are missing, take the hash ranges of their shards from the listing, because nothing else is needed to
-    # read a range.
+    # For missing leases, use the hash ranges in the listing of shards. Nothing else is needed to read a range.
     if ranges.keys() - leases_by_key.keys():
         listed_leases = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in context.source.shards()}
         leases_by_key = listed_leases | leases_by_key
@@ -147,7 +145,7 @@ class RangeReplay:
     """Reads one range again.
 
     Attributes:
-        problem: Why the range is not read yet.
+        problem: Why the range has not been read yet.
         answered_reads: How many reads the source has answered.
     """
 
@@ -156,7 +154,7 @@ class RangeReplay:
         self._lease, self._part, self._context, self._cancelled = lease, part, context, cancelled
         self._cursor = Cursor(part.begins, until=part.ends)
         # Open the reader with the epoch of the range, so that it does not disconnect a reader with a later epoch.
-        self._pull = ShardPull(
+        self._pull = ShardReader(
             self._cursor, lambda start: context.source.open(evolve(self._lease, epoch=part.epoch), start)
         )
         self._faults = Backoff(PAUSE_SECONDS, MAX_FAULT_SECONDS)
@@ -212,7 +210,8 @@ class RangeReplay:
         elif response.behind_seconds is not None:
             self.answered_reads += 1
             self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause_seconds
-            # Count only empty responses at the tip. A response behind the tip shows that more records will follow.
+            # Count only empty responses at the tip. An empty response that is not at the tip shows that more records
+            # will follow.
             if self._tip_silence > SILENT_SECONDS:
                 raise Trimmed(f"no record comes up to {self._part.ends.sequence}, and the shard is read to its tip")
         return pause_seconds
@@ -225,9 +224,9 @@ class RangeReplay:
                 self._lease = next(iter(self._context.store.get([previous_lease.key])), previous_lease)
             except StoreError as fault:
                 log.warning("lease %s cannot be read: %s", previous_lease.key, fault)
-            # A new owner proves nothing yet, because it may have claimed the lease from a dead worker and not begun to
-            # read. Once the owner has renewed the lease, its reader has disconnected ours, so no more records will
-            # arrive.
+            # A change of owner proves nothing, because the new owner may have claimed the lease from a dead worker and
+            # not begun to read. Once it has renewed the lease, its reader has disconnected ours, so no more records
+            # will arrive.
             has_same_owner = previous_lease.owner is not None and previous_lease.owner == self._lease.owner
             if has_same_owner and previous_lease.version != self._lease.version:
                 raise Trimmed("another worker holds its lease and reads it")
@@ -238,12 +237,12 @@ class RangeReplay:
             self._context.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.problem = str(fault)
-            self._reader_silence = self._checked_at = 0.0  # while the source is unavailable, silence does not count
+            self._reader_silence = self._checked_at = 0.0  # time during which the source is unavailable does not count
         else:
             raise Trimmed(f"no record comes up to {self._part.ends.sequence}, although the source responds")
 
     def _annotate_as_unread(self) -> None:
-        """Annotate the lease with this range, so that the next run does not assume that the sink has it."""
+        """Annotate the lease with this range, so that the next run does not assume that the sink has the rows."""
         for _ in range(ATTEMPTS):
             for lease in self._context.store.get([self._lease.key]):
                 if self._context.may_have_another_owner(lease, self._part):

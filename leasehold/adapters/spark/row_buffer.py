@@ -1,4 +1,4 @@
-"""Buffers the rows of one shard that are read but not part of a batch yet, and cuts them at any row without copying."""
+"""Buffers rows of one shard that have been read but are in no batch yet. Cuts them at any row without copying."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from leasehold.adapters.spark.rows import RowChunk, SourceColumns
 ROW_BYTES = 100
 """The approximate size of a row without its data, that is, of its keys, numbers and times."""
 LARGE_BYTES = 1 << 18
-"""The average size from which batches are not merged, because copying one takes longer than sending it separately."""
+"""If batches have at least this average size, they are not merged, because copying one takes longer than sending it."""
 ANY_SIZE = 1 << 62
-"""Used as a size limit that no row exceeds."""
+"""A size limit that no row exceeds."""
 
 
 class RowBuffer:
@@ -31,14 +31,14 @@ class RowBuffer:
     def __init__(self, columns: SourceColumns) -> None:
         self.count = self.bytes = 0
         self._columns = columns
-        self._chunks: deque[tuple[RowChunk, int]] = deque()  # each with its size, which is slow to compute
+        self._chunks: deque[tuple[RowChunk, int]] = deque()  # each chunk with its size, which is slow to compute
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
 
     def append_chunk(self, chunk: RowChunk) -> None:
         """Append the chunk that was read next."""
-        chunk_bytes = self._measure_chunk(chunk)  # compute the size first: if this raises, the chunk must not be added
+        chunk_bytes = self._measure_chunk(chunk)  # this may raise, so compute the size before the chunk is added
         self._chunks.append((chunk, chunk_bytes))
         self.count += chunk.count
         self.bytes += chunk_bytes

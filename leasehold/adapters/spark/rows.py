@@ -1,4 +1,4 @@
-"""The rows that a query reads from its source: their columns, their positions, and the source's settings."""
+"""Defines the rows that a query reads: their columns, their positions, and the settings of their source."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -33,15 +33,15 @@ class SourceSpec:
 
     Attributes:
         open: Opens the source.
-        columns: The columns that its records become.
+        columns: The columns of a row that is made from a record.
         interval_seconds: The minimum time between two reads of a shard.
         shard_rows: The maximum number of rows of one shard in one batch.
         rereadable: Whether any number of readers may read a shard at a time, so that no reader disconnects another.
         stream: The name of the stream in offsets. A checkpointLocation of another stream is rejected.
-        sliced: Whether shards end at the end of a slice. Then the query ends once workers have read all of them.
+        sliced: Whether shards end at the end of a slice. If so, the query ends once the workers have read all shards.
         start_positions: By shard, where to begin if neither a lease nor the query has a position.
-        open_for_replay: Opens the source for reading ranges again, if not `open`. A registered consumer allows one
-            subscription per shard, so a repeated batch that subscribed would disconnect the shard's owner.
+        open_for_replay: Opens the source for reading ranges again; None to use `open`. A registered consumer allows one
+            subscription per shard, so if a repeated batch subscribed, it would disconnect the shard's owner.
     """
 
     open: Callable[[], Source]
@@ -57,7 +57,7 @@ class SourceSpec:
 
 @frozen
 class ArrowBatch(Batch):
-    """A read whose records are rows already.
+    """A read whose records are already Arrow rows.
 
     Attributes:
         rows: The rows.
@@ -109,7 +109,7 @@ def _convert_to_seconds(times: pa.Array) -> list[float | None]:
 
 @frozen
 class RowChunk:
-    """A sequence of rows. With them, the shard is read up to `ends`, which may be after rows that were dropped.
+    """A sequence of rows. After them, the shard is read up to `ends`, which may be past rows that were dropped.
 
     Attributes:
         rows: The rows, as a batch or a table.
@@ -128,7 +128,7 @@ class RowChunk:
 
 
 def make_chunk(columns: SourceColumns, lease: Lease, batch: Batch) -> RowChunk | None:
-    """Return the rows and the position of a batch, or None if it has neither. The end of a shard is a position too."""
+    """Return the rows and the position of a batch, or None if it has neither. The end of a shard is also a position."""
     end_position = batch.reached
     if end_position is None:
         return None

@@ -4,10 +4,11 @@ A task gathers its rows into sections, orders each section by partition key, and
 (`sources/deduplication.py`). It sends the rows with a writer of the stream (`RowWriter`), which preserves the order
 within a shard.
 
-1. Spark passes a task the rows of its partition. They are gathered into sections of `SECTION_BYTES`, which depend on
-   the sizes of the rows alone. So the same rows form the same sections, however Spark divides them into batches.
-2. A section is ordered by partition key, and rows with the same key keep their order. So the section stays the same if
-   a repeated batch has the rows of two shards of a source in another order.
+1. Spark passes a task the rows of its partition. They are gathered into sections of about `SECTION_BYTES`. The
+   boundaries depend only on the sizes of the rows, so the same rows form the same sections however Spark divides them
+   into Arrow batches.
+2. A section is ordered by partition key, and rows with the same key keep their order. So the section is the same even
+   if a repeated batch contains the rows of two source shards in another order.
 3. The edition of a section is a digest of its rows in that order. No row of a section is sent before the section is
    complete.
 4. The rows are sent, and the task waits until all of them are written. If that fails, the task fails, and Spark runs it
@@ -38,9 +39,9 @@ from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.compat import DataSourceStreamArrowWriter
 from leasehold.adapters.spark.options import MIB, OptionReader, SparkOption
 from leasehold.adapters.spark.processes import make_recreator, raise_plain_errors, set_up_logging
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 SECTION_BYTES = 32 * MIB
 ROW_BYTES = 100
@@ -76,7 +77,7 @@ class SinkColumns:
 
     Attributes:
         types: The Arrow type that each column is cast to.
-        order: The columns to order a section by.
+        order: The columns by which a section is sorted.
         required: The columns that are required, and whose values must not be null.
     """
 
@@ -165,7 +166,9 @@ class SinkTarget(Protocol):
 
 @frozen
 class WriteIdentity:
-    """The names that identify a job in the tags of its records. Names from Spark take precedence unless `named` is set.
+    """The values that identify a job in the tags of its records.
+
+    Values from Spark take precedence unless `named` is true.
 
     Attributes:
         query: A random id, or the name from the options.
@@ -183,7 +186,7 @@ class WriteIdentity:
 
     @classmethod
     def from_options(cls, opts: OptionReader) -> "WriteIdentity":
-        """Return the names from the options. Raises ValueError if only one of the two is given."""
+        """Return the identity from the options. Raises ValueError if only one of name and batch is given."""
         query, batch = opts.read_text("writer.name"), opts.read_optional_number("writer.batch")
         # If only the name or only the batch were given, two runs could have the same tags, and readers would drop the
         # rows of the second run as duplicates.
@@ -222,7 +225,7 @@ def split_into_sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch])
                 if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
                     row_sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
             cumulative_sizes = np.cumsum(row_sizes) + gathered_bytes
-            # A section ends with the row that brings it to `SECTION_BYTES`.
+            # A section ends with the row with which it reaches `SECTION_BYTES`.
             section_row_count = min(rows.num_rows, int(np.searchsorted(cumulative_sizes, SECTION_BYTES)) + 1)
             gathered_parts.append(rows.slice(0, section_row_count))
             gathered_bytes, rows = int(cumulative_sizes[section_row_count - 1]), rows.slice(section_row_count)
@@ -250,8 +253,8 @@ def compute_edition(rows: pa.Table) -> str:
             # The entries of a map are unordered, and a repeated task may get them in another order.
             row_digest.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
             continue
-        # Hash the lengths of the values too. Otherwise different rows whose values concatenate to the same bytes would
-        # have the same hash.
+        # Hash the lengths of the values too. Otherwise, different values that concatenate to the same bytes would have
+        # the same digest.
         row_digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
         for chunk in column.chunks:
             _, ends, values = chunk.buffers()

@@ -1,4 +1,4 @@
-"""Keeps a query running. If the query ends for a temporary reason, it is started again and the reason is logged.
+"""Keeps a query running. If the query ends for a temporary reason, the reason is logged and the query is started again.
 
 Spark ends a query if a Python process that runs its source or sink ends. Such a process may have run out of memory, or
 may not have started within the ten seconds that Spark waits. A query may also hang in a call that never returns. The
@@ -17,9 +17,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.call_timeouts import Backoff
-from leasehold.stores.printable import escaped, text_of
+from leasehold.stores.printable import limited_error_text, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 WAIT_SECONDS = 5.0, 300.0
 SILENT_SECONDS = 600.0
@@ -61,8 +61,8 @@ A query that ends with any other error is not started again.
 def find_restart_reason(fault: BaseException) -> str | None:
     """Return why a query may be started again after this error, or None if it would end the same way again."""
     # After an error in Python or a lost executor, Spark provides only a message. After an error in Java, the message
-    # may be empty, as that of an EOFException after a Python process was killed. So search the stack trace, too.
-    message = text_of(fault, MAX_TEXT) + str(getattr(fault, "_stackTrace", ""))[:MAX_TEXT]
+    # may be empty, for example if a killed Python process causes an EOFException. So search the stack trace, too.
+    message = limited_error_text(fault, MAX_TEXT) + str(getattr(fault, "_stackTrace", ""))[:MAX_TEXT]
     return next((cause for pattern, cause in CAUSES.items() if re.search(pattern, message)), None)
 
 
@@ -141,14 +141,15 @@ def supervise(
                 else:
                     return
         except KeyboardInterrupt as interrupt:
-            # A terminal interrupts Java, too, which then ends. Do not show the errors that follow from that.
+            # A terminal sends Ctrl-C to Java, too, so Java ends. Do not show the errors that this causes.
             with suppress(Exception):
                 if query is not None:
                     query.stop()
             query = None
             raise interrupt from None
         except Exception as fault:  # Spark's own, or Java's
-            # Do not restart after an error in the query itself: it would happen again, and restarts would hide it.
+            # Do not restart after an error in the query itself, because it would happen again and the restarts would
+            # hide it.
             if (cause := find_restart_reason(fault)) is None:
                 raise
         finally:
@@ -166,8 +167,8 @@ def supervise(
 def _interruptible() -> Iterator[None]:
     """Within the context, Ctrl-C raises KeyboardInterrupt even if PySpark has set its own handler.
 
-    PySpark's handler calls Java. If Ctrl-C arrives while this thread waits for Java, or has ended Java, that call fails
-    and hides the interrupt. Handlers of the user's program are kept.
+    PySpark's handler calls Java. If Ctrl-C arrives while this thread waits for Java, or if it has also ended Java, that
+    call fails and hides the interrupt. Handlers that the user's program has set are kept.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_pyspark_handler = str(getattr(handler, "__module__", "")).startswith("pyspark.")

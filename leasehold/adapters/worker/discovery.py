@@ -21,7 +21,7 @@ from leasehold.adapters.sources.protocol import (
     RejectionCounter,
     SelectiveSource,
     Source,
-    turn_foreign_errors_into_unavailable,
+    translate_foreign_errors,
 )
 from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.adapters.worker.holding import Holding
@@ -44,11 +44,11 @@ from leasehold.balancer.family import problems, unrelated
 from leasehold.balancer.lineage import HOLE_CONFIDENCE, deletable
 from leasehold.balancer.model import LATEST, History, Hole, Lease, Me, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable, StoreError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Done, Listing, Outcome, Store
 from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease, ReleaseLease, ResetLease
 
-log = escaped(logging.getLogger("leasehold.discovery"))
+log = make_safe_logger(logging.getLogger("leasehold.discovery"))
 
 SAFETY_SECONDS = 300.0
 
@@ -253,7 +253,7 @@ class Discovery:
             return listing
         # The source does not list the shards of the other streams' leases. If those leases were kept in the listing,
         # they would be deleted as if their shards were gone.
-        with turn_foreign_errors_into_unavailable():
+        with translate_foreign_errors():
             return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
@@ -366,7 +366,7 @@ class Discovery:
     def _call(self) -> Iterator[None]:
         self.is_calling_source = True
         try:
-            with turn_foreign_errors_into_unavailable():
+            with translate_foreign_errors():
                 yield
         finally:
             self.is_calling_source = False

@@ -16,11 +16,11 @@ from leasehold.balancer.actions import RequestHandoff
 from leasehold.balancer.handoff import renewed_request
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import TakeBackLease, WithdrawRequest
 
-log = escaped(logging.getLogger("leasehold.handoff"))
+log = make_safe_logger(logging.getLogger("leasehold.handoff"))
 
 RETRY_SECONDS = 0.25
 ACCEPT_SECONDS = 2.0

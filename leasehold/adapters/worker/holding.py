@@ -62,10 +62,10 @@ from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import Annotations, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Done, Outcome, Store
 
-log = escaped(logging.getLogger("leasehold.holding"))
+log = make_safe_logger(logging.getLogger("leasehold.holding"))
 
 WRITE_ATTEMPTS = 3
 MEASURE_SECONDS = 60.0

@@ -25,12 +25,12 @@ from leasehold.balancer.actions import Action, Claim, RequestHandoff, Steal
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease, Version
 from leasehold.errors import NotWritten, OutcomeUnknown, StoreError, WorkerError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import ClaimLease
 
-log = escaped(logging.getLogger("leasehold.holdings"))
-taken_log = escaped(logging.getLogger("leasehold.worker"))
+log = make_safe_logger(logging.getLogger("leasehold.holdings"))
+taken_log = make_safe_logger(logging.getLogger("leasehold.worker"))
 """Logs every lease that is taken, whether it was claimed, stolen or adopted."""
 
 

@@ -27,10 +27,10 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Store
 
-log = escaped(logging.getLogger("leasehold.worker"))
+log = make_safe_logger(logging.getLogger("leasehold.worker"))
 
 
 @frozen

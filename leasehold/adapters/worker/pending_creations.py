@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from attrs import evolve
 
-from leasehold.adapters.sources.protocol import turn_foreign_errors_into_unavailable
+from leasehold.adapters.sources.protocol import translate_foreign_errors
 from leasehold.adapters.worker.annotations import latest_annotations
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
@@ -19,9 +19,9 @@ from leasehold.balancer.actions import Action, Create
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.worker"))
+log = make_safe_logger(logging.getLogger("leasehold.worker"))
 
 
 class PendingCreations:
@@ -139,7 +139,7 @@ class PendingCreations:
         An error is only logged, so a shard that does not respond delays only its own lease.
         """
         try:
-            with turn_foreign_errors_into_unavailable():
+            with translate_foreign_errors():
                 return self._tip_of(lease)
         except SourceError as fault:
             log.warning("lease %s is not created yet, because the position of LATEST is unknown: %s", lease.key, fault)

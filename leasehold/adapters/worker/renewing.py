@@ -28,11 +28,11 @@ from leasehold.balancer.plan import renewals
 from leasehold.balancer.rules.shares import donation_order
 from leasehold.balancer.watch import Watch
 from leasehold.errors import StoreError
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Capabilities
 from leasehold.stores.writes import merge_annotations
 
-log = escaped(logging.getLogger("leasehold.renewing"))
+log = make_safe_logger(logging.getLogger("leasehold.renewing"))
 
 RETRY_SECONDS = 1.0
 HEARTBEAT_DELAY_SECONDS = 0.05

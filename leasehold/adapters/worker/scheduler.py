@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from leasehold.adapters.worker.holding import Holding
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.worker"))
+log = make_safe_logger(logging.getLogger("leasehold.worker"))
 
 
 class Queue(Protocol):

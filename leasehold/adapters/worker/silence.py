@@ -19,9 +19,9 @@ from leasehold.adapters.worker.progress import SILENT_SECONDS, progress_of
 from leasehold.balancer.actions import Action, Claim, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
-from leasehold.stores.printable import escaped, few
+from leasehold.stores.printable import join_limited, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.silence"))
+log = make_safe_logger(logging.getLogger("leasehold.silence"))
 
 RESPONSE_MARGIN = 1 / 3
 """How much later than this worker another owner must have received a response, in multiples of `lease_seconds`.
@@ -227,7 +227,7 @@ class StreamSilence:
         log.warning(
             "%s; releasing %s, leaving its leases to others for %.0f s: check this worker's connection to the stream",
             reason,
-            few([holding.key for holding in leases_to_leave]),
+            join_limited([holding.key for holding in leases_to_leave]),
             rest_seconds,
         )
         # The lease is not left to other workers for the whole rest. If no other worker has taken it after

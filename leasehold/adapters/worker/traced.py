@@ -23,16 +23,16 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
-from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Source
+from leasehold.adapters.sources.protocol import Batch, ForwardingSource, Reader, Source
 from leasehold.adapters.worker.spans import Acted, Handle, WorkerSpans
 from leasehold.balancer.actions import Action
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 from leasehold.stores.protocol import Done, Listing, Outcome, PassingStore, Store
 from leasehold.stores.writes import Write
 
-log = escaped(logging.getLogger("leasehold.spans"))
+log = make_safe_logger(logging.getLogger("leasehold.spans"))
 
 TRACER_NAME = "leasehold"
 RULE_KEY = context.create_key("leasehold-rule")
@@ -87,7 +87,9 @@ class TracedSpans(WorkerSpans):
     def _log_first_failure(self, fault: Exception) -> None:
         is_first, self._failure_logged = not self._failure_logged, True
         if is_first:
-            log.error("a span failed; logged only once, and the worker continues: %s", said(fault), exc_info=fault)
+            log.error(
+                "a span failed; logged only once, and the worker continues: %s", error_summary(fault), exc_info=fault
+            )
 
     def _attributes(self, attributes: dict[str, Any]) -> dict[str, AttributeValue]:
         return {f"leasehold.{name}": value for name, value in {**attributes, "worker": self._worker}.items()}
@@ -175,7 +177,7 @@ class TracedStore(PassingStore):
         return outcome
 
 
-class TracedSource(PassingSource):
+class TracedSource(ForwardingSource):
     """A source whose readers make spans."""
 
     def __init__(self, source: Source, spans: TracedSpans) -> None:

@@ -44,7 +44,7 @@ from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, WorkerError
 from leasehold.stores.execute import execute
-from leasehold.stores.printable import escaped, few, printable
+from leasehold.stores.printable import join_limited, make_safe_logger, printable
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Store
 from leasehold.stores.writes import DeleteLease
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # an extra
     from opentelemetry.trace import Tracer
 
 
-log = escaped(logging.getLogger("leasehold.worker"))
+log = make_safe_logger(logging.getLogger("leasehold.worker"))
 
 MIN_PAUSE_SECONDS = 0.05
 LOGGED_ROWS_MAX = 10
@@ -217,7 +217,7 @@ class Worker:
         if recreated_rows:
             log.warning(
                 "rows of the lease table were deleted while workers were running; recreated from memory: %s",
-                few(recreated_rows, LOGGED_ROWS_MAX, "; "),
+                join_limited(recreated_rows, LOGGED_ROWS_MAX, "; "),
             )
         # Leases that were given away are tracked even while this worker drains. If a next owner never claims its lease,
         # no worker reads the shard.

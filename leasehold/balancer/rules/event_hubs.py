@@ -7,8 +7,8 @@ Sources: the load-balancing note of the Event Processor (gist), and PartitionLoa
 PartitionBasedLoadBalancer (Java) and OwnershipManager (Python) of the SDKs. The SDKs choose partitions at random; this
 module chooses them by digest.
 
-Three rules are implemented elsewhere. The census determines the active workers (E1). `_share` computes the share of
-each worker (E2). `renewals` makes each owner renew all its partitions (E7).
+Three rules are not in these functions. The census determines the active workers (E1), `_share` computes the share of
+each worker (E2), and `renewals` makes each owner renew all its partitions (E7).
 """
 
 import math
@@ -57,7 +57,7 @@ class EventHubs(RuleSet):
 
     @property
     def evens_out(self) -> bool:
-        return self.dialect != "python"  # E3: counts of 4, 2 and 2 never change
+        return self.dialect != "python"  # E3: with counts of 4, 2 and 2, no lease moves
 
     @property
     def again_at_once(self) -> bool:
@@ -80,7 +80,7 @@ class EventHubs(RuleSet):
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
         """Return the claims or steals of this worker in one turn.
 
-        A worker takes at most one partition per turn, except in the greedy mode of Python.
+        A worker takes at most one partition per turn, except in the greedy mode of the Python SDK.
 
         In the greedy mode of .NET and Java, the next turn follows immediately until no partition is taken (see
         `look_again`). The gist has no modes.

@@ -1,7 +1,7 @@
 """Implements the rules of KCL 2.x (K1 to K10) and of kcl-rust (R1 to R3).
 
-A KCL worker computes its target, an equal share of the leases. It takes leases that have been idle for very long, else
-free ones. If there are none, it steals from one worker.
+A KCL worker computes its target, an equal share of the leases. It takes leases that have been idle for very long. If
+there are none, it takes free leases, and if no lease is free, it steals from one worker.
 
 Source: DynamoDBLeaseTaker of the Kinesis Client Library 2.7. KCL shuffles leases, while this module sorts them by
 digest. Everything else is the same, including the imbalance that can persist under KCL (see `_steals`).
@@ -138,7 +138,7 @@ class KclRust(RuleSet):
             leases = draw(census.available, me, min(self.leases_to_acquire, room))
             return tuple(Claim(lease, rule="R1") for lease in leases)
         highest = max(census.counts.values())
-        if highest < own_count + 2 or room < 1:  # R2: if the counts differ by one, a steal would only swap them
+        if highest < own_count + 2 or room < 1:  # R2: if the counts differ by one, a steal would only exchange them
             return ()
         digest = digest_under(f"{me.worker}\0{me.turn}")
         fullest = (owner for owner, count in census.counts.items() if count == highest)

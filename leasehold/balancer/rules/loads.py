@@ -8,14 +8,14 @@ Workers that read the same rows compute the same series of moves, and each worke
 step moves one lease from the most loaded worker to the least loaded one, and chooses the lease that evens out the two
 best.
 
-If their loads are A and B, moving a weight w lowers the sum of squared loads by 2 w (A - B - w). Every step lowers this
-sum, so the moves end if the loads stay the same (S9).
+If the loads of the two workers are A and B, moving a weight w lowers the sum of squared loads by 2 w (A - B - w). Every
+step lowers this sum, so the moves end if the loads stay the same (S9).
 
 Measured loads fluctuate, and leases must not move because of noise. So there are four limits: No lease moves while no
 worker is more than a tenth above the mean. A move leaves the taker more than a tenth of the mean below the load that
 the giver had. It gains at least (a tenth of the mean)² / 4, which is the most a lease can gain if the gap is a tenth of
-the mean. A worker that gains in a series gives nothing in it, because others could carry out the second step before the
-first.
+the mean. A worker that gains a lease in a series gives none away in the same series, because other workers could carry
+out the second step before the first.
 
 A lease moves at most once per cycle. It does not move if it changed its owner within the last cycle, and a lease with a
 hand-off in progress already counts for its next owner. If a worker plans from outdated rows, its write contains a
@@ -57,14 +57,14 @@ The value is a hundredth of a shard's capacity.
 """
 
 UNKNOWN = 10
-"""At most one in this many leases may be unmeasured, otherwise loads are not balanced.
+"""If more than one in this many leases is unmeasured, loads are not balanced.
 
 A few unmeasured leases are allowed because every shard split creates some.
 """
 
 
 def slack(leases: Sequence[Lease], floor: int) -> int:
-    """Return by how many leases more than usual workers may differ, in order to balance loads.
+    """Return how many leases more than usual the workers may differ by, in order to balance loads.
 
     The result is half a share if nearly all weights are known, and 0 otherwise.
 
@@ -108,7 +108,7 @@ def loads_of(
 ) -> dict[str, int]:
     """Return the load of each of these workers, with hand-offs in progress counted as done.
 
-    If they counted for the present owners, the next owners would be given too much.
+    If these leases counted for their present owners, the next owners would be given too much.
     """
     loads, expired_keys = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
     for lease in census.leases:

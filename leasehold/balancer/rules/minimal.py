@@ -2,12 +2,13 @@
 
 Every worker computes the same shares from the table and makes its own moves.
 
-Shares (`shares.py`): with P leases and N workers, every worker gets P / N leases, rounded down. This number is the
+Shares (`shares.py`): if there are P leases and N workers, every worker gets P / N leases, rounded down. This number is
+    the
 *floor*. The remaining leases are the *extras*. They go to workers that already hold more than the floor, and then to
 workers chosen by a digest of their ids. `favoured` and `loads.py` describe how groups and loads change this.
 
-Moves: the free leases and then the surplus leases of workers above their share form a line. Workers that lack leases
-have positions along the line in order of name, and each takes as many leases as it lacks from its position on.
+Moves: the free leases, followed by the surplus leases of workers above their share, form a line. Workers that lack
+leases have positions along the line in order of name. Each takes as many leases as it lacks, from its position on.
 
 Order of decisions. A turn asks these questions, and the first one that yields actions ends the turn:
     M5, M12  Do I hold nothing?  Take one lease to become visible; a successor takes as many as the others hold.
@@ -30,10 +31,10 @@ the owner that was read. A rejected write costs a turn, never a record. If an ow
 requested rather than stolen (H2), so that the owner finishes its batch and writes its checkpoint first. If a lease is
 stolen, the records dispatched after its last checkpoint are delivered again.
 
-Why the moves end. Each move of M6 brings two workers closer to their shares, and workers that have their shares request
+Why the moves end. Each move of M6 brings two workers closer to their shares, and a worker that has its share requests
 nothing (M3). A worker that should act may be stuck, or an expected worker may never have started. After `patience`
-cycles without a change, any other worker acts in its place (M9). It takes one lease per turn, and only if the numbers
-of leases differ by two or more, so no such move can undo another.
+cycles without a change, any other worker acts in its place (M9). It takes one lease per turn, and only from a worker
+that holds at least two more than it does, so no such move can undo another.
 
 Example: a holds 6 leases, b holds 4, and c joins. The floor is 3, and the one extra goes to a, so the shares are 4, 3
 and 3. The others cannot see c yet, so it takes one lease to become visible, here one of b's (M5). Now the counts are 6,
@@ -154,7 +155,7 @@ class Minimal(RuleSet):
     ) -> tuple[Shares, tuple[Lease, ...], tuple[Lease, ...]]:
         """Return the shares, the leases that may be claimed, and those of them that are overdue.
 
-        A lease is overdue if it should have been claimed long ago.
+        A lease is overdue if another worker should have claimed it long ago.
         """
         counts = handed_counts(census, config)
         # M12: a lease that was released less than grace_seconds ago is reserved for a newcomer.
@@ -170,7 +171,7 @@ class Minimal(RuleSet):
         floor, extras = divmod(len(census.leases), max(len(counts), size))
         tolerance = 0 if census.led else slack(census.leases, floor)  # M14: a KCL 3.x leader balances loads
         lease_limit = len(census.leases) if self.max_leases is None else self.max_leases
-        # KCL 2.x workers and others that write no bulletin come last, unless M11 releases leases for them.
+        # Workers that write no bulletin, such as KCL 2.x workers, come last, unless M11 releases leases for them.
         non_bulletin_last = me.history.hearing is not None and not self.release
         return (
             Shares(census, config, counts, floor, extras, self.groups, lease_limit, tolerance, non_bulletin_last),
@@ -262,8 +263,8 @@ class _Turn:
         if free:
             return _with_alternates([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
         # Choose a few donors, and then a lease of any of them, so that workers that join at the same time rarely choose
-        # the same lease. Leave each donor at least one lease. Otherwise the donor would have to take another one to
-        # become visible again, which is one more move.
+        # the same lease. Leave each donor at least one lease. Otherwise, the donor would have to take another lease to
+        # become visible again, which would be one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         chosen_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
@@ -273,7 +274,7 @@ class _Turn:
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take as many leases from the line as this worker lacks (M6).
 
-        The line consists of the free leases and the surplus of other workers. This worker takes leases from its
+        The line consists of the free leases and the surplus of other workers. This worker takes leases from its own
         position on.
         """
         shares, me = self.shares, self.me
@@ -386,8 +387,8 @@ def _request_or_steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
 def _with_alternates(actions: Sequence[Taking]) -> tuple[Action, ...]:
     """Return the first of these actions, with the others as its alternates.
 
-    If the first is a request, the alternates are requests as well; otherwise they are not. The two are not mixed,
-    because only a request needs a wait for the owner.
+    If the first is a request, the alternates are requests as well. Otherwise, none of them is. The two kinds are not
+    mixed, because only a request has to wait for the owner.
     """
     if not actions:
         return ()

@@ -4,11 +4,11 @@ The share is the mean number of leases, rounded down (the floor). For the worker
 more. It is never more than `max_leases`. Hand-offs in progress count as done (H1), so shares stay the same while moves
 are carried out.
 
-The line: the free leases come first, ordered by digest. The surplus of each donor follows, donors by name and each
-donor's leases by digest (M4). The workers that lack leases have places along the line in order of name, and each takes
-as many leases as it lacks. Workers that read the same rows see the same line and the same places, so no two of them
-choose the same lease. Workers that write no bulletin, such as KCL 2.x workers, have the last places, so that no other
-worker has to wait until they act (M15).
+The line: the free leases come first, ordered by digest. Then come the surplus leases of the donors, ordered by donor
+name and, for each donor, by digest (M4). The workers that lack leases have places along the line in order of name, and
+each takes as many leases as it lacks. Workers that read the same rows see the same line and the same places, so no two
+of them choose the same lease. Workers that write no bulletin, such as KCL 2.x workers, have the last places, so that no
+other worker has to wait until they act (M15).
 
 Example: a holds s-1 to s-5, b holds s-6 to s-8, c and d hold one each, and s-11 is free. With eleven leases and four
 workers, the floor is 2 and there are three extras. They go to a and b, which already hold more than the floor, and to c
@@ -17,7 +17,7 @@ and s-4. c lacks two and takes s-11 and s-2; d lacks one and takes s-4.
 
 A division is even if workers, and groups of workers, differ as little as possible (M2). Then every worker holds the
 mean number of leases, rounded down or up. Likewise, every group holds its proportional number of leases, rounded down
-or up, at every level of the tree of groups (S8). Of all even divisions, this module chooses the one that needs the
+or up, at every level of the tree of groups (S8). Among all even divisions, this module chooses one that needs the
 fewest moves. The choice does not change while the moves are in progress (S4).
 
 Without groups, the only question is which workers get an extra. Workers that already hold more than the floor come
@@ -30,7 +30,8 @@ chosen by digest rises to floor + 1 when it takes its extra, and from then on it
 With groups, the extras are passed down the tree. A group of n workers, of N in all, is entitled to extras x n / N of
 them. It always gets the whole part of this number, its *least*. The remaining fractions add up to whole extras, which
 the parent group hands out one by one, at most one to each of its parts, and none to a part without a fraction. Parts in
-which one more extra saves a move come first, then those with the larger fraction, then by name.
+which one more extra saves a move come first. The others follow by decreasing fraction, and parts with equal fractions
+by name.
 
 Example, with prefixes as groups: x-1, x-2 and x-3 hold 3, 3 and 2 leases, y-1 and y-2 hold 2 each. With twelve leases
 and five workers, the floor is 2 and there are two extras. Group x is entitled to 2 x 3 / 5 extras, that is 1 and a
@@ -171,14 +172,15 @@ class _Tree:
         members_by_part = groupby(members, key=lambda member: member[0][level])
         parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in members_by_part]
         parts.sort(key=lambda part: (not part.fraction, not part.wants, -part.fraction, part.name))
-        # The parts before this index get one lease more than their minimum. The part at this index would be the next.
+        # The parts before this index get one lease more than their `least`. The part at this index would be the next to
+        # get one.
         next_part = least - sum(part.least for part in parts)
         return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].wants, tuple(parts))
 
     def favoured(self, group: _Group, extras: int) -> list[str]:
         """Return the workers of this group that get its extras.
 
-        Each part of the group gets its least, and the first parts get one extra more until none is left.
+        Each part of the group gets its `least`, and the first parts get one more each until no extra is left.
         """
         if not group.parts:
             return _favoured_members(group.workers, self.counts, self.floor, extras)
@@ -231,7 +233,7 @@ def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups
     fullest = max(counts, key=lambda worker: (counts[worker], worker))
     if counts[fullest] - counts[emptiest] > 1:
         return f"{fullest} holds {counts[fullest]} leases, and {emptiest} {counts[emptiest]}"
-    # Count each worker in its group at every level.
+    # Count the leases of each worker in its group at every level.
     counts_by_group: dict[tuple[str, ...], list[int]] = {}
     for worker, count in counts.items():
         path = path_of(worker, groups)
@@ -276,7 +278,7 @@ class Shares:
 
     @cached_property
     def lacking(self) -> dict[str, int]:
-        """The number of leases that each worker lacks to its share. A negative number is a surplus."""
+        """How many leases each worker lacks to reach its share. A negative number is a surplus."""
         share, larger_share, favoured = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
         return {
             worker: (larger_share if worker in favoured else share) - count for worker, count in self.counts.items()
@@ -313,7 +315,7 @@ class Shares:
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
         """Return the surplus leases at the positions from `start` to `stop` (exclusive) in the line.
 
-        The surplus leases are sorted by the name of their owner. Free leases are not included in the positions.
+        The surplus leases are sorted by the names of their owners. Positions do not count the free leases.
         """
         surplus = {worker: -lack for worker, lack in self.lacking.items() if lack < 0}
         start, offset = max(start, 0), 0
@@ -377,7 +379,7 @@ JOIN_WAIT = 0.5
 LEASE_SECONDS_MAX = 10.0
 """If workers write no bulletins, a newcomer's wait is computed with at most this many `lease_seconds`.
 
-Longer leases are usually configured to save renewals. This is no reason for a newcomer to wait longer.
+Longer leases are usually configured to save renewals. That is no reason for a newcomer to wait longer.
 """
 
 
@@ -390,10 +392,11 @@ def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> boo
     them again. The wait ends one cycle after the newcomer got its first lease, at the latest.
     """
     history = me.history
-    # 0.8: a worker that reads the table about once per cycle need not wait, because a cycle passes before its next
-    # read.
+    # The first 0.8 means that a worker that reads the table about once per cycle need not wait, because a cycle passes
+    # before its next read.
     reads_rarely = history.hearing is None and history.full_apart >= 0.8 * config.cycle_seconds
-    # 0.8: four of the five seconds are enough, because the measured time is always a little less than the actual time.
+    # The second 0.8 means that four of the five seconds are enough, because the measured time is always a little less
+    # than the actual time.
     if reads_rarely or history.fleet_still >= 0.8 * JOIN_WAIT * _wait_lease_seconds(history, config):
         return False
     longest_held = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
@@ -410,7 +413,8 @@ def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     scaled_lease_seconds = _wait_lease_seconds(history, config)
     wait, waited = JOIN_WAIT * scaled_lease_seconds, history.fleet_still - history.full_still
     if waited <= 0:
-        # 0.1: other workers that are starting now take their first lease and become visible within a second.
+        # The factor is 0.1 because other workers that are starting now become visible within a second, when they take
+        # their first lease.
         return 0.1 * scaled_lease_seconds
     return wait - waited if waited < wait else wait
 

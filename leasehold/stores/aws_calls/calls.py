@@ -1,10 +1,9 @@
 """Makes the calls of a boto3 client directly, by imitating requests that the client sent before.
 
-boto3 makes the first call of each operation. Its request is the pattern for later calls, which use the same URL, the
-same headers, and the same region and service in the signature. boto3 therefore still decides about endpoints and all
-other details of a service. If a direct call does not return a plain response, for example because of another status or
-a connection error, boto3 makes the call again. It takes the result of the direct call as the outcome of its first
-attempt, and raises the right error or retries.
+boto3 makes the first call of each operation. Later calls copy its request. They use the same URL, the same headers, and
+the same region and service in the signature, so boto3 still chooses the endpoint and all other details. If a direct
+call does not return a plain response, for example because of another status or a connection error, boto3 makes the call
+again. boto3 treats the result of the direct call as its own first attempt, so it raises the right error or retries.
 
 1. A request becomes a pattern only if this module supports all of it. It must be a POST to the root with known headers,
    and signing it here must produce the same signature. There must be no proxy and no client certificate, and server
@@ -14,8 +13,9 @@ attempt, and raises the right error or retries.
    the next call.
 3. A request that may have been carried out is not sent again, unless boto3 itself would retry it.
 
-`Signer` computes Signature Version 4 for requests that differ only in their time and body. The rest of the canonical
-request is computed once, and the signing key once per day. Each request then needs only two digests and one HMAC.
+`RequestSigner` computes Signature Version 4 for requests that differ only in their time and body. The rest of the
+canonical request is computed once, and the signing key once per day. Each request then needs only two digests and one
+HMAC.
 """
 
 import hashlib
@@ -55,19 +55,21 @@ from leasehold.stores.aws_calls.connections import (
     ResponseTimeout,
     SocketOption,
 )
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.calls"))
+log = make_safe_logger(logging.getLogger("leasehold.calls"))
 
 OK = 200
 ALGORITHM = "AWS4-HMAC-SHA256"
-DATE = "x-amz-date"
+DATE_HEADER = "x-amz-date"
 _CONSTANT_HEADERS = frozenset({"content-type", "user-agent", "x-amz-target"})
 """The headers that are the same in all calls of an operation."""
-_VARIABLE_HEADERS = frozenset({"authorization", "content-length", "amz-sdk-invocation-id", "amz-sdk-request", DATE})
+_VARIABLE_HEADERS = frozenset(
+    {"authorization", "content-length", "amz-sdk-invocation-id", "amz-sdk-request", DATE_HEADER}
+)
 """The headers that differ between calls."""
-_TOKEN = "x-amz-security-token"  # noqa: S105  a header's name
-_EVENTS = (
+_TOKEN_HEADER = "x-amz-security-token"  # noqa: S105  a header's name
+_CALL_EVENTS = (
     "provide-client-params",
     "before-parameter-build",
     "before-endpoint-resolution",
@@ -82,16 +84,16 @@ _EVENTS = (
     "after-call",
     "after-call-error",
 )
-_TIME = "%Y%m%dT%H%M%SZ"
+_TIME_FORMAT = "%Y%m%dT%H%M%SZ"
 
-_SESSION = "_endpoint.http_session."
-_NETWORK = attrgetter(
-    *(_SESSION + name for name in ("_verify", "_cert_file", "_socket_options", "_proxy_config")),
+_HTTP_SESSION_PREFIX = "_endpoint.http_session."
+_get_client_internals = attrgetter(
+    *(_HTTP_SESSION_PREFIX + name for name in ("_verify", "_cert_file", "_socket_options", "_proxy_config")),
     "_request_signer._credentials",
     "meta.events._emitter._handlers",
 )
 
-_WARNED = set[tuple[str, str]]()
+_LOGGED_FALLBACKS = set[tuple[str, str]]()
 """The fallbacks to boto3 that this process has already logged, as pairs of service and reason."""
 
 T = TypeVar("T")
@@ -99,7 +101,7 @@ DirectOutcome = CompleteResponse | BotoCoreError
 
 
 class _UnsupportedCallError(Exception):
-    """A call has a property that direct calls do not support. The message describes that property."""
+    """Direct calls do not support a property of this call. The message names the property."""
 
 
 def _hmac_sha256(key: bytes, text: str) -> bytes:
@@ -130,30 +132,33 @@ class RequestSigner:
     ) -> None:
         self._access_key, self._secret_key = access_key, secret_key
         self._scope = f"{region}/{service}/aws4_request"
-        header_names = sorted({*headers, DATE})
-        self.signed = ";".join(header_names)
+        header_names = sorted({*headers, DATE_HEADER})
+        self.signed_header_names = ";".join(header_names)
         """The names of the signed headers."""
         # In the canonical form, values have no leading or trailing spaces, and no two spaces in a row.
-        lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE else "" for name in header_names]
-        date_index = header_names.index(DATE)
-        self._canonical_head = f"{method}\n/\n\n{''.join(lines[:date_index])}{DATE}:"
-        self._canonical_tail = f"\n{''.join(lines[date_index:])}\n{self.signed}\n"
-        # The day and its signing key are in one tuple, so that a thread replaces both in one step.
-        self._day_key = "", b""
+        lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE_HEADER else "" for name in header_names]
+        date_index = header_names.index(DATE_HEADER)
+        self._canonical_head = f"{method}\n/\n\n{''.join(lines[:date_index])}{DATE_HEADER}:"
+        self._canonical_tail = f"\n{''.join(lines[date_index:])}\n{self.signed_header_names}\n"
+        # The day and its signing key are in one tuple, so that both are replaced atomically.
+        self._day_and_signing_key = "", b""
 
     def authorization_header(self, time: str, body: bytes) -> str:
         """Return the Authorization header for this body and time (in the form 20150830T123600Z)."""
-        day, (key_day, key) = time[:8], self._day_key
+        day, (key_day, key) = time[:8], self._day_and_signing_key
         if day != key_day:
             key = f"AWS4{self._secret_key}".encode()
             for scope_part in (day, *self._scope.split("/")):
                 key = _hmac_sha256(key, scope_part)
-            self._day_key = day, key
-        canonical = f"{self._canonical_head}{time}{self._canonical_tail}{hashlib.sha256(body).hexdigest()}"
-        digest = hashlib.sha256(canonical.encode()).hexdigest()
+            self._day_and_signing_key = day, key
+        canonical_request = f"{self._canonical_head}{time}{self._canonical_tail}{hashlib.sha256(body).hexdigest()}"
+        digest = hashlib.sha256(canonical_request.encode()).hexdigest()
         scope = f"{day}/{self._scope}"
         signature = _hmac_sha256(key, f"{ALGORITHM}\n{time}\n{scope}\n{digest}").hex()
-        return f"{ALGORITHM} Credential={self._access_key}/{scope}, SignedHeaders={self.signed}, Signature={signature}"
+        return (
+            f"{ALGORITHM} Credential={self._access_key}/{scope}, SignedHeaders={self.signed_header_names}, "
+            f"Signature={signature}"
+        )
 
 
 @frozen
@@ -178,7 +183,7 @@ class RequestPattern:
 
     def send(self, body: bytes, *, repeatable: bool) -> CompleteResponse:
         """Make a call. Raises the exceptions of `HostConnections.send`."""
-        now = time.strftime(_TIME, time.gmtime())
+        now = time.strftime(_TIME_FORMAT, time.gmtime())
         head = (
             f"{self.head}amz-sdk-invocation-id: {uuid4()}\r\nX-Amz-Date: {now}\r\n"
             f"Authorization: {self.signer.authorization_header(now, body)}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -214,7 +219,7 @@ class DirectCalls:
         boto3_call: Callable[[], T],
         repeatable: bool,
     ) -> T:
-        """Make a call, directly if possible, and return its result. Raises what `boto3_call` raises.
+        """Make a call, directly if possible, and return its result. Raises the exceptions of `boto3_call`.
 
         Args:
             operation: The name of the operation.
@@ -257,7 +262,7 @@ class DirectCalls:
         if pattern is None or pattern.content_type != content_type:
             return None
         try:
-            if pattern.credentials != _NETWORK(self._client)[4].get_frozen_credentials():
+            if pattern.credentials != _get_client_internals(self._client)[4].get_frozen_credentials():
                 self._patterns.pop(operation, None)  # rule 2
                 return None
         except Exception:  # noqa: BLE001  boto3 encounters the same error and raises it
@@ -276,7 +281,7 @@ class DirectCalls:
             return error_class(**url, error=fault.__cause__)
 
     def _before_send(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
-        """Return or raise the outcome of a direct call. If there is none, keep the request that boto3 will send."""
+        """Return or raise the outcome of the direct call, if any. Otherwise, keep the request that boto3 sends."""
         outcome: DirectOutcome | None = getattr(self._thread_state, "outcome", None)
         self._thread_state.outcome, self._thread_state.request = None, None
         if outcome is None:
@@ -304,12 +309,15 @@ class DirectCalls:
         except _UnsupportedCallError as reason:
             self._stop_direct_calls(name, str(reason))
         except Exception as error:  # noqa: BLE001  the internals of boto3 may have changed
-            self._stop_direct_calls(name, said(error))
+            self._stop_direct_calls(name, error_summary(error))
 
     def _stop_direct_calls(self, operation: str, reason: str) -> None:
         self._unsupported.add(operation)
-        if (self._service, reason) not in _WARNED:  # each operation and each client has the same reason
-            _WARNED.add((self._service, reason))
+        if (
+            self._service,
+            reason,
+        ) not in _LOGGED_FALLBACKS:  # log a reason once, although every operation and client may have it
+            _LOGGED_FALLBACKS.add((self._service, reason))
             log.warning("%s calls go through boto3, which takes more processor time: %s", self._service, reason)
 
     def _create_pattern(self, operation: str, request: Any) -> RequestPattern:  # noqa: ANN401  of boto3
@@ -318,25 +326,27 @@ class DirectCalls:
         Raises _UnsupportedCallError if direct calls do not support the request, and any exception if the internals of
         boto3 have changed.
         """
-        verify, certificate, options, proxies, credentials, handlers = _NETWORK(self._client)
-        for event in _EVENTS:
+        verify, client_certificate, socket_options, proxies, credentials, handlers = _get_client_internals(self._client)
+        for event in _CALL_EVENTS:
             for handler in handlers.prefix_search(f"{event}.{self._service}.{operation}"):
                 _check_handler_is_known(handler)
         _check_handler_is_known(vars(BaseClient)["_make_api_call"])
         url_parts = urlsplit(request.url)
-        if certificate or not verify or proxies.proxy_url_for(request.url):
+        if client_certificate or not verify or proxies.proxy_url_for(request.url):
             raise _UnsupportedCallError("a proxy, a certificate of its own, or no check of certificates is set")
         if request.method != "POST" or (url_parts.path, url_parts.query, url_parts.username) != ("/", "", None):
             raise _UnsupportedCallError(f"it is not a plain POST: {request.method} {url_parts.path}")
-        default = {"http": 80, "https": 443}[url_parts.scheme]
+        default_port = {"http": 80, "https": 443}[url_parts.scheme]
         host = (
-            url_parts.netloc if url_parts.port not in {None, default} else url_parts.netloc.removesuffix(f":{default}")
+            url_parts.netloc
+            if url_parts.port not in {None, default_port}
+            else url_parts.netloc.removesuffix(f":{default_port}")
         )
         headers = {
             name.lower(): value.decode() if isinstance(value, bytes) else str(value)
             for name, value in request.headers.items()
         }
-        if unknown_headers := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN}:
+        if unknown_headers := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN_HEADER}:
             raise _UnsupportedCallError(f"unknown headers: {', '.join(sorted(unknown_headers))}")
         frozen_credentials = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
@@ -347,38 +357,38 @@ class DirectCalls:
             frozen_credentials.secret_key,
             region=region,
             service=service,
-            headers={name: headers_with_host[name] for name in signed_headers if name != DATE},
+            headers={name: headers_with_host[name] for name in signed_headers if name != DATE_HEADER},
         )
-        if signer.authorization_header(headers[DATE], request.body) != headers["authorization"]:
+        if signer.authorization_header(headers[DATE_HEADER], request.body) != headers["authorization"]:
             raise _UnsupportedCallError(f"its signature differs from our {ALGORITHM} signature")
-        lines = "".join(
+        header_lines = "".join(
             f"{name}: {value}\r\n" for name, value in headers_with_host.items() if name not in _VARIABLE_HEADERS
         )
-        head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
+        head = f"POST / HTTP/1.1\r\n{header_lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
         connections = self._get_connections(
-            url_parts.scheme, url_parts.hostname or "", url_parts.port or default, verify, options
+            url_parts.scheme, url_parts.hostname or "", url_parts.port or default_port, verify, socket_options
         )
         return RequestPattern(frozen_credentials, headers["content-type"], request.url, head, signer, connections)
 
     def _get_connections(
-        self, scheme: str, host: str, port: int, verify: bool | str, options: Sequence[SocketOption]
+        self, scheme: str, host: str, port: int, verify: bool | str, socket_options: Sequence[SocketOption]
     ) -> HostConnections:
         config = self._client.meta.config
         with self._lock:
             if (address := f"{scheme}://{host}:{port}") not in self._connections:
-                tls: ssl.SSLContext | None = None
+                tls_context: ssl.SSLContext | None = None
                 if scheme == "https":
-                    tls = ssl.create_default_context(cafile=where() if verify is True else str(verify))
+                    tls_context = ssl.create_default_context(cafile=where() if verify is True else str(verify))
                     # Newer Python versions reject certificates of private authorities that lack some extensions. boto3
                     # accepts such certificates, so accept them here too.
-                    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+                    tls_context.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 self._connections[address] = HostConnections(
                     host,
                     port,
-                    tls,
+                    tls_context,
                     connect_seconds=config.connect_timeout,
                     read_seconds=config.read_timeout,
-                    options=options,
+                    socket_options=socket_options,
                 )
             return self._connections[address]
 

@@ -3,13 +3,13 @@
 1. A connection is kept if its last response was complete and had no header `Connection: close`. The most recently used
    connection is used first, so there are no more connections than concurrent requests.
 2. A kept connection is checked before it is used, and dropped if the service has closed it.
-3. If a kept connection ends before the first byte of the response, the request is repeated, provided that it is safe to
-   repeat. This module repeats no other requests.
+3. If a kept connection ends before the first byte of the response, the request is sent again if it is safe to repeat.
+   No other request is sent again.
 4. A response with a Content-Length is read into one buffer of that length. The standard library reads all others.
 5. A response must be complete before its deadline (`leasehold.stores.deadlines`).
 
-This module exists because every poll pays for its HTTP request. A response with 10 records of 1 KB costs 1.9 times as
-much processor time with `http.client`, and 3.2 times as much with urllib3 (`benchmarks/http_connections.py`).
+This module exists to save processor time, because every poll is an HTTP request. Receiving 10 records of 1 KB takes 1.9
+times as much processor time with `http.client`, and 3.2 times as much with urllib3 (`benchmarks/http_connections.py`).
 """
 
 import io
@@ -28,7 +28,7 @@ from urllib3.util import wait_for_read
 
 from leasehold.stores.deadlines import Deadline
 
-HEAD_BYTES = 1 << 16
+HEAD_BYTES_MAX = 1 << 16
 """The maximum size of a response's head, and of the first read."""
 _STATUS_LINES_WITH_BODY = "HTTP/1.1 200 ", "HTTP/1.1 4", "HTTP/1.1 5"
 _LENGTH_DIGITS_MAX = 8
@@ -71,10 +71,10 @@ class HostConnections:
     Args:
         host: The host.
         port: The port.
-        tls: The TLS context, or None for plain HTTP.
+        tls_context: The TLS context, or None for plain HTTP.
         connect_seconds: The connect timeout.
         read_seconds: The read timeout.
-        options: The options of each socket.
+        socket_options: The options of each socket.
         clock: Returns monotonic seconds, for the deadline of a response.
     """
 
@@ -82,19 +82,19 @@ class HostConnections:
         self,
         host: str,
         port: int,
-        tls: ssl.SSLContext | None,
+        tls_context: ssl.SSLContext | None,
         *,
         connect_seconds: float,
         read_seconds: float,
-        options: Sequence[SocketOption] = (),
+        socket_options: Sequence[SocketOption] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._host, self._port, self._tls = host, port, tls
-        self._options, self._clock = options, clock
+        self._host, self._port, self._tls_context = host, port, tls_context
+        self._socket_options, self._clock = socket_options, clock
         self._connect_seconds, self._read_seconds = connect_seconds, read_seconds
-        self._idle: deque[socket.socket] = deque()
+        self._idle_connections: deque[socket.socket] = deque()
         # Close the idle connections even if the caller never calls `close`.
-        self._close_idle = weakref.finalize(self, _close_connections, self._idle)
+        self._close_idle = weakref.finalize(self, _close_connections, self._idle_connections)
         self.opened = 0
         """The number of connections opened so far."""
 
@@ -124,9 +124,9 @@ class HostConnections:
             if must_close:
                 connection.close()
             else:
-                self._idle.append(connection)
+                self._idle_connections.append(connection)
                 if not self._close_idle.alive:  # `close` was called during the request
-                    _close_connections(self._idle)
+                    _close_connections(self._idle_connections)
             return response
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class HostConnections:
         """Remove and return an idle connection that is still open, or return None if there is none (rule 2)."""
         while True:
             try:
-                connection = self._idle.pop()
+                connection = self._idle_connections.pop()
             except IndexError:
                 return None
             # An idle connection should have nothing to read. If it is readable, the service has closed it or sent
@@ -156,10 +156,10 @@ class HostConnections:
         except OSError as fault:
             raise ConnectionFailed from fault
         try:
-            for option in self._options:
+            for option in self._socket_options:
                 connection.setsockopt(*option)
-            if self._tls is not None:
-                connection = self._tls.wrap_socket(connection, server_hostname=self._host)
+            if self._tls_context is not None:
+                connection = self._tls_context.wrap_socket(connection, server_hostname=self._host)
             connection.settimeout(self._read_seconds)
         except BaseException as fault:
             connection.close()
@@ -177,7 +177,7 @@ def _close_connections(connections: deque[socket.socket]) -> None:
 
 
 class _NoResponse(ResponseCutOff):
-    """The connection ended before the first byte of the response."""
+    """The connection ended before the first byte of the response arrived."""
 
 
 class _TimedConnection:
@@ -207,7 +207,7 @@ def _send_and_read(connection: _TimedConnection, head: bytes, body: bytes) -> tu
         else:
             connection.sendall(head)
             connection.sendall(body)
-        received = connection.recv(HEAD_BYTES)
+        received = connection.recv(HEAD_BYTES_MAX)
     except TimeoutError as error:
         raise ResponseTimeout from error
     except OSError as fault:
@@ -223,19 +223,19 @@ def _send_and_read(connection: _TimedConnection, head: bytes, body: bytes) -> tu
 
 
 def _read_response(connection: _TimedConnection, received: bytes) -> tuple[CompleteResponse, bool]:
-    while (end := received.find(b"\r\n\r\n")) < 0 and len(received) < HEAD_BYTES:
-        if not (chunk := connection.recv(HEAD_BYTES)):
+    while (head_end := received.find(b"\r\n\r\n")) < 0 and len(received) < HEAD_BYTES_MAX:
+        if not (chunk := connection.recv(HEAD_BYTES_MAX)):
             raise ResponseCutOff("its head is cut off")
         received += chunk
-    head = received[: max(end, 0)].decode("latin-1")
-    status, *lines = head.split("\r\n")
+    head = received[: max(head_end, 0)].decode("latin-1")
+    status_line, *header_lines = head.split("\r\n")
     headers: dict[str, str] = {}
-    for line in lines:
+    for line in header_lines:
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
     content_length = headers.get("content-length", "")
     is_plain = (
-        status.startswith(_STATUS_LINES_WITH_BODY)
+        status_line.startswith(_STATUS_LINES_WITH_BODY)
         and "transfer-encoding" not in headers
         and content_length.isascii()
         and content_length.isdigit()
@@ -249,20 +249,20 @@ def _read_response(connection: _TimedConnection, received: bytes) -> tuple[Compl
             fields = {name.lower(): value for name, value in response.getheaders()}
             # http.client may have read past the end of the response, so the connection cannot be used again.
             return CompleteResponse(response.status, fields, response.read()), True
-    body, body_start = bytearray(int(content_length)), received[end + 4 :]
-    if (filled := len(body_start)) > len(body):
+    body, body_start = bytearray(int(content_length)), received[head_end + 4 :]
+    if (received_bytes := len(body_start)) > len(body):
         raise ResponseCutOff("it is longer than its Content-Length")
     with memoryview(body) as buffer:
-        buffer[:filled] = body_start
-        while filled < len(buffer):
-            if not (count := connection.recv_into(buffer[filled:])):
-                raise ResponseCutOff(f"it ended {len(buffer) - filled} bytes before its end")
-            filled += count
-    return CompleteResponse(int(status[9:12]), headers, body), "close" in headers.get("connection", "").lower()
+        buffer[:received_bytes] = body_start
+        while received_bytes < len(buffer):
+            if not (count := connection.recv_into(buffer[received_bytes:])):
+                raise ResponseCutOff(f"it ended {len(buffer) - received_bytes} bytes before its end")
+            received_bytes += count
+    return CompleteResponse(int(status_line[9:12]), headers, body), "close" in headers.get("connection", "").lower()
 
 
 class _ReplayedStream(io.RawIOBase):
-    """A stream of the bytes already read from a connection, then the rest. Closing it keeps the connection open."""
+    """A stream of the bytes already received on a connection, then the rest. Closing it keeps the connection open."""
 
     def __init__(self, connection: _TimedConnection, received: bytes) -> None:
         super().__init__()

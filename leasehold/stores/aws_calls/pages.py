@@ -17,7 +17,7 @@ from typing import Any, overload
 from attrs import frozen
 
 Parse = Callable[[bytes], Any]
-"""A parser of JSON, which raises ValueError for anything else."""
+"""A JSON parser. It raises ValueError if its argument is not JSON."""
 
 _ROW_BORDER = b"}},{"
 _PAGE_START = re.compile(rb'\{(?:"(?:Scanned)?Count":\d+,)*"Items":\[\{')
@@ -26,7 +26,7 @@ _PAGE_END = b"}}]"
 
 
 class SplitError(Exception):
-    """A page was split at bytes that look like the border between two rows but are not one."""
+    """A page was split at bytes that look like the boundary between two rows but are part of a value."""
 
 
 @frozen(eq=False)
@@ -78,12 +78,12 @@ class UnparsedRows(Sequence[Any]):
     __hash__ = None  # type: ignore[assignment]  # as for lists
 
 
-def page_of(body: bytes, parse: Parse) -> dict[str, Any] | None:
+def parse_page(body: bytes, parse: Parse) -> dict[str, Any] | None:
     """Parse a page except for its rows, which become `UnparsedRows`. Return None if it must be parsed as a whole."""
-    beginning, end = _PAGE_START.match(body), body.rfind(_PAGE_END)
-    if beginning is None or end < beginning.end():
+    start_match, end = _PAGE_START.match(body), body.rfind(_PAGE_END)
+    if start_match is None or end < start_match.end():
         return None
-    start = beginning.end()
+    start = start_match.end()
     try:
         page = parse(body[: start - 1] + body[end + 2 :])
     except ValueError:

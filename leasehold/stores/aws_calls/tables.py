@@ -1,4 +1,4 @@
-"""Makes a boto3 client of DynamoDB send its frequent calls directly, without any change for its callers."""
+"""Makes a boto3 client of DynamoDB send its frequent calls directly. The callers of the client need no change."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -8,17 +8,17 @@ import orjson
 from botocore import xform_name
 
 from leasehold.stores.aws_calls.calls import DirectCalls
-from leasehold.stores.aws_calls.pages import page_of
+from leasehold.stores.aws_calls.pages import parse_page
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed with the package
     from types_boto3_dynamodb import DynamoDBClient
 
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 BINARY = (b'"B"', b'"BS"')
 """The names of the binary types, whose values are strings in JSON.
 
-If a response contains one of these names, boto3 parses the response. If the name is only part of a string, this is
-slower but does no harm.
+If a response contains one of these names, boto3 parses the response. This is slower, but correct even if the name is
+only part of a string.
 """
 OPERATIONS: Mapping[str, bool] = {
     "BatchGetItem": True,
@@ -27,14 +27,14 @@ OPERATIONS: Mapping[str, bool] = {
     "UpdateItem": False,
     "DeleteItem": False,
 }
-"""The operations that are called directly, each with whether it may be repeated. A conditional write must not be
-repeated. If the first attempt was applied, its condition no longer holds and the second attempt would fail.
+"""The operations that are called directly, and whether each may be repeated. A conditional write must not be repeated.
+If the first attempt was applied, its condition no longer holds and the second attempt would fail.
 """
 
 
 def call_directly(client: "DynamoDBClient") -> None:
     """Make this client send the calls in `OPERATIONS` directly."""
-    calls, close = DirectCalls(client, OPERATIONS), client.close
+    direct_calls, close_client = DirectCalls(client, OPERATIONS), client.close
 
     def call(operation: str, may_repeat: bool, boto3_call: Any, **arguments: Any) -> Any:  # noqa: ANN401  as boto3
         try:
@@ -42,7 +42,7 @@ def call_directly(client: "DynamoDBClient") -> None:
         except TypeError:  # a value that JSON cannot represent
             return boto3_call(**arguments)
         parse = _parse_listing_page if operation == "Scan" else _parse_response
-        return calls.call(
+        return direct_calls.call(
             operation,
             body,
             _CONTENT_TYPE,
@@ -52,8 +52,8 @@ def call_directly(client: "DynamoDBClient") -> None:
         )
 
     def close_all() -> None:
-        calls.close()
-        close()
+        direct_calls.close()
+        close_client()
 
     for operation, repeatable in OPERATIONS.items():
         name = xform_name(operation)
@@ -62,12 +62,12 @@ def call_directly(client: "DynamoDBClient") -> None:
 
 
 def _parse_listing_page(body: bytes | bytearray) -> dict[str, Any] | None:
-    page = None if any(marker in body for marker in BINARY) else page_of(bytes(body), orjson.loads)
+    page = None if any(type_name in body for type_name in BINARY) else parse_page(bytes(body), orjson.loads)
     return page if page is not None and None not in page.values() else _parse_response(body)
 
 
 def _parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
-    if any(marker in body for marker in BINARY):
+    if any(type_name in body for type_name in BINARY):
         return None
     try:
         content = orjson.loads(body)

@@ -2,8 +2,8 @@
 
 An item contains the row's name as its key, a unique version, and the fields of the row. The fields are stored as a
 readable map, or as compressed JSON if the map would cost another write unit. The attribute `entityType` shows other
-programs that the item is not a lease. With a prefix, the items are one application's part of a table that many
-applications share.
+programs that the item is not a lease. If there is a prefix, many applications share the table, and these items belong
+to one of them.
 """
 
 import json
@@ -19,15 +19,15 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.dynamodb.rows import KEY, Item, application_query, item_key, string_attribute
-from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.requests import ObjectFields, StoredObject
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
-CELL = "CELL"
-"""The `entityType` of our rows."""
+SESSION_ROW_TYPE = "SESSION_ROW_TYPE"
+"""The `entityType` of the rows of layout `sessions`."""
 
-UNIT_BYTES = 1024
+WRITE_UNIT_BYTES = 1024
 """The number of bytes that one write unit covers."""
 
 PAGE_LEASES = 400
@@ -36,8 +36,8 @@ PAGE_LEASES = 400
 DynamoDB limits an item to 400 KB, and each lease needs less than 1,000 bytes.
 """
 
-_OLD = {"ReturnValues": "ALL_OLD"}
-_ATTEMPTS = 8
+_RETURN_OLD_ROW = {"ReturnValues": "ALL_OLD"}
+_READ_ATTEMPTS = 8
 _VERSION, _FIELDS, _COMPRESSED = "version", "fields", "small"
 _FIELDS_BYTES_MAX = 1 << 22
 """The maximum size of decompressed fields. This store never writes a larger row."""
@@ -79,13 +79,13 @@ class DynamoCells:
     ) -> None:
         self._clients, self._table, self._call, self.prove, self._prefix = clients, table, call, prove, prefix
 
-    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:
         """Return the rows with these prefixes, in one scan. Raises StoreError if there are leases in another layout."""
         request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": consistent}
         read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
             read_page, request = self._clients.reads.query, {**request, **application_query(self._prefix)}
-        rows: list[Stored] = []
+        rows: list[StoredObject] = []
         while True:
             page = self._call(read_page, request)
             rows += [_parse_row(self._table, item) for item in page["Items"]]
@@ -93,18 +93,18 @@ class DynamoCells:
                 return tuple(row for row in rows if row.name.startswith(prefixes))
             request["ExclusiveStartKey"] = last_key
 
-    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
         """Return the rows with these names that exist. With `stale_ok`, the read costs half as much."""
         keys = [item_key(name, self._prefix) for name in dict.fromkeys(names)]
         get = partial(self._call, self._clients.reads.batch_get_item)
-        items = read_items(get, self._table, keys, consistent=not stale_ok, attempts=_ATTEMPTS)
+        items = read_items(get, self._table, keys, consistent=not stale_ok, attempts=_READ_ATTEMPTS)
         return {row.name: row for row in (_parse_row(self._table, item) for item in items)}
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create a row by PutItem, unless it exists."""
         return self._put(name, fields, {"ConditionExpression": f"attribute_not_exists({KEY})"}, None)
 
-    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a row by PutItem, if it still has this version."""
         return self._put(name, fields, _version_condition(version), version)
 
@@ -115,7 +115,7 @@ class DynamoCells:
                 "TableName": self._table,
                 "Key": item_key(name, self._prefix),
                 **_version_condition(version),
-                **_OLD,
+                **_RETURN_OLD_ROW,
             }
             response = self._call(self._clients.writes.delete_item, request, may_be_rejected=True)
         except ClientError:
@@ -127,33 +127,39 @@ class DynamoCells:
         """Close all connections."""
         self._clients.close()
 
-    def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any], replaced: str | None) -> str | None:
+    def _put(
+        self, name: str, fields: ObjectFields, condition: Mapping[str, Any], replaced_version: str | None
+    ) -> str | None:
         version = uuid4().hex
         item = {
             **item_key(name, self._prefix),
-            "entityType": string_attribute(CELL),
+            "entityType": string_attribute(SESSION_ROW_TYPE),
             _VERSION: string_attribute(version),
             **_encode_fields(name, fields),
         }
         try:
             response = self._call(
                 self._clients.writes.put_item,
-                {"TableName": self._table, "Item": item, **condition, **_OLD},
+                {"TableName": self._table, "Item": item, **condition, **_RETURN_OLD_ROW},
                 may_be_rejected=True,
             )
         except ClientError:
             return None
-        self._check_replaced_row(response, name, replaced)
+        self._check_replaced_row(response, name, replaced_version)
         return version
 
-    def _check_replaced_row(self, response: Mapping[str, Any], name: str, replaced: str | None) -> None:
-        """Raise OutcomeUnknown unless the response contains the row in the version that was replaced, or no row.
+    def _check_replaced_row(self, response: Mapping[str, Any], name: str, replaced_version: str | None) -> None:
+        """Raise OutcomeUnknown unless the response contains the row that was replaced, or no row if the row is new.
 
         A connection may deliver a response twice. Without this check, the second copy would be taken for the response
         to the next write.
         """
         row = response.get("Attributes") or {}
-        expected = {} if replaced is None else {**item_key(name, self._prefix), _VERSION: string_attribute(replaced)}
+        expected = (
+            {}
+            if replaced_version is None
+            else {**item_key(name, self._prefix), _VERSION: string_attribute(replaced_version)}
+        )
         if {attribute: row.get(attribute) for attribute in expected} != expected or bool(row) != bool(expected):
             raise OutcomeUnknown(f"{self._table}: a response is not about the write of row {name!r}")
 
@@ -170,7 +176,7 @@ def item_size_bytes(name: str, fields: ObjectFields) -> int:
     """Return the size of an item in bytes. The service counts the names and values of all attributes."""
     attributes = {
         KEY: string_attribute(name),
-        "entityType": string_attribute(CELL),
+        "entityType": string_attribute(SESSION_ROW_TYPE),
         _VERSION: string_attribute("0" * 32),
         **_encode_fields(name, fields),
     }
@@ -183,24 +189,24 @@ def _value_size_bytes(value: Mapping[str, Any]) -> int:
             return len(string.encode())
         case {"B": bytes(raw)}:
             return len(raw)
-        case {"M": inner}:
-            return 3 + sum(1 + len(name) + _value_size_bytes(value) for name, value in inner.items())
+        case {"M": nested_values}:
+            return 3 + sum(1 + len(name) + _value_size_bytes(value) for name, value in nested_values.items())
         case _:
             raise AssertionError(value)
 
 
 def _encode_fields(name: str, fields: ObjectFields) -> Item:
-    plain: Item = {_FIELDS: {"M": {field: string_attribute(value) for field, value in fields.items()}}}
+    plain_fields: Item = {_FIELDS: {"M": {field: string_attribute(value) for field, value in fields.items()}}}
     if (
-        _value_size_bytes(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100
-    ):  # this leaves room for the key, the type and the version
-        return plain
+        _value_size_bytes(plain_fields[_FIELDS]) + len(name) < WRITE_UNIT_BYTES - 100
+    ):  # 100 bytes are left for the key, the type and the version
+        return plain_fields
     return {_COMPRESSED: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
 
 
-def _parse_row(table: str, item: Item) -> Stored:
+def _parse_row(table: str, item: Item) -> StoredObject:
     name = item.get(KEY, {}).get("S", "")
-    if item.get("entityType") != string_attribute(CELL):
+    if item.get("entityType") != string_attribute(SESSION_ROW_TYPE):
         raise StoreError(f"{table}: row {name!r} is not of layout sessions; delete those of one of the layouts")
     fields: dict[str, str] = {}
     try:
@@ -212,16 +218,16 @@ def _parse_row(table: str, item: Item) -> Stored:
         if isinstance(content, dict) and all(isinstance(string, str) for string in content.values()):
             fields = content
     except (KeyError, TypeError, ValueError, zlib.error, AttributeError):
-        fields = {}  # when the caller parses the row, its error names a missing field
-    return Stored(name, item.get(_VERSION, {}).get("S", ""), fields)
+        fields = {}  # the caller then reports a missing field
+    return StoredObject(name, item.get(_VERSION, {}).get("S", ""), fields)
 
 
-BATCH = 100
+BATCH_KEYS_MAX = 100
 """The maximum number of keys in one BatchGetItem request."""
 
 
 def read_items(
-    get: Callable[[dict[str, Any]], Mapping[str, Any]],
+    call_batch_get: Callable[[dict[str, Any]], Mapping[str, Any]],
     table: str,
     keys: Sequence[Item],
     *,
@@ -231,7 +237,7 @@ def read_items(
     """Return the items with these keys that exist.
 
     Args:
-        get: Calls BatchGetItem, and turns the service's errors into StoreError or OutcomeUnknown.
+        call_batch_get: Calls BatchGetItem, and turns the service's errors into StoreError or OutcomeUnknown.
         table: The name of the table.
         keys: The keys.
         consistent: Whether to read consistently.
@@ -241,14 +247,16 @@ def read_items(
         OutcomeUnknown: If the service still has not read some of the keys after these attempts.
     """
     items: list[Item] = []
-    for start in range(0, len(keys), BATCH):
-        pending = [*keys[start : start + BATCH]]
+    for start in range(0, len(keys), BATCH_KEYS_MAX):
+        pending = [*keys[start : start + BATCH_KEYS_MAX]]
 
         def read_pending(pending: list[Any] = pending) -> bool:
-            page = get({"RequestItems": {table: {"Keys": pending.copy(), "ConsistentRead": consistent}}})
+            page = call_batch_get({"RequestItems": {table: {"Keys": pending.copy(), "ConsistentRead": consistent}}})
             rows = page["Responses"].get(table, ())
-            is_as_requested = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
-            if not is_as_requested or any(
+            is_requested_table = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {
+                table
+            }
+            if not is_requested_table or any(
                 {name: item.get(name) for name in pending[0]} not in pending for item in rows
             ):
                 raise OutcomeUnknown(f"{table}: a response is about rows that were not requested")

@@ -45,7 +45,7 @@ try:
     _as_json = dumps
 except ImportError:
 
-    def _as_json(item: Mapping[str, Any]) -> bytes:  # takes ten times as long
+    def _as_json(item: Mapping[str, Any]) -> bytes:  # ten times as slow as orjson
         return json.dumps(item).encode()
 
 
@@ -60,7 +60,7 @@ ANNOTATION_PREFIX = "lh_"
 ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
 """The DynamoDB attribute of each lease field.
 
-Each annotation has an attribute of its own, so their entry is a pattern.
+Each annotation has an attribute of its own, so the entry for annotations is a pattern.
 """
 
 KEY = ATTRIBUTES["key"]
@@ -72,11 +72,11 @@ APPLICATION = "application"
 because they expect a simple key.
 """
 
-_SPECIAL = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "annotations"})
+_COMPOSITE_FIELDS = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "annotations"})
 """The fields that do not correspond to exactly one attribute with one value."""
 
-_PLAIN = tuple(field for field in FIELDS if field.item and field.name not in _SPECIAL)
-_COUNT = next(field for field in FIELDS if field.name == "epoch")
+_SINGLE_ATTRIBUTE_FIELDS = tuple(field for field in FIELDS if field.item and field.name not in _COMPOSITE_FIELDS)
+_COUNTER_FIELD = next(field for field in FIELDS if field.name == "epoch")
 _TYPE_LETTERS: Mapping[CellKind, str] = {
     "name": "S",
     "text": "S",
@@ -85,8 +85,8 @@ _TYPE_LETTERS: Mapping[CellKind, str] = {
     "count": "N",
     "KB/s": "N",
 }
-_LEASE: AttributeValue = {"S": "LEASE"}
-_METRICS: AttributeValue = {"S": "WORKER_METRIC_STATS"}
+_LEASE_TYPE: AttributeValue = {"S": "LEASE"}
+_METRICS_TYPE: AttributeValue = {"S": "WORKER_METRIC_STATS"}
 
 
 def string_attribute(value: str) -> AttributeValue:
@@ -125,14 +125,14 @@ def _stream_key_prefix(key: str, stream: str, shard: str) -> str:
 def attributes_for_fields(lease: Lease, *names: str) -> Item:
     """Return the attributes for these fields. A field without a value has no attribute, as Java expects."""
     values = lease_to_cells(lease)
-    parents = (
+    parent_attributes = (
         {"parentShardId": shard_ids_attribute(lease, lease.parents)} if lease.parents and "parents" in names else {}
     )
-    return parents | {
+    return parent_attributes | {
         field.item: number_attribute(values[field.name])
         if _TYPE_LETTERS[field.kind] == "N"
         else string_attribute(values[field.name])
-        for field in _PLAIN
+        for field in _SINGLE_ATTRIBUTE_FIELDS
         if field.name in names and values[field.name] not in {None, ""}
     }
 
@@ -152,22 +152,22 @@ def to_item(lease: Lease) -> Item:
 
 
 def to_lease(item: Item) -> Lease | Malformed | None:
-    """Parse an item. Return None if it is not a lease, and `Malformed` if it should be one but is invalid."""
-    if item.get("entityType", _LEASE) != _LEASE:
+    """Parse an item. Return None if the item is not a lease, and `Malformed` if it is an invalid lease."""
+    if item.get("entityType", _LEASE_TYPE) != _LEASE_TYPE:
         return None
     return parse_row(_key_for_messages(item), lambda: _parse_lease(item))
 
 
-RowRest = tuple[tuple[str, ...], bytes]
-"""The names of a row's annotation attributes, sorted, and the JSON of all other attributes except the counter.
+ComparedRow = tuple[tuple[str, ...], bytes]
+"""The sorted names of a row's annotation attributes, and the JSON of all its other attributes except the counter.
 
 The JSON is b"" if the row cannot be represented in JSON.
 """
 
 CachedRow = tuple[bytes, bytes, bytes, Lease]
-"""A row's JSON before the digits of its counter, these digits, the JSON after them, and the row's lease."""
+"""The JSON of a row before the digits of its counter, these digits, the JSON after them, and the lease of the row."""
 
-_KEY_TEXT, _COUNT_TEXT = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNT.item}":{{"N":"'.encode()
+_KEY_PREFIX, _COUNTER_PREFIX = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNTER_FIELD.item}":{{"N":"'.encode()
 
 
 @frozen
@@ -200,11 +200,11 @@ class RowDecoder:
     """
 
     def __init__(self, prefix: str = "") -> None:
-        """Create a decoder. With a prefix, `read` raises LookupError for the row of another application."""
+        """Create a decoder. With a prefix, `read` raises LookupError for a row that belongs to another application."""
         self._application = string_attribute(prefix) if prefix else None
         self._leases: dict[str, Lease] = {}
-        self._rests: dict[str, RowRest] = {}
-        self._unparsed: dict[bytes, CachedRow] = {}
+        self._compared_rows: dict[str, ComparedRow] = {}
+        self._cached_json_rows: dict[bytes, CachedRow] = {}
 
     def read(self, pages: Iterable[Sequence[Item]]) -> ParsedListing:
         """Parse a whole listing. The result is the same as if each row were parsed by `to_lease`."""
@@ -219,23 +219,27 @@ class RowDecoder:
                     rows.truncate(lengths)
             for item in page:
                 self._read_item(item, rows)
-        if 2 * len(rows.leases) < max(len(self._unparsed), len(self._leases)):
-            self._leases, self._rests, self._unparsed = {}, {}, {}  # most of the cached rows no longer exist
+        if 2 * len(rows.leases) < max(len(self._cached_json_rows), len(self._leases)):
+            self._leases, self._compared_rows, self._cached_json_rows = (
+                {},
+                {},
+                {},
+            )  # most of the cached rows no longer exist
         return rows
 
     def _read_unparsed(self, page: UnparsedRows, rows: ParsedListing) -> None:
         """Parse the rows of a page that are unparsed JSON."""
-        cache, leases = self._unparsed, rows.leases
-        for text in page.texts:
+        cache, leases = self._cached_json_rows, rows.leases
+        for row_json in page.texts:
             # A key that contains a quote is cut off at the quote. This does no harm, because the whole row is compared
             # with the cached one before the cached one is used.
-            start = text.find(_KEY_TEXT) + len(_KEY_TEXT)
-            key = text[start : text.find(b'"', start)]
+            start = row_json.find(_KEY_PREFIX) + len(_KEY_PREFIX)
+            key = row_json[start : row_json.find(b'"', start)]
             cached_row = cache.get(key)
             if cached_row is not None:
                 head, digits, tail, lease = cached_row
-                if text.startswith(head) and text.endswith(tail):
-                    new_digits = text[len(head) : len(text) - len(tail)]
+                if row_json.startswith(head) and row_json.endswith(tail):
+                    new_digits = row_json[len(head) : len(row_json) - len(tail)]
                     if new_digits == digits:
                         leases.append(lease)
                         continue
@@ -244,11 +248,11 @@ class RowDecoder:
                         cache[key] = (head, new_digits, tail, lease)
                         leases.append(lease)
                         continue
-            self._read_changed(page, text, key, rows)
+            self._read_changed(page, row_json, key, rows)
 
-    def _read_changed(self, page: UnparsedRows, text: bytes, key: bytes, rows: ParsedListing) -> None:
+    def _read_changed(self, page: UnparsedRows, row_json: bytes, key: bytes, rows: ParsedListing) -> None:
         """Parse a row that differs in more than its counter. Cache its JSON if the counter can be located in it."""
-        item, cached, row = page.item(text), self._unparsed.pop(key, None), None
+        item, cached, row = page.item(row_json), self._cached_json_rows.pop(key, None), None
         if cached is not None:
             head, digits, tail, lease = cached
             annotations = tuple(ANNOTATION_PREFIX + name for name, _ in lease.annotations)
@@ -260,25 +264,25 @@ class RowDecoder:
             return
         rows.leases.append(row)
         # Without escapes, every quote begins or ends a string, so the only match must be the name of the counter.
-        if b"\\" not in text and text.count(f'"{_COUNT.item}"'.encode()) == 1:
-            head, _, tail = text.partition(_COUNT_TEXT)
+        if b"\\" not in row_json and row_json.count(f'"{_COUNTER_FIELD.item}"'.encode()) == 1:
+            head, _, tail = row_json.partition(_COUNTER_PREFIX)
             digits, quote, tail = tail.partition(b'"')
-            if digits.decode() == item[_COUNT.item]["N"]:
-                self._unparsed[key] = (head + _COUNT_TEXT, digits, quote + tail, row)
+            if digits.decode() == item[_COUNTER_FIELD.item]["N"]:
+                self._cached_json_rows[key] = (head + _COUNTER_PREFIX, digits, quote + tail, row)
 
     def _read_item(self, item: Item, rows: ParsedListing) -> None:
-        """Convert a row whose JSON is parsed already."""
+        """Parse a row that is no longer JSON."""
         key_attribute = item.get(KEY)
         key_value = key_attribute.get("S") if type(key_attribute) is dict else None
         key = key_value if type(key_value) is str else ""
-        cached_rest = self._rests.get(key)
-        row = None if cached_rest is None else _update_lease(item, self._leases[key], *cached_rest)
+        compared_row = self._compared_rows.get(key)
+        row = None if compared_row is None else _update_lease(item, self._leases[key], *compared_row)
         if row is None:
             row = self._parse_or_sort(item, rows)
             if row is None:
                 return
             annotations = tuple(sorted(attribute for attribute in item if attribute.startswith(ANNOTATION_PREFIX)))
-            self._rests[row.key] = annotations, _comparable_json(item, annotations)
+            self._compared_rows[row.key] = annotations, _comparable_json(item, annotations)
         self._leases[row.key] = row
         rows.leases.append(row)
 
@@ -296,15 +300,15 @@ class RowDecoder:
         return None
 
 
-def _update_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
+def _update_lease(item: Item, lease: Lease, attributes: tuple[str, ...], expected_json: bytes) -> Lease | None:
     """Return the lease with the item's counter and annotations, or None if anything else has changed or is invalid."""
-    if not rest or _comparable_json(item, attributes) != rest:
+    if not expected_json or _comparable_json(item, attributes) != expected_json:
         return None
-    count, epoch, annotations = item.get(_COUNT.item), lease.epoch, lease.annotations
+    count, epoch, annotations = item.get(_COUNTER_FIELD.item), lease.epoch, lease.annotations
     try:
-        # Only check what has changed.
+        # Check only the values that have changed.
         if type(count) is not dict or count.get("N") != lease.version:
-            epoch = check_cell(_COUNT, _COUNT.item, _field_text(item, _COUNT))
+            epoch = check_cell(_COUNTER_FIELD, _COUNTER_FIELD.item, _field_text(item, _COUNTER_FIELD))
         for index, attribute in enumerate(attributes):
             value, (name, old_value) = item.get(attribute), lease.annotations[index]
             if type(value) is not dict or value.get("S") != old_value:
@@ -318,7 +322,7 @@ def _update_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: b
 def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
     """Return the JSON of the row without its counter and these attributes, or b"" if JSON cannot represent the row."""
     other_attributes = dict(item)
-    for name in (_COUNT.item, *annotations):
+    for name in (_COUNTER_FIELD.item, *annotations):
         other_attributes.pop(name, None)
     try:
         return _as_json(other_attributes)
@@ -327,13 +331,17 @@ def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
 
 
 def parse_reports(items: Iterable[Item]) -> Reports:
-    """Parse the rows that KCL 3.5 stores besides leases. They contain the leader and each worker's last report.
+    """Parse the rows that KCL 3.5 stores in addition to leases.
+
+    They contain the leader and the last report of each worker.
 
     The time of a report comes from the clock of the worker that wrote it. The time is therefore used only to see
     whether the report is new. Rows of any other form are ignored.
     """
-    rows = {_key_for_messages(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
-    report_times = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
+    rows = {_key_for_messages(item): item for item in items if item.get("entityType", _LEASE_TYPE) != _LEASE_TYPE}
+    report_times = {
+        key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS_TYPE
+    }
     leader = _typed_value(rows.get("Leader", {}), "ownerName", "S")
     return Reports(leader, tuple(sorted((worker, stamp) for worker, stamp in report_times.items() if stamp)))
 
@@ -352,7 +360,7 @@ def _typed_value(item: Item, name: str, kind: str) -> str | None:
 
 
 def _parse_lease(item: Item) -> Lease:
-    values = {field.name: check_cell(field, field.item, _field_text(item, field)) for field in _PLAIN}
+    values = {field.name: check_cell(field, field.item, _field_text(item, field)) for field in _SINGLE_ATTRIBUTE_FIELDS}
     # During a KCL 3.x hand-off, the worker in checkpointOwner still owns the lease (rule 3 of `dynamodb.writes`).
     lease_owner, checkpoint_owner, handoff_owner = (
         _string_or_none(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner")

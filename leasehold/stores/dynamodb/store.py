@@ -1,8 +1,8 @@
 """Stores leases in a DynamoDB table, which may be shared with Java workers of the Kinesis Client Library 2.x and 3.x.
 
-`prepare` finds the table, or creates it as the Kinesis Client Library does and waits for it. `prove` and `probes` check
-that the service honors the conditions of writes. `connect` creates the clients. `translate_errors` turns their errors
-into StoreError or OutcomeUnknown.
+`prepare_table` finds the table, or creates it as the Kinesis Client Library does and waits for it.
+`check_conditions_honored` checks that the service honors the conditions of writes. `create_clients` creates the
+clients, and `translate_errors` turns their errors into StoreError or OutcomeUnknown.
 
 1. A conditional write is sent once. If a client repeated a write whose response was lost, the second would conflict
    with the first, and the client would conclude that another worker had taken the lease. So if a response is lost, the
@@ -13,8 +13,9 @@ into StoreError or OutcomeUnknown.
 If a write is rejected, the result contains the lease as stored. It comes from the response or, if the response does not
 contain it, from a consistent read.
 
-`read_listings_quickly` lets orjson parse the rows of a scan, because boto3 takes seven times as long. boto3 still
-parses the rest of the response. If a response has binary values, which are strings in JSON, boto3 parses all of it.
+`parse_listings_with_orjson` lets orjson parse the rows of a scan, because boto3 takes seven times as long. boto3 still
+parses the rest of the response. If a response has binary values, which are base64 strings in JSON, boto3 parses the
+whole response.
 """
 
 import logging
@@ -59,9 +60,9 @@ from leasehold.stores.aws import (
     create_boto3_session,
     credentials_failure_advice,
 )
-from leasehold.stores.aws_calls.pages import UnparsedRows, page_of
+from leasehold.stores.aws_calls.pages import UnparsedRows, parse_page
 from leasehold.stores.deadlines import add_response_deadlines
-from leasehold.stores.dynamodb.cells import CELL, Clients, DynamoCells, read_items
+from leasehold.stores.dynamodb.cells import SESSION_ROW_TYPE, Clients, DynamoCells, read_items
 from leasehold.stores.dynamodb.rows import (
     APPLICATION,
     KEY,
@@ -76,7 +77,7 @@ from leasehold.stores.dynamodb.rows import (
 )
 from leasehold.stores.dynamodb.writes import Request, build_write_request, check_response_row
 from leasehold.stores.fields import require_valid_lease
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome, Timeouts
 from leasehold.stores.urls import check_endpoint, reject_credentials
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
@@ -107,25 +108,25 @@ def _parse_listing(response_dict: dict[str, Any], customized_response_dict: dict
     if response_dict["status_code"] >= _ERROR_STATUS or any(type_name in body for type_name in BINARY):
         return
     try:
-        page = page_of(body, orjson.loads) or orjson.loads(body)
+        page = parse_page(body, orjson.loads) or orjson.loads(body)
         items = page.pop("Items", None) if isinstance(page, dict) else None
-        rest = orjson.dumps(page)
+        body_without_items = orjson.dumps(page)
     except (ValueError, TypeError):  # TypeError if nested too deeply
         return  # boto3 raises the error
     if isinstance(items, list | UnparsedRows):
         customized_response_dict["Items"] = items
-        response_dict["body"] = rest
+        response_dict["body"] = body_without_items
 
 
 T = TypeVar("T")
 
 ATTEMPTS = 3
 TIMEOUTS = Timeouts(connect_seconds=2, read_seconds=5, attempts=ATTEMPTS)
-"""Timeouts that allow several attempts within the duration of a lease, and suffice for a page of a scan (1 MB)."""
+"""Timeouts that allow several attempts within the duration of a lease, but suffice for a page of a scan (1 MB)."""
 SEGMENT_ROWS, SEGMENTS_MAX = 10_000, 4
-"""The minimum number of rows (some five pages) of a segment of a scan, and the maximum number of segments."""
+"""The minimum number of rows per segment of a scan (about five pages), and the maximum number of segments."""
 
-THROTTLED = frozenset(
+THROTTLING_CODES = frozenset(
     {"ProvisionedThroughputExceededException", "ThrottlingException", "Throttling", "RequestLimitExceeded"}
 )
 
@@ -144,7 +145,12 @@ ADVICE = {
 
 
 def create_clients(
-    session: Session, region: str | None, endpoint: str | None, timeouts: Timeouts = TIMEOUTS, *, directly: bool = True
+    session: Session,
+    region: str | None,
+    endpoint: str | None,
+    timeouts: Timeouts = TIMEOUTS,
+    *,
+    bypass_boto3: bool = True,
 ) -> Clients:
     """Create the clients.
 
@@ -153,7 +159,7 @@ def create_clients(
         region: The region, or None for the session's.
         endpoint: The endpoint, or None for the region's.
         timeouts: The timeouts and retries.
-        directly: Bypass boto3 for the calls that allow it.
+        bypass_boto3: Bypass boto3 for the calls that allow it.
 
     Raises:
         StoreError: If no region is set anywhere.
@@ -169,7 +175,7 @@ def create_clients(
         boto_client = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
         reject_credentials(boto_client.meta.endpoint_url)
         add_response_deadlines(boto_client)
-        if directly and orjson is not None:
+        if bypass_boto3 and orjson is not None:
             call_directly(boto_client)
         return boto_client
 
@@ -190,8 +196,8 @@ def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
     except ClientError as error:
         code, message = error_code(error), error.response.get("Error", {}).get("Message", "")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in THROTTLED or status >= 500:  # noqa: PLR2004  server errors
-            error_class = NotWritten if writing and code in THROTTLED else OutcomeUnknown
+        if code in THROTTLING_CODES or status >= 500:  # noqa: PLR2004  server errors
+            error_class = NotWritten if writing and code in THROTTLING_CODES else OutcomeUnknown
             raise error_class(f"{table}: {code}: {message}") from error
         advice = ADVICE[code].format(asked=error.operation_name) if code in ADVICE else message
         raise StoreError(f"{table}: {code}: {advice}") from error
@@ -206,7 +212,7 @@ def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
     except BotoCoreError as error:
         raise OutcomeUnknown(f"{table}: {error}{connection_failure_hint(error)}") from error
     except PARSE_ERRORS as error:
-        raise OutcomeUnknown(f"{table}: a response cannot be parsed: {said(error)}") from error
+        raise OutcomeUnknown(f"{table}: a response cannot be parsed: {error_summary(error)}") from error
 
 
 def error_code(error: ClientError) -> str:
@@ -222,7 +228,9 @@ def is_table_missing(fault: StoreError) -> bool:
 def retry_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
     """Make this call, and repeat it after a pause if it is throttled (rule 2)."""
     retrying = Retrying(
-        retry=retry_if_exception(lambda error: isinstance(error, ClientError) and error_code(error) in THROTTLED),
+        retry=retry_if_exception(
+            lambda error: isinstance(error, ClientError) and error_code(error) in THROTTLING_CODES
+        ),
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_random_exponential(multiplier=0.05, max=1),
         reraise=True,
@@ -230,8 +238,8 @@ def retry_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
     return retrying(call, **arguments)
 
 
-WAIT_SECONDS = 600
-"""How long to wait for a new table to become usable, in seconds. The Kinesis Client Library waits equally long."""
+TABLE_WAIT_SECONDS = 600
+"""How long to wait for a new table to become usable, in seconds. The Kinesis Client Library waits for the same time."""
 
 
 def prepare_table(
@@ -250,7 +258,7 @@ def prepare_table(
         StoreError: If the table does not exist and may not be created, or belongs to another program.
         OutcomeUnknown: If the service cannot be reached or the table does not become usable.
     """
-    created = False
+    is_created = False
     protection: dict[str, Any] = {"DeletionProtectionEnabled": True} if protect else {}
     with translate_errors(table):
         if _describe_table(client, table) is None:
@@ -273,21 +281,21 @@ def prepare_table(
                     BillingMode="PAY_PER_REQUEST",
                     **protection,
                 )
-                created = True
+                is_created = True
             except ClientError as error:
                 # Another worker may have created it at the same moment.
                 if error_code(error) != "ResourceInUseException":
                     raise
         retrying = Retrying(
             retry=retry_if_result(lambda description: description is None or description["TableStatus"] == "CREATING"),
-            stop=stop_after_delay(WAIT_SECONDS),
+            stop=stop_after_delay(TABLE_WAIT_SECONDS),
             wait=wait_exponential(multiplier=0.02, max=5),
         )
         try:
             check_key(table, cast("TableDescriptionTypeDef", retrying(_describe_table, client, table)), prefix)
         except RetryError as error:
-            raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
-        if created and protect:
+            raise OutcomeUnknown(f"{table}: not usable after {TABLE_WAIT_SECONDS} s") from error
+        if is_created and protect:
             client.update_continuous_backups(
                 TableName=table, PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True}
             )
@@ -305,10 +313,10 @@ def check_conditions_honored(client: "DynamoDBClient", table: str, prefix: str =
 
 
 def condition_probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[str, Callable[[], None]]:
-    """Return the probes of `prove`, by the name of the action. Each probe may be called alone."""
+    """Return the probes of `check_conditions_honored` by the name of the operation. Each probe may be called alone."""
     lease = Lease(f"leasehold-probe-{uuid4().hex}")
     key = item_key(lease.key, prefix)
-    row: Mapping[str, Any] = {"TableName": table, "Key": key}
+    row_arguments: Mapping[str, Any] = {"TableName": table, "Key": key}
     exists_condition = {"ConditionExpression": f"attribute_exists({KEY})"}
 
     def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
@@ -319,15 +327,15 @@ def condition_probes(client: "DynamoDBClient", table: str, prefix: str = "") -> 
                 if error_code(error) != "ConditionalCheckFailedException":
                     raise
                 return  # rejected, as it should be
-            client.delete_item(**row)
+            client.delete_item(**row_arguments)
             raise StoreError(
                 f"{table}: the service ignores the conditions of writes, so two workers could own one lease; "
                 "leases need a service with conditional writes"
             )
 
-    update = {**row, **exists_condition, "UpdateExpression": "REMOVE checkpointOwner"}
+    update = {**row_arguments, **exists_condition, "UpdateExpression": "REMOVE checkpointOwner"}
     return {
-        "DeleteItem": partial(probe, client.delete_item, {**row, **exists_condition}),
+        "DeleteItem": partial(probe, client.delete_item, {**row_arguments, **exists_condition}),
         "UpdateItem": partial(probe, client.update_item, update),
         "PutItem": partial(
             probe, client.put_item, {"TableName": table, "Item": {**to_item(lease), **key}, **exists_condition}
@@ -356,7 +364,9 @@ def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = 
         prefix: The prefix of one application, if many share the table.
     """
     key_schema = [(key["AttributeName"], key["KeyType"]) for key in description["KeySchema"]]
-    attribute_types = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
+    attribute_types = {
+        definition["AttributeName"]: definition["AttributeType"] for definition in description["AttributeDefinitions"]
+    }
     single_key, shared_key = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
     if key_schema in (single_key, shared_key) and all(attribute_types[name] == "S" for name, _ in key_schema):
         if key_schema == single_key and prefix:
@@ -367,13 +377,13 @@ def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = 
         if key_schema == shared_key and not prefix:
             raise StoreError(f"{table}: many applications share it, each under a prefix; add ?prefix=… to the URL")
         return
-    key_description = ", ".join(f"{name} ({attribute_types[name]}, {role})" for name, role in key_schema)
+    key_description = ", ".join(f"{name} ({attribute_types[name]}, {key_type})" for name, key_type in key_schema)
     raise StoreError(
         f"{table}: its key is {key_description}, and a lease table's is {KEY} (S, HASH); name another table"
     )
 
 
-log = escaped(logging.getLogger("leasehold.dynamodb"))
+log = make_safe_logger(logging.getLogger("leasehold.dynamodb"))
 
 
 def read_pages(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
@@ -391,7 +401,7 @@ def read_pages(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]
         last_key = page.get("LastEvaluatedKey")
         return page["Items"], {**request, "ExclusiveStartKey": last_key} if last_key else None
 
-    # Keep at most one page of each request in memory, because an item takes ten times the memory of a parsed lease.
+    # Keep at most one page of each request in memory, because an item takes ten times as much memory as a parsed lease.
     if len(requests) == 1:
         next_request: dict[str, Any] | None = requests[0]
         while next_request is not None:
@@ -399,20 +409,20 @@ def read_pages(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]
             yield items
         return
     with ThreadPoolExecutor(len(requests), thread_name_prefix="leasehold-listing") as pool:
-        pending = {pool.submit(fetch, request) for request in requests}
-        while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
+        pending_futures = {pool.submit(fetch, request) for request in requests}
+        while pending_futures:
+            finished, pending_futures = wait(pending_futures, return_when=FIRST_COMPLETED)
+            for future in finished:
                 items, next_request = future.result()
                 if next_request is not None:
-                    pending.add(pool.submit(fetch, next_request))
+                    pending_futures.add(pool.submit(fetch, next_request))
                 yield items
 
 
 class DynamoStore:
     """A lease table in the layout of the KCL. Thread-safe. `leaseCounter` is both the version and the epoch.
 
-    With a prefix, the store is one application's part of a table that many applications share. It reads no other part.
+    If there is a prefix, many applications share the table, and the store reads only the rows of one of them.
     """
 
     def __init__(
@@ -426,7 +436,7 @@ class DynamoStore:
         request_seconds: float | None = None,
         prefix: str = "",
         protect: bool = False,
-        directly: bool = True,
+        bypass_boto3: bool = True,
     ) -> None:
         """Find the table, or create it.
 
@@ -439,12 +449,12 @@ class DynamoStore:
             request_seconds: The time limit of a request with all its retries.
             prefix: The prefix of one application, if many share the table.
             protect: Create the table with deletion protection and point-in-time recovery.
-            directly: Bypass boto3 for calls that allow it.
+            bypass_boto3: Bypass boto3 for calls that allow it.
         """
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
-        self._rows, self._listed = RowDecoder(prefix), 0
+        self._decoder, self._last_listed_count = RowDecoder(prefix), 0
         self._clients = create_clients(
-            session or Session(), region, endpoint, TIMEOUTS.within(request_seconds), directly=directly
+            session or Session(), region, endpoint, TIMEOUTS.within(request_seconds), bypass_boto3=bypass_boto3
         )
         prepare_table(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
 
@@ -471,15 +481,15 @@ class DynamoStore:
             request["KeyConditionExpression"] = f"{APPLICATION} = :application"
             request["ExpressionAttributeValues"] = {":application": string_attribute(self._prefix)}
         requests = [request]
-        if not self._prefix and (segments := min(SEGMENTS_MAX, self._listed // SEGMENT_ROWS)) > 1:
+        if not self._prefix and (segments := min(SEGMENTS_MAX, self._last_listed_count // SEGMENT_ROWS)) > 1:
             requests = [{**request, "Segment": segment, "TotalSegments": segments} for segment in range(segments)]
         with translate_errors(self._table):
-            rows = self._rows.read(read_pages(read_page, requests))
-        self._listed = len(rows.leases)
-        if any(item["entityType"] == string_attribute(CELL) for item in rows.others):
+            parsed_listing = self._decoder.read(read_pages(read_page, requests))
+        self._last_listed_count = len(parsed_listing.leases)
+        if any(item["entityType"] == string_attribute(SESSION_ROW_TYPE) for item in parsed_listing.others):
             raise StoreError(f"{self._table}: it has rows of layout sessions; add ?layout=sessions to the URL")
-        leases = sorted(rows.leases, key=attrgetter("key"))
-        return Listing(tuple(leases), tuple(rows.malformed), parse_reports(rows.others))
+        leases = sorted(parsed_listing.leases, key=attrgetter("key"))
+        return Listing(tuple(leases), tuple(parsed_listing.malformed), parse_reports(parsed_listing.others))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order, if they exist. With `stale_ok`, the read costs half as much."""
@@ -508,7 +518,7 @@ class DynamoStore:
             case _:
                 response = self._send(self._clients.writes.update_item, {**request, "ReturnValues": "ALL_NEW"})
         if isinstance(response, ClientError):
-            # Most services include the stored row in the response. If this one does not, read the row.
+            # Most services include the stored row in the error response. If this one does not, read the row.
             item: Any = response.response.get("Item")
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
@@ -516,8 +526,8 @@ class DynamoStore:
             return Lost(key, require_valid_lease(row)) if row else self._read_lost_outcome(key)
         if isinstance(write, DeleteLease):
             return Done(write.lease)
-        written: Item = response.get("Attributes") or request["Item"]
-        return Done(require_valid_lease(to_lease(written) or Malformed(key, "entityType", "is no lease")))
+        stored_item: Item = response.get("Attributes") or request["Item"]
+        return Done(require_valid_lease(to_lease(stored_item) or Malformed(key, "entityType", "is no lease")))
 
     def prove(self) -> None:
         """Check that the service honors the conditions of writes. Raises StoreError if it does not."""
@@ -531,7 +541,7 @@ class DynamoStore:
             read_page, request = self._clients.reads.query, {**request, **application_query(self._prefix)}
         with translate_errors(self._table):
             rows = retry_throttled(read_page, request)["Items"]
-        has_cells = any(row.get("entityType") == string_attribute(CELL) for row in rows)
+        has_cells = any(row.get("entityType") == string_attribute(SESSION_ROW_TYPE) for row in rows)
         return has_cells, bool(rows) and not has_cells
 
     def cells(self) -> DynamoCells:
@@ -606,7 +616,7 @@ def open_url(
         request_seconds=request_seconds,
         prefix=parse_prefix(options),
         protect="protect" in options,
-        directly="wire" not in options,
+        bypass_boto3="wire" not in options,
     )
 
 

@@ -1,10 +1,10 @@
 """Converts each write to DynamoDB expressions, with the conditions of `leasehold.stores.writes`. Makes no requests.
 
 1. Every change of owner, renewal and checkpoint has `ADD leaseCounter :one`. The counter is never set.
-2. Existing items are only updated, so attributes that we do not know survive. An update never creates an item, because
-   it would be an incomplete lease.
-3. During a KCL 3.x hand-off, `checkpointOwner` is the owner and `leaseOwner` the next owner. Every condition on an
-   owner takes this into account.
+2. Existing items are only updated, so attributes that we do not know survive. The condition of an update never holds
+   for a missing item, because the update would create an incomplete lease.
+3. During a KCL 3.x hand-off, `checkpointOwner` is the owner and `leaseOwner` the next owner. Every condition on the
+   owner tests both attributes.
 """
 
 import re
@@ -31,12 +31,12 @@ from leasehold.stores.fields import convert_to_kilobytes
 from leasehold.stores.writes import new_row
 
 AttributeValues = Mapping[str, AttributeValue]
-"""The values of an expression, by their names without the colon."""
+"""The values used in an expression, by name. The names have no colon."""
 
 Request = Mapping[str, Any]
 """The arguments of put_item, update_item or delete_item, without the name of the table."""
 
-_CONSTANTS: AttributeValues = {
+_CONSTANT_VALUES: AttributeValues = {
     ":one": number_attribute(1),
     ":zero": number_attribute(0),
     ":null": {"NULL": True},
@@ -46,12 +46,12 @@ _CONSTANTS: AttributeValues = {
     ":time": string_attribute("AT_TIMESTAMP"),
 }
 
-_SEEN = "leaseCounter = :seen"
-_COUNT = "ADD leaseCounter :one"
-_STARTS = "checkpoint IN (:trim, :latest, :time)"
-_PENDING = "pendingCheckpoint, pendingCheckpointSubSequenceNumber, pendingCheckpointState"
-_FAMILY = ("parents", "first_hash", "last_hash")
-_OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
+_VERSION_UNCHANGED = "leaseCounter = :seen"
+_INCREMENT_COUNTER = "ADD leaseCounter :one"
+_AT_START_SENTINEL = "checkpoint IN (:trim, :latest, :time)"
+_PENDING_CHECKPOINT_ATTRIBUTES = "pendingCheckpoint, pendingCheckpointSubSequenceNumber, pendingCheckpointState"
+_FAMILY_FIELDS = ("parents", "first_hash", "last_hash")
+_OWNER_ATTRIBUTES = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
 
 
 def _build_request(
@@ -59,7 +59,7 @@ def _build_request(
 ) -> Request:
     """Return a request with only the values that its expressions use, because the service rejects unused values."""
     values_by_name = {
-        **_CONSTANTS,
+        **_CONSTANT_VALUES,
         ":seen": {"N": lease.version},
         **{f":{name}": value for name, value in values.items()},
     }
@@ -75,7 +75,7 @@ def _build_request(
     }
 
 
-_ASSIGNED = re.compile(r"([#\w]+) = (:\w+)")
+_ASSIGNMENT_PATTERN = re.compile(r"([#\w]+) = (:\w+)")
 
 
 def check_response_row(request: Request, response: Mapping[str, Any]) -> None:
@@ -90,9 +90,9 @@ def check_response_row(request: Request, response: Mapping[str, Any]) -> None:
             raise LookupError("it is not about the requested row")
         return
     names, values = request.get("ExpressionAttributeNames", {}), request["ExpressionAttributeValues"]
-    assignments = _ASSIGNED.findall(update.partition("REMOVE")[0])
+    assignments = _ASSIGNMENT_PATTERN.findall(update.partition("REMOVE")[0])
     expected = {names.get(name, name): values[value] for name, value in assignments}
-    if _COUNT in update and _SEEN in request["ConditionExpression"]:
+    if _INCREMENT_COUNTER in update and _VERSION_UNCHANGED in request["ConditionExpression"]:
         expected["leaseCounter"] = number_attribute(int(values[":seen"]["N"]) + 1)
     if not _has_values(row, {**request["Key"], **expected}):
         raise LookupError("it is not about the requested row, or not what was written there")
@@ -116,10 +116,10 @@ def _set_clause(*clauses: str, annotations: Annotations = ()) -> str:
 def _owner_condition(lease: Lease) -> tuple[str, AttributeValues]:
     """Return the condition that the owner has not changed (rule 3), and the values of this condition."""
     if lease.owner is None:
-        free_condition = (
+        unowned_condition = (
             "(attribute_not_exists(leaseOwner) OR leaseOwner = :null) AND attribute_not_exists(checkpointOwner)"
         )
-        return f"attribute_exists({KEY}) AND {free_condition}", {}
+        return f"attribute_exists({KEY}) AND {unowned_condition}", {}
     owner_condition = "(checkpointOwner = :owner OR (leaseOwner = :owner AND attribute_not_exists(checkpointOwner)))"
     return owner_condition, {"owner": string_attribute(lease.owner)}
 
@@ -148,21 +148,21 @@ def _checkpoint_condition(position: Position, comparison: str) -> tuple[str, Att
     if position.ended:
         return "checkpoint <> :end", {}
     if not position.numbered:
-        return _STARTS, {}
+        return _AT_START_SENTINEL, {}
     earlier_sequence = "size(checkpoint) < :digits OR (size(checkpoint) = :digits AND checkpoint < :checkpoint)"
     same_sequence = (
         f"(checkpoint = :checkpoint AND checkpointSubSequenceNumber {comparison} :checkpointSubSequenceNumber)"
     )
-    return f"checkpoint <> :end AND ({_STARTS} OR {earlier_sequence} OR {same_sequence})", {
+    return f"checkpoint <> :end AND ({_AT_START_SENTINEL} OR {earlier_sequence} OR {same_sequence})", {
         "digits": number_attribute(len(position.sequence))
     }
 
 
 def _checkpoint_clauses(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], AttributeValues]:
     """Return the clauses that set this checkpoint, the attributes to remove, and the values."""
-    fields = attributes_for_fields(Lease("", checkpoint=position), "checkpoint", "sub", "token")
+    checkpoint_values = attributes_for_fields(Lease("", checkpoint=position), "checkpoint", "sub", "token")
     stale_names = () if position.token else ("checkpointToken",)
-    return tuple(f"{name} = :{name}" for name in fields), stale_names, fields
+    return tuple(f"{name} = :{name}" for name in checkpoint_values), stale_names, checkpoint_values
 
 
 def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a case for each write
@@ -173,7 +173,7 @@ def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a
         case writes.CreateLease():
             return {"Item": to_item(new_row(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
         case writes.ClaimLease(me=me, annotations=annotations):
-            return _build_take_request(lease, me, annotations, _SEEN, {})
+            return _build_take_request(lease, me, annotations, _VERSION_UNCHANGED, {})
         case writes.StealLease(me=me, annotations=annotations):
             if lease.owner is not None and lease.next_owner == me:
                 return _build_take_request(
@@ -182,13 +182,13 @@ def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a
             return _build_take_request(lease, me, annotations, owner_condition, owner_values)
         case writes.RenewLease(annotations=annotations):
             not_ended_condition = "" if lease.ended else " AND checkpoint <> :end"
-            weight_sets, weights = _weight_clauses(lease)
-            update = f"{_set_clause(*weight_sets, annotations=annotations)}{_COUNT}"
+            weight_assignments, weight_values = _weight_clauses(lease)
+            update = f"{_set_clause(*weight_assignments, annotations=annotations)}{_INCREMENT_COUNTER}"
             return _build_request(
                 lease,
-                f"{_SEEN} AND {owner_condition}{not_ended_condition}",
+                f"{_VERSION_UNCHANGED} AND {owner_condition}{not_ended_condition}",
                 update,
-                {**owner_values, **weights},
+                {**owner_values, **weight_values},
                 annotations,
             )
         case writes.CheckpointLease():
@@ -197,16 +197,19 @@ def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a
             if not (position.numbered or position.ended):
                 return None  # no checkpoint is before a sentinel such as TRIM_HORIZON
             position_condition, position_values = _checkpoint_condition(position, "<")
-            sets, stale_names, fields = _checkpoint_clauses(position)
-            update = f"{_set_clause(*sets)}{'REMOVE ' if stale_names else ''}{''.join(stale_names)}".rstrip()
+            assignments, stale_names, checkpoint_values = _checkpoint_clauses(position)
+            update = f"{_set_clause(*assignments)}{'REMOVE ' if stale_names else ''}{''.join(stale_names)}".rstrip()
             return _build_request(
-                lease, f"attribute_exists({KEY}) AND {position_condition}", update, {**fields, **position_values}
+                lease,
+                f"attribute_exists({KEY}) AND {position_condition}",
+                update,
+                {**checkpoint_values, **position_values},
             )
         case writes.ReleaseLease(me=me, to=to):
-            condition, values = (owner_condition, owner_values) if lease.owner == me else (_SEEN, {})
+            condition, values = (owner_condition, owner_values) if lease.owner == me else (_VERSION_UNCHANGED, {})
             if to is None:
-                return _build_request(lease, condition, f"{_COUNT} REMOVE {_OWNERS}", values)
-            update = f"SET leaseOwner = :to {_COUNT} REMOVE handoffOwner, handoffTo, checkpointOwner"
+                return _build_request(lease, condition, f"{_INCREMENT_COUNTER} REMOVE {_OWNER_ATTRIBUTES}", values)
+            update = f"SET leaseOwner = :to {_INCREMENT_COUNTER} REMOVE handoffOwner, handoffTo, checkpointOwner"
             return _build_request(lease, condition, update, {**values, "to": string_attribute(to)})
         case writes.RequestLease(me=me):
             if lease.owner is None:
@@ -214,11 +217,11 @@ def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a
             owner_answers_condition = (
                 "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
             )
-            no_other_next_owner = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
+            no_other_next_owner_condition = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
             values = {**owner_values, "me": string_attribute(me), "stale": string_attribute(lease.next_owner or me)}
             return _build_request(
                 lease,
-                f"{owner_answers_condition} AND checkpoint <> :end AND {no_other_next_owner}",
+                f"{owner_answers_condition} AND checkpoint <> :end AND {no_other_next_owner_condition}",
                 "SET handoffTo = :me",
                 values,
             )
@@ -231,9 +234,12 @@ def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a
         case writes.GiveLease(position=position):
             return _build_give_request(lease, position)
         case writes.TakeBackLease(me=me):
-            update = f"SET leaseOwner = :me, handoffOwner = :me {_COUNT} REMOVE handoffTo, checkpointOwner"
+            update = f"SET leaseOwner = :me, handoffOwner = :me {_INCREMENT_COUNTER} REMOVE handoffTo, checkpointOwner"
             return _build_request(
-                lease, f"{_SEEN} AND {owner_condition}", update, {**owner_values, "me": string_attribute(me)}
+                lease,
+                f"{_VERSION_UNCHANGED} AND {owner_condition}",
+                update,
+                {**owner_values, "me": string_attribute(me)},
             )
         case writes.AnnotateLease(name=name, value=value):
             annotation = ((name, value),)
@@ -243,8 +249,8 @@ def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a
         case writes.ResetLease():
             return _build_reset_request(write)
         case writes.DeleteLease():
-            as_seen = "checkpoint = :end" if lease.ended else _SEEN
-            return _build_request(lease, f"attribute_not_exists({KEY}) OR {as_seen}", "", {})
+            unchanged_condition = "checkpoint = :end" if lease.ended else _VERSION_UNCHANGED
+            return _build_request(lease, f"attribute_not_exists({KEY}) OR {unchanged_condition}", "", {})
         case _:
             assert_never(write)
 
@@ -252,10 +258,10 @@ def build_write_request(write: writes.Write) -> Request | None:  # noqa: C901  a
 def _build_take_request(
     lease: Lease, me: str, annotations: Annotations, condition: str, values: AttributeValues
 ) -> Request:
-    # KCL reports this count in its metrics.
+    # KCL reports `ownerSwitchesSinceCheckpoint` in its metrics.
     switch_count = ", ownerSwitchesSinceCheckpoint :one" if lease.owner not in (None, me) else ""
-    sets = _set_clause("leaseOwner = :me", "handoffOwner = :me", annotations=annotations)
-    update = f"{sets}{_COUNT}{switch_count} REMOVE handoffTo, checkpointOwner"
+    set_clause = _set_clause("leaseOwner = :me", "handoffOwner = :me", annotations=annotations)
+    update = f"{set_clause}{_INCREMENT_COUNTER}{switch_count} REMOVE handoffTo, checkpointOwner"
     return _build_request(lease, condition, update, {**values, "me": string_attribute(me)}, annotations)
 
 
@@ -270,17 +276,25 @@ def _build_checkpoint_request(write: writes.CheckpointLease) -> Request:
     lease, position = write.lease, write.position
     owner_condition, owner_values = _owner_condition(lease)
     position_condition, position_values = _checkpoint_condition(position, "<=")
-    position_sets, stale_names, fields = _checkpoint_clauses(position)
-    weight_sets, weights = _weight_clauses(lease)
-    sets, values = (*position_sets, *weight_sets), {**owner_values, **position_values, **fields, **weights}
+    position_assignments, stale_names, checkpoint_values = _checkpoint_clauses(position)
+    weight_assignments, weight_values = _weight_clauses(lease)
+    assignments, values = (
+        (*position_assignments, *weight_assignments),
+        {**owner_values, **position_values, **checkpoint_values, **weight_values},
+    )
     if position.ended and write.children:
         children = shard_ids_attribute(lease, write.children)
-        sets, values = (*sets, "childShardIds = :children"), {**values, "children": children}
-    removed_attributes = (_PENDING, *stale_names, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
-    update = (
-        f"{_set_clause(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed_attributes)}"
+        assignments, values = (*assignments, "childShardIds = :children"), {**values, "children": children}
+    removed_attributes = (
+        _PENDING_CHECKPOINT_ATTRIBUTES,
+        *stale_names,
+        *((_OWNER_ATTRIBUTES,) if position.ended and not write.keep_owner else ()),
     )
-    return _build_request(lease, f"{_SEEN} AND {owner_condition} AND {position_condition}", update, values)
+    update = (
+        f"{_set_clause(*assignments, 'ownerSwitchesSinceCheckpoint = :zero')}{_INCREMENT_COUNTER} REMOVE "
+        f"{', '.join(removed_attributes)}"
+    )
+    return _build_request(lease, f"{_VERSION_UNCHANGED} AND {owner_condition} AND {position_condition}", update, values)
 
 
 def _build_give_request(lease: Lease, position: Position) -> Request | None:
@@ -288,37 +302,46 @@ def _build_give_request(lease: Lease, position: Position) -> Request | None:
     if lease.owner is None or lease.next_owner is None:
         return None
     position_condition, position_values = _checkpoint_condition(position, "<=")
-    sets, stale_names, fields = _checkpoint_clauses(position)
-    owner_sets = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
-    removed = (
+    assignments, stale_names, checkpoint_values = _checkpoint_clauses(position)
+    owner_assignments = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
+    removed_attributes = (
         *(("checkpointOwner", "handoffOwner") if lease.leaving else ()),
         "handoffTo",
-        _PENDING,
+        _PENDING_CHECKPOINT_ATTRIBUTES,
         *stale_names,
     )
-    update = (
-        f"{_set_clause(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
-    )
-    names = {"owner": string_attribute(lease.owner), "heir": string_attribute(lease.next_owner)}
+    set_clause = _set_clause(*owner_assignments, *assignments, "ownerSwitchesSinceCheckpoint = :zero")
+    update = f"{set_clause}{_INCREMENT_COUNTER} REMOVE {', '.join(removed_attributes)}"
+    owner_values = {"owner": string_attribute(lease.owner), "heir": string_attribute(lease.next_owner)}
     return _build_request(
         lease,
-        f"{_SEEN} AND {_next_owner_condition(lease)} AND {position_condition}",
+        f"{_VERSION_UNCHANGED} AND {_next_owner_condition(lease)} AND {position_condition}",
         update,
-        {**names, **fields, **position_values},
+        {**owner_values, **checkpoint_values, **position_values},
     )
 
 
 def _build_reset_request(write: writes.ResetLease) -> Request:
-    free_condition, _ = _owner_condition(evolve(write.lease, owner=None))
-    sets, stale_names, fields = _checkpoint_clauses(write.position)
-    # Keep the children of an ended lease, because KCL reads them. Otherwise, remove them. The checkpoint at the end of
-    # the shard will write them again.
+    unowned_condition, _ = _owner_condition(evolve(write.lease, owner=None))
+    assignments, stale_names, checkpoint_values = _checkpoint_clauses(write.position)
+    # If the new position is SHARD_END, keep the child shards, because KCL reads them. Otherwise, remove them. The
+    # checkpoint at the end of the shard will write them again.
     children = () if write.position.ended else ("childShardIds",)
-    family_values = attributes_for_fields(write.lease, *_FAMILY)
-    missing_attributes = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family_values)
-    removed_attributes = ", ".join((_OWNERS, _PENDING, *stale_names, *children, *missing_attributes))
-    family_sets = tuple(f"{name} = :{name}" for name in family_values)
-    set_clause = _set_clause(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", annotations=write.annotations)
-    values = {**fields, **family_values, "further": number_attribute(max(1, write.epoch - write.lease.epoch))}
+    family_values = attributes_for_fields(write.lease, *_FAMILY_FIELDS)
+    missing_attributes = tuple(ATTRIBUTES[name] for name in _FAMILY_FIELDS if ATTRIBUTES[name] not in family_values)
+    removed_attributes = ", ".join(
+        (_OWNER_ATTRIBUTES, _PENDING_CHECKPOINT_ATTRIBUTES, *stale_names, *children, *missing_attributes)
+    )
+    family_assignments = tuple(f"{name} = :{name}" for name in family_values)
+    set_clause = _set_clause(
+        *assignments, *family_assignments, "ownerSwitchesSinceCheckpoint = :zero", annotations=write.annotations
+    )
+    values = {
+        **checkpoint_values,
+        **family_values,
+        "further": number_attribute(max(1, write.epoch - write.lease.epoch)),
+    }
     update = f"{set_clause}ADD leaseCounter :further REMOVE {removed_attributes}"
-    return _build_request(write.lease, f"{_SEEN} AND {free_condition}", update, values, write.annotations)
+    return _build_request(
+        write.lease, f"{_VERSION_UNCHANGED} AND {unowned_condition}", update, values, write.annotations
+    )

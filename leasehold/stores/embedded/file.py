@@ -18,7 +18,7 @@ from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import COLUMNS, to_lease, to_row
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 from leasehold.stores.protocol import Done, Listing, Malformed, Outcome, PassingStore
 from leasehold.stores.writes import CreateLease, Write
 
@@ -39,13 +39,15 @@ class FileStore(PassingStore):
                 raise StoreError(f"there is no folder {self._path.parent}; make it first") from None
             return
         except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(f"{path} cannot be read as a backup: {said(error)}") from error
-        for number, line in enumerate(file_content.splitlines(), 1):
-            row = _parse_line(number, line)
+            raise StoreError(f"{path} cannot be read as a backup: {error_summary(error)}") from error
+        for line_number, line in enumerate(file_content.splitlines(), 1):
+            row = _parse_line(line_number, line)
             if isinstance(row, Malformed):
                 self._malformed += (row,)
             elif not isinstance(self._store.write(CreateLease(row)), Done):
-                self._malformed += (Malformed(row.key, "key", f"line {number} repeats a lease of an earlier line"),)
+                self._malformed += (
+                    Malformed(row.key, "key", f"line {line_number} repeats a lease of an earlier line"),
+                )
 
     def list(self) -> Listing:
         """Return every lease, and every line that is not a valid lease."""
@@ -63,13 +65,13 @@ class FileStore(PassingStore):
         lines = "".join(f"{format_line(lease)}\n" for lease in self._store.list().leases)
         try:
             # The file may contain annotations and worker names, so only its owner may read it, as with SQLite files.
-            with NamedTemporaryFile("w", encoding="utf-8", dir=self._path.parent, delete=False) as temporary:
-                temporary.write(lines)
-                temporary.flush()
-                os.fsync(temporary.fileno())
-            Path(temporary.name).replace(self._path)
+            with NamedTemporaryFile("w", encoding="utf-8", dir=self._path.parent, delete=False) as temporary_file:
+                temporary_file.write(lines)
+                temporary_file.flush()
+                os.fsync(temporary_file.fileno())
+            Path(temporary_file.name).replace(self._path)
         except OSError as error:
-            raise StoreError(f"{self._path} cannot be written: {said(error)}") from error
+            raise StoreError(f"{self._path} cannot be written: {error_summary(error)}") from error
 
 
 def format_line(lease: Lease) -> str:
@@ -77,13 +79,13 @@ def format_line(lease: Lease) -> str:
     return json.dumps(to_row(lease), ensure_ascii=False)
 
 
-def _parse_line(number: int, line: str) -> Lease | Malformed:
+def _parse_line(line_number: int, line: str) -> Lease | Malformed:
     try:
         columns = json.loads(line)
     except (ValueError, RecursionError):
         columns = None
     if not isinstance(columns, dict) or not columns.keys() >= set(COLUMNS):
-        return Malformed(f"line {number}", "line", "is not a JSON object with the columns of a lease")
+        return Malformed(f"line {line_number}", "line", "is not a JSON object with the columns of a lease")
     row: Mapping[str, Any] = columns
     return to_lease(row)
 

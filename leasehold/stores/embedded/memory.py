@@ -1,4 +1,6 @@
-"""Stores leases in memory, in both layouts. These are the reference stores, with the same conflicts as any other.
+"""Stores leases in memory, in both layouts.
+
+These are the reference stores. They reject conflicting writes as any other store does.
 
 Workers of one process that open the same name share a table. A store without a name has a table of its own. To inject
 faults, a simulator wraps the store or overrides `write`.
@@ -12,8 +14,8 @@ from attrs import Factory, frozen
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome
-from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
-from leasehold.stores.writes import DeleteLease, Write, applied
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, StoredObject
+from leasehold.stores.writes import DeleteLease, Write, lease_after_write
 
 
 @frozen
@@ -22,7 +24,7 @@ class _SharedRows:
     lock: Lock = Factory(Lock)
 
 
-_shared: dict[str, _SharedRows] = {}
+_shared_tables: dict[str, _SharedRows] = {}
 
 
 class MemoryStore:
@@ -30,7 +32,7 @@ class MemoryStore:
 
     def __init__(self, name: str = "") -> None:
         # setdefault is atomic, so two threads that open the same name get the same table.
-        self._name, self._table = name, _shared.setdefault(name, _SharedRows()) if name else _SharedRows()
+        self._name, self._table = name, _shared_tables.setdefault(name, _SharedRows()) if name else _SharedRows()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -51,14 +53,14 @@ class MemoryStore:
         key, rows = write.lease.key, self._table.rows
         with self._table.lock:
             stored = rows.get(key)
-            after = applied(write, stored)
-            if after is None:
+            new_lease = lease_after_write(write, stored)
+            if new_lease is None:
                 return Lost(key, stored)
             if isinstance(write, DeleteLease):
                 rows.pop(key, None)
             else:
-                rows[key] = after
-        return Done(after)
+                rows[key] = new_lease
+        return Done(new_lease)
 
     def cells(self) -> "MemoryCells":
         """Return the rows of layout `sessions` with this store's name."""
@@ -74,7 +76,7 @@ class MemoryStore:
 
 @frozen
 class _SharedCells:
-    rows: dict[str, Stored] = Factory(dict)
+    rows: dict[str, StoredObject] = Factory(dict)
     versions: "count[int]" = Factory(count)
     lock: Lock = Factory(Lock)
 
@@ -83,28 +85,28 @@ _shared_cells: dict[str, _SharedCells] = {}
 
 
 class MemoryCells:
-    """Rows of layout `sessions` in the memory of this process. Those with the same name are shared."""
+    """Rows of layout `sessions` in the memory of this process. Instances with the same name share their rows."""
 
     page_leases = PAGE_LEASES
 
     def __init__(self, name: str = "") -> None:
         self._table = _shared_cells.setdefault(name, _SharedCells()) if name else _SharedCells()
 
-    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes, sorted by name."""
         with self._table.lock:
             return tuple(row for name, row in sorted(self._table.rows.items()) if name.startswith(prefixes))
 
-    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:  # noqa: ARG002  never stale
         """Return the rows with these names that exist."""
         with self._table.lock:
             return {name: self._table.rows[name] for name in names if name in self._table.rows}
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create a row, unless it exists."""
         return self._put(name, fields, None)
 
-    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a row, if it still has this version."""
         return self._put(name, fields, version)
 
@@ -128,7 +130,7 @@ class MemoryCells:
             if (stored.etag if stored else None) != version:
                 return None
             new_version = str(next(self._table.versions))
-            self._table.rows[name] = Stored(name, new_version, dict(fields))
+            self._table.rows[name] = StoredObject(name, new_version, dict(fields))
             return new_version
 
 
@@ -140,7 +142,7 @@ def open_url(
     request_seconds: float | None,  # noqa: ARG001  it never waits
 ) -> MemoryStore:
     """Open the store with this name. Raises ValueError if it does not exist in this process and `create` is false."""
-    if not (create or location in _shared or _has_cells(location)):
+    if not (create or location in _shared_tables or _has_cells(location)):
         raise ValueError(
             f"store URL: memory://{location} exists only in the process that created it, which is not this one; "
             "all processes of this machine can use sqlite:///path"

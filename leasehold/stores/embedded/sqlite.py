@@ -4,7 +4,7 @@ The row of a lease has one column per field, so any SQLite tool can show it.
 
 1. Every write is one BEGIN IMMEDIATE transaction that reads the row, checks the condition, and replaces the row.
 2. Only our own columns are written, so columns added by others survive.
-3. Rows contain no times. `Watch` measures for how long a lease has not changed.
+3. Rows contain no times. `Watch` measures how long each lease has not changed.
 4. If the file was removed or replaced, it is opened again. Otherwise, two groups of workers could process every shard
    at the same time, because a process can still use a removed file that it has open.
 """
@@ -36,10 +36,10 @@ from leasehold.stores.fields import (
     require_valid_lease,
     shortened_repr,
 )
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome
-from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
-from leasehold.stores.writes import DeleteLease, Write, applied, with_counter
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, StoredObject
+from leasehold.stores.writes import DeleteLease, Write, lease_after_write, with_counter
 
 _COLUMNS = {field.name: field.column for field in FIELDS if field.column}
 COLUMNS = tuple(_COLUMNS.values())
@@ -64,7 +64,7 @@ CREATE TABLE IF NOT EXISTS leases (
 ) WITHOUT ROWID
 """
 
-_TYPES: Mapping[CellKind, type | tuple[type, ...]] = {
+_COLUMN_TYPES: Mapping[CellKind, type | tuple[type, ...]] = {
     "name": str,
     "text": str,
     "names": str,
@@ -95,16 +95,16 @@ def _parse_lease(row: Row | Mapping[str, Any]) -> Lease:
     values = {}
     for field in FIELDS:
         if column := field.column:
-            if not isinstance(row[column], _TYPES[field.kind]):
+            if not isinstance(row[column], _COLUMN_TYPES[field.kind]):
                 raise BadRowField(column, f"{shortened_repr(row[column])} is not of the type this column holds")
             values[field.name] = check_cell(field, column, row[column])
     return with_counter(lease_from_cells(values, _COLUMNS), values["epoch"])
 
 
-log = escaped(logging.getLogger("leasehold.sqlite"))
+log = make_safe_logger(logging.getLogger("leasehold.sqlite"))
 
 BUSY_SECONDS = 10.0
-"""How long a write waits for another process, in seconds. The other write normally takes milliseconds."""
+"""How long a write waits for the writes of other processes, in seconds. A write normally takes milliseconds."""
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM leases"  # noqa: S608  our own column names
 _INSERT = f"INSERT INTO leases ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + name for name in COLUMNS)})"  # noqa: S608
@@ -149,11 +149,11 @@ class SqliteStore:
             if self._create:
                 # With WAL, readers and the writer do not wait for each other. synchronous=FULL is SQLite's default, so
                 # a checkpoint that returned Done survives a power failure.
-                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                if mode != "wal":
+                (journal_mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                if journal_mode != "wal":
                     connection.close()
                     raise StoreError(
-                        f"{self._path}: SQLite cannot use a write-ahead log here (journal mode {mode!r}); "
+                        f"{self._path}: SQLite cannot use a write-ahead log here (journal mode {journal_mode!r}); "
                         "name a file on a local disk"
                     )
                 connection.execute(SCHEMA)
@@ -200,7 +200,8 @@ class SqliteStore:
             ):
                 raise StoreError(f"{self._path}: {error}; check the folder, the permissions and the table") from error
             may_be_written = (
-                error.sqlite_errorcode & 0xFF not in _NOT_WRITTEN and error.sqlite_errorcode not in _NOT_WRITTEN
+                error.sqlite_errorcode & 0xFF not in _NOT_WRITTEN_CODES
+                and error.sqlite_errorcode not in _NOT_WRITTEN_CODES
             )
             raise (OutcomeUnknown if may_be_written else NotWritten)(f"{self._path}: {error}") from error
         except sqlite3.DatabaseError as error:
@@ -245,17 +246,17 @@ class SqliteStore:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 stored = self._read_lease(key)
-                after = applied(write, stored)
-                if isinstance(write, DeleteLease) and after:
+                new_lease = lease_after_write(write, stored)
+                if isinstance(write, DeleteLease) and new_lease:
                     connection.execute("DELETE FROM leases WHERE key = ?", (key,))
-                elif after:
-                    connection.execute(_UPDATE if stored else _INSERT, to_row(after))
+                elif new_lease:
+                    connection.execute(_UPDATE if stored else _INSERT, to_row(new_lease))
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-        return Done(after) if after else Lost(key, stored)
+        return Done(new_lease) if new_lease else Lost(key, stored)
 
     def close(self) -> None:
         """Close the file."""
@@ -263,7 +264,9 @@ class SqliteStore:
             self._connection.close()
 
 
-_NOT_WRITTEN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+_NOT_WRITTEN_CODES = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE}
+)
 """The errors of transactions that were not committed, because another process has the lock or the disk is full."""
 
 
@@ -281,7 +284,7 @@ def _file_inode(path: str) -> _Inode | None:
 
 
 def _decode_text(raw: bytes) -> str | bytes:
-    """Decode a string, or return its bytes if they are not UTF-8. The driver's decoder would fail the whole read."""
+    """Decode a string, or return its bytes if they are not UTF-8. The driver's decoder would raise an error."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -296,37 +299,37 @@ class SqliteCells:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
 
-    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
-        with self._table() as connection:
-            rows = connection.execute(f"{_CELLS} ORDER BY name").fetchall()
+        with self._connection_with_table() as connection:
+            rows = connection.execute(f"{_SELECT_CELLS} ORDER BY name").fetchall()
         return tuple(parse_cell(row) for row in rows if str(row["name"]).startswith(prefixes))
 
-    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:  # noqa: ARG002  never stale
         """Return the rows with these names that exist."""
-        with self._table() as connection:
-            rows = [connection.execute(f"{_CELLS} WHERE name = ?", (name,)).fetchone() for name in names]
+        with self._connection_with_table() as connection:
+            rows = [connection.execute(f"{_SELECT_CELLS} WHERE name = ?", (name,)).fetchone() for name in names]
         return {row["name"]: parse_cell(row) for row in rows if row is not None}
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Insert a row, unless it exists."""
         version = token_hex(8)
         insert = "INSERT OR IGNORE INTO cells (name, version, fields) VALUES (?, ?, ?)"
-        with self._table() as connection:
+        with self._connection_with_table() as connection:
             count = connection.execute(insert, (name, version, json.dumps(dict(fields)))).rowcount
         return version if count else None
 
-    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Update a row, if it still has this version."""
         new_version = token_hex(8)
         update = "UPDATE cells SET version = ?, fields = ? WHERE name = ? AND version = ?"
-        with self._table() as connection:
+        with self._connection_with_table() as connection:
             count = connection.execute(update, (new_version, json.dumps(dict(fields)), name, version)).rowcount
         return new_version if count else None
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row, if it still has this version."""
-        with self._table() as connection:
+        with self._connection_with_table() as connection:
             connection.execute("DELETE FROM cells WHERE name = ? AND version = ?", (name, version))
             return connection.execute("SELECT 1 FROM cells WHERE name = ?", (name,)).fetchone() is None
 
@@ -338,7 +341,7 @@ class SqliteCells:
         self._store.close()
 
     @contextmanager
-    def _table(self) -> Iterator[sqlite3.Connection]:
+    def _connection_with_table(self) -> Iterator[sqlite3.Connection]:
         with self._store.current_connection() as connection:
             connection.execute(CELLS_SCHEMA)
             yield connection
@@ -352,16 +355,16 @@ CREATE TABLE IF NOT EXISTS cells (
 ) WITHOUT ROWID
 """
 
-_CELLS = "SELECT name, version, fields FROM cells"
+_SELECT_CELLS = "SELECT name, version, fields FROM cells"
 
 
-def parse_cell(row: Row | Mapping[str, Any]) -> Stored:
-    """Parse a stored row. If its fields are invalid, return it without fields, so that a missing one is reported."""
+def parse_cell(row: Row | Mapping[str, Any]) -> StoredObject:
+    """Parse a stored row. If its fields are invalid, return it without any; the caller then reports a missing field."""
     try:
         fields = json.loads(row["fields"])
     except ValueError:
         fields = {}
-    return Stored(row["name"], row["version"], fields if isinstance(fields, dict) else {})
+    return StoredObject(row["name"], row["version"], fields if isinstance(fields, dict) else {})
 
 
 def open_url(

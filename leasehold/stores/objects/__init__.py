@@ -1,4 +1,6 @@
-"""Stores leases in small objects with ETags. Each service implements `Objects`, and `EtagStore` serves both layouts.
+"""Stores leases in small objects with ETags.
+
+Each service has an implementation of `Objects`. `EtagStore` supports both layouts.
 
 A lease consists of two or three objects. No service can write two objects in one step, so the order of the writes
 determines the state after a crash and what other workers can see. The objects are:

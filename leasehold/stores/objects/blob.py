@@ -28,25 +28,27 @@ from leasehold.stores.objects.event_hubs_layout import EventHubLayout, qualified
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore, Layout
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 from leasehold.stores.protocol import Timeouts
 from leasehold.stores.requests import (
     ObjectFields,
     SkewWarning,
-    Stored,
+    StoredObject,
     is_outcome_unknown,
     object_age_seconds,
     unquote_etag,
 )
 from leasehold.stores.urls import check_endpoint, parse_date_header, reject_credentials
 
-CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
+CONNECTION_STRING_VARIABLE = "AZURE_STORAGE_CONNECTION_STRING"
 """The environment variable with the connection string, which contains the account's key."""
 
-_STARTS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATEST}
-_REJECTED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
-_UNSIGNED = frozenset({401, 403})
-_SIGN_IN = f"check the key in {CONNECTION_STRING}, or give the identity the role 'Storage Blob Data Contributor'"
+_START_POSITIONS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATEST}
+_REJECTION_CODES = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
+_UNAUTHORIZED_STATUSES = frozenset({401, 403})
+_CREDENTIALS_ADVICE = (
+    f"check the key in {CONNECTION_STRING_VARIABLE}, or give the identity the role 'Storage Blob Data Contributor'"
+)
 
 
 def _check_echo(response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
@@ -57,10 +59,10 @@ def _check_echo(response: Any) -> None:  # noqa: ANN401  the pipeline's response
         raise LookupError("it is the response to another request")
 
 
-_ONCE: Mapping[str, Any] = {"retry_total": 0, "raw_response_hook": _check_echo}
+_SEND_ONCE_OPTIONS: Mapping[str, Any] = {"retry_total": 0, "raw_response_hook": _check_echo}
 """The options of a write. A write must not be sent twice, because its first attempt could make the second fail."""
 
-_CLIENT: Mapping[str, Any] = {"initial_backoff": 0.2, "increment_base": 2, "random_jitter_range": 1}
+_CLIENT_RETRY_OPTIONS: Mapping[str, Any] = {"initial_backoff": 0.2, "increment_base": 2, "random_jitter_range": 1}
 PAGE_LEASES = 20
 """The maximum number of leases in a session row of layout `sessions`.
 
@@ -68,7 +70,7 @@ The metadata of a blob is limited to 8 KB, and the annotations of a lease need s
 """
 
 TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
-_CONNECTIONS = 64
+_POOLED_CONNECTIONS = 64
 """The number of connections to keep open.
 
 A worker claims leases with twenty threads. By default, the SDK keeps ten connections, so the other threads would have
@@ -79,14 +81,14 @@ to connect for each request.
 def open_url(location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
     """Open the store at `account/container`.
 
-    The account's key comes from the connection string in the environment. Without a connection string, the identity of
-    this machine or user is used.
+    The account's key comes from the connection string in the environment. If there is no connection string, the
+    identity of this machine or user is used.
 
     Args:
         location: The account and the container.
-        options: With `eventhub=<namespace>/<hub>` and `group` (default $Default), the blobs are in the layout of the
-            Azure SDKs. `start` is then the position where reading starts if a partition had an owner but has no
-            checkpoint. Otherwise, leases of any source are stored below `prefix`.
+        options: If `eventhub=<namespace>/<hub>` and perhaps `group` (default $Default) are set, the blobs are in the
+            layout of the Azure SDKs. `start` is then the position where reading starts if a partition had an owner but
+            has no checkpoint. Otherwise, leases of any source are stored below `prefix`.
         create: Create the container if it does not exist.
         request_seconds: The time limit of a request with all its retries.
 
@@ -116,35 +118,38 @@ def create_client(location: str, endpoint: str | None, request_seconds: float | 
         raise ValueError("store URL: azblob:// wants account/container")
     timeouts, session = TIMEOUTS.within(request_seconds), Session()
     for scheme in ("https://", "http://"):
-        session.mount(scheme, DeadlineAdapter(pool_maxsize=_CONNECTIONS))
+        session.mount(scheme, DeadlineAdapter(pool_maxsize=_POOLED_CONNECTIONS))
     transport = RequestsTransport(
         session=session, connection_timeout=timeouts.connect_seconds, read_timeout=timeouts.read_seconds
     )
-    options: dict[str, Any] = {**_CLIENT, "retry_total": timeouts.attempts - 1, "transport": transport}
+    options: dict[str, Any] = {**_CLIENT_RETRY_OPTIONS, "retry_total": timeouts.attempts - 1, "transport": transport}
     # A variable set from a file may end with a newline, which would become part of the host name or the signature.
-    connection_string = os.environ.get(CONNECTION_STRING, "").strip()
+    connection_string = os.environ.get(CONNECTION_STRING_VARIABLE, "").strip()
     if not connection_string.isprintable():
-        raise StoreError(f"{CONNECTION_STRING}: it contains a line break or another control character")
+        raise StoreError(f"{CONNECTION_STRING_VARIABLE}: it contains a line break or another control character")
     if not connection_string:
         url = endpoint or f"https://{account}.blob.core.windows.net"
         if not url.startswith("https://"):
             raise ValueError(
-                f"store URL: option 'endpoint' must be https:// for an identity; otherwise, set {CONNECTION_STRING}"
+                "store URL: option 'endpoint' must be https:// for an identity; otherwise, set "
+                f"{CONNECTION_STRING_VARIABLE}"
             )
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed with a key
 
         return ContainerClient(url, container, credential=DefaultAzureCredential(), **options)
     if endpoint:
         raise ValueError(
-            f"store URL: option 'endpoint' requires an identity; {CONNECTION_STRING} contains its own endpoint"
+            f"store URL: option 'endpoint' requires an identity; {CONNECTION_STRING_VARIABLE} contains its own endpoint"
         )
     try:
         client = ContainerClient.from_connection_string(connection_string, container, **options)
     except ValueError as error:
-        raise StoreError(f"{CONNECTION_STRING}: it is not a storage connection string") from error
+        raise StoreError(f"{CONNECTION_STRING_VARIABLE}: it is not a storage connection string") from error
     reject_credentials(client.url.partition("?")[0])
     if client.account_name != account:
-        raise ValueError(f"store URL: {CONNECTION_STRING} is for account {client.account_name!r}, not {account!r}")
+        raise ValueError(
+            f"store URL: {CONNECTION_STRING_VARIABLE} is for account {client.account_name!r}, not {account!r}"
+        )
     return client
 
 
@@ -157,9 +162,9 @@ def _parse_layout(options: Mapping[str, str]) -> Layout:
     if "layout" in options:
         raise ValueError("store URL: option 'layout' cannot be combined with option 'eventhub'")
     start = options.get("start", "TRIM_HORIZON")
-    if start not in _STARTS:
-        raise ValueError(f"store URL: option 'start' must be one of {', '.join(_STARTS)}")
-    return EventHubLayout(*parse_hub_options(options), start=_STARTS[start])
+    if start not in _START_POSITIONS:
+        raise ValueError(f"store URL: option 'start' must be one of {', '.join(_START_POSITIONS)}")
+    return EventHubLayout(*parse_hub_options(options), start=_START_POSITIONS[start])
 
 
 def parse_hub_options(options: Mapping[str, str]) -> tuple[str, str, str]:
@@ -197,7 +202,7 @@ class BlobObjects:
         self._container = container
         self._skew = skew or SkewWarning()
 
-    def list(self, prefix: str) -> tuple[Stored, ...]:
+    def list(self, prefix: str) -> tuple[StoredObject, ...]:
         """Return all blobs whose names begin with `prefix`, without soft-deleted ones, old versions and snapshots."""
         clock = _ServerClock(self._skew)
         with translate_errors(self._container):
@@ -211,7 +216,7 @@ class BlobObjects:
                 raise LookupError("it lists blobs that were not requested")
             return objects
 
-    def get(self, name: str) -> Stored | None:
+    def get(self, name: str) -> StoredObject | None:
         """Return the blob with this name."""
         clock = _ServerClock(self._skew)
         with translate_errors(self._container):
@@ -223,29 +228,33 @@ class BlobObjects:
                 raise
             return _parse_blob(blob, clock.now)
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create a blob by Put Blob, the only operation that honors If-None-Match: * everywhere."""
         return self._put(
-            lambda: self._blob_client(name).upload_blob(b"", metadata=dict(fields), overwrite=False, **_ONCE)
+            lambda: self._blob_client(name).upload_blob(
+                b"", metadata=dict(fields), overwrite=False, **_SEND_ONCE_OPTIONS
+            )
         )
 
-    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         """Replace the metadata of a blob by Set Metadata with If-Match."""
         condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
-        return self._put(lambda: self._blob_client(name).set_blob_metadata(dict(fields), **condition, **_ONCE))
+        return self._put(
+            lambda: self._blob_client(name).set_blob_metadata(dict(fields), **condition, **_SEND_ONCE_OPTIONS)
+        )
 
     def delete(self, name: str, etag: str) -> bool:
         """Delete a blob by Delete Blob with If-Match.
 
-        If a blob does not exist, some services respond that the condition failed. In that case, the blob is read to
-        find out.
+        Some services respond that the condition failed if the blob does not exist. Therefore, the blob is read after a
+        failure.
         """
         condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
         with translate_errors(self._container):
             try:
-                self._blob_client(name).delete_blob(**condition, **_ONCE)
+                self._blob_client(name).delete_blob(**condition, **_SEND_ONCE_OPTIONS)
             except HttpResponseError as error:
-                if _error_code(error) not in _REJECTED:
+                if _error_code(error) not in _REJECTION_CODES:
                     raise
             else:
                 return True
@@ -263,7 +272,7 @@ class BlobObjects:
             try:
                 return unquote_etag(str(write()["etag"]))
             except HttpResponseError as error:
-                if _error_code(error) in _REJECTED:
+                if _error_code(error) in _REJECTION_CODES:
                     return None
                 raise
 
@@ -283,10 +292,10 @@ class _ServerClock:
             self._skew.observe(now)
 
 
-def _parse_blob(blob: BlobProperties, service_now: float) -> Stored:
+def _parse_blob(blob: BlobProperties, service_now: float) -> StoredObject:
     # The names of metadata are not case-sensitive. In listings, empty values are None.
     fields = {field.lower(): text or "" for field, text in (blob.metadata or {}).items()}
-    return Stored(
+    return StoredObject(
         blob.name, unquote_etag(blob.etag), fields, object_age_seconds(service_now, blob.last_modified.timestamp())
     )
 
@@ -303,13 +312,15 @@ def translate_errors(container: ContainerClient) -> Iterator[None]:
     try:
         yield
     except ClientAuthenticationError as error:
-        raise StoreError(f"container {name!r}: the service refused the credentials; {_SIGN_IN}") from error
+        raise StoreError(f"container {name!r}: the service refused the credentials; {_CREDENTIALS_ADVICE}") from error
     except HttpResponseError as error:
         status = error.status_code or 0
         if is_outcome_unknown(status):
             raise OutcomeUnknown(f"container {name!r}: no usable response (HTTP {status})") from error
-        if status in _UNSIGNED:
-            raise StoreError(f"container {name!r}: the service refused: {_error_code(error)}; {_SIGN_IN}") from error
+        if status in _UNAUTHORIZED_STATUSES:
+            raise StoreError(
+                f"container {name!r}: the service refused: {_error_code(error)}; {_CREDENTIALS_ADVICE}"
+            ) from error
         if _error_code(error) == "ContainerNotFound":
             raise StoreError(f"container {name!r}: it does not exist; create it, or allow it to be created") from error
         raise StoreError(f"container {name!r}: the service refused: {_error_code(error)} (HTTP {status})") from error
@@ -318,5 +329,5 @@ def translate_errors(container: ContainerClient) -> Iterator[None]:
         cause = type(error).__name__
         raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({cause})") from None
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # The response has an unexpected form, like a proxy's error page.
-        raise OutcomeUnknown(f"container {name!r}: a response cannot be parsed: {said(error)}") from error
+        # The response has an unexpected form, for example that of a proxy's error page.
+        raise OutcomeUnknown(f"container {name!r}: a response cannot be parsed: {error_summary(error)}") from error

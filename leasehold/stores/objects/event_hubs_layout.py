@@ -29,7 +29,7 @@ from leasehold.stores.fields import (
 from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import ObjectFields, Part, Parts, decode_owner_fields, encode_owner_fields
 
-BEGINNING = "-1"
+BEGINNING_OFFSET = "-1"
 """The offset and the sequence number just before the first event of a partition."""
 
 END_OF_STREAM = "@latest"
@@ -37,8 +37,8 @@ END_OF_STREAM = "@latest"
 
 NO_OFFSET = frozenset({"", "no offset"})
 """The values that some SDKs write if they do not know the offset."""
-DEDUPLICATION, DEDUPLICATION_LENGTH_MAX = "had", 6000
-"""Our own field of a checkpoint, and its maximum length. The metadata of a blob is limited to 8 KiB in total."""
+DEDUPLICATION_FIELD, DEDUPLICATION_LENGTH_MAX = "had", 6000
+"""The name of our own checkpoint field, and its maximum length. The metadata of a blob is limited to 8 KiB in total."""
 
 
 def qualified_namespace(namespace: str) -> str:
@@ -95,12 +95,12 @@ class EventHubLayout:
         return self.prefix(part) + key
 
     def key(self, name: str, part: Part) -> str | None:
-        """Return the partition from the name of a blob, or None if no partition has such a blob."""
+        """Return the partition from the name of a blob, or None if it is not the blob of a partition."""
         partition = name.removeprefix(self.prefix(part))
         return partition if _is_partition(partition) else None
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
-        """Parse the blobs of a lease. One blob is enough, and a checkpoint alone is a lease without an owner."""
+        """Parse the blobs of a lease. Either blob alone is a lease. A lease with only a checkpoint has no owner."""
         if not parts.existing:
             return None
         fields = parts.fields("ownership")
@@ -113,33 +113,33 @@ class EventHubLayout:
         )
         return decode_owner_fields(lease, parts, lambda fields, name: check_text(name, fields.get(name, "")))
 
-    def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
+    def ownership(self, stored_fields: ObjectFields, old_lease: Lease, new_lease: Lease) -> ObjectFields:
         """Return the new metadata of the ownership.
 
         `ownerid` is always present, even if empty, because the Python SDK cannot list a blob without it.
         """
         our_fields = {
-            **encode_owner_fields(before, after, _check_ascii),
-            "throughputkbps": "" if after.weight is None else repr(convert_to_kilobytes(after.weight)),
-            "notes": json.dumps(dict(after.annotations)) if after.annotations else "",
+            **encode_owner_fields(old_lease, new_lease, _check_ascii),
+            "throughputkbps": "" if new_lease.weight is None else repr(convert_to_kilobytes(new_lease.weight)),
+            "notes": json.dumps(dict(new_lease.annotations)) if new_lease.annotations else "",
         }
-        return {name: value for name, value in {**stored, **our_fields}.items() if value or name == "ownerid"}
+        return {name: value for name, value in {**stored_fields, **our_fields}.items() if value or name == "ownerid"}
 
-    def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
+    def checkpoint(self, stored_fields: ObjectFields, new_lease: Lease) -> ObjectFields:
         """Return the new metadata of the checkpoint. Raises StoreError if the layout cannot store the position.
 
         `offset` and `sequencenumber` are always present, because the SDKs cannot list a blob that lacks one of them.
         """
-        kept_fields, new_position = (
-            {name: value for name, value in stored.items() if name not in {"position", DEDUPLICATION}},
-            after.checkpoint,
+        other_fields, new_position = (
+            {name: value for name, value in stored_fields.items() if name not in {"position", DEDUPLICATION_FIELD}},
+            new_lease.checkpoint,
         )
         if new_position.numbered:
             # The token of a position is its offset, perhaps followed by data with which our Spark sinks detect repeated
             # rows. If a worker of an SDK writes the checkpoint, these data are lost and repeated rows are not detected.
             offset, _, written_rows = new_position.token.partition(" ")
-            kept_fields |= (
-                {DEDUPLICATION: _check_ascii(DEDUPLICATION, written_rows)}
+            other_fields |= (
+                {DEDUPLICATION_FIELD: _check_ascii(DEDUPLICATION_FIELD, written_rows)}
                 if written_rows and len(written_rows) <= DEDUPLICATION_LENGTH_MAX
                 else {}
             )
@@ -147,24 +147,24 @@ class EventHubLayout:
                 raise StoreError(
                     f"checkpoint {new_position.sequence}: the Azure SDKs' layout needs an offset and no sub-sequence"
                 )
-            return {**kept_fields, "offset": _check_ascii("offset", offset), "sequencenumber": new_position.sequence}
+            return {**other_fields, "offset": _check_ascii("offset", offset), "sequencenumber": new_position.sequence}
         if new_position == LATEST:
-            return {**kept_fields, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
+            return {**other_fields, "offset": END_OF_STREAM, "sequencenumber": BEGINNING_OFFSET}
         # The SDKs know neither sub-sequences nor times. At such a position, their workers start at the beginning of the
         # partition, so they repeat records but skip none.
-        beginning_fields = {**kept_fields, "offset": BEGINNING, "sequencenumber": BEGINNING}
+        beginning_fields = {**other_fields, "offset": BEGINNING_OFFSET, "sequencenumber": BEGINNING_OFFSET}
         return (
             beginning_fields
             if new_position == TRIM_HORIZON
             else {**beginning_fields, "position": f"{new_position.sequence} {new_position.sub}"}
         )
 
-    def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
+    def annotations(self, stored_fields: ObjectFields, old_lease: Lease, new_lease: Lease) -> ObjectFields:
         """Return the new metadata of the ownership.
 
         `EtagStore` never calls this method for a layout without notes objects.
         """
-        return self.ownership(stored, before, after)
+        return self.ownership(stored_fields, old_lease, new_lease)
 
     @property
     def _stream(self) -> str:
@@ -182,30 +182,32 @@ def _check_ascii(field: str, value: str) -> str:
     return value
 
 
-def parse_checkpoint(fields: ObjectFields, start: Position) -> Position:
+def parse_checkpoint(fields: ObjectFields, default_position: Position) -> Position:
     """Parse the checkpoint, from its offset if possible.
 
     Some SDKs omit the offset or write a placeholder in its place. Other SDKs omit the sequence number or write a
     placeholder for it.
     """
-    offset, number = fields.get("offset", ""), fields.get("sequencenumber", "")
-    has_number = number not in ("", BEGINNING)
-    if offset == BEGINNING:
+    offset, sequence_number = fields.get("offset", ""), fields.get("sequencenumber", "")
+    has_number = sequence_number not in ("", BEGINNING_OFFSET)
+    if offset == BEGINNING_OFFSET:
         if "position" not in fields:
             return TRIM_HORIZON
-        sequence, _, sub = fields["position"].partition(" ")
-        return parse_position("position", sequence, parse_whole_number("position", sub))
+        sequence, _, sub_sequence = fields["position"].partition(" ")
+        return parse_position("position", sequence, parse_whole_number("position", sub_sequence))
     if offset == END_OF_STREAM:
         return LATEST
     if offset in NO_OFFSET:
-        return _parse_sequence_number(number) if has_number else start
+        return _parse_sequence_number(sequence_number) if has_number else default_position
     # If there is no sequence number, reading can still start from the offset. Set the number to 0, so that a checkpoint
     # with any other number is later than this one.
-    written_rows = fields.get(DEDUPLICATION, "")
-    return _parse_sequence_number(number if has_number else "0", f"{offset} {written_rows}" if written_rows else offset)
+    written_rows = fields.get(DEDUPLICATION_FIELD, "")
+    return _parse_sequence_number(
+        sequence_number if has_number else "0", f"{offset} {written_rows}" if written_rows else offset
+    )
 
 
-def _parse_sequence_number(number: str, offset: str = "") -> Position:
-    if not (number.isascii() and number.isdigit()):
-        raise BadRowField("sequencenumber", f"{shortened_repr(number)} is not a decimal sequence number")
-    return parse_position("sequencenumber", number, 0, check_text("offset", offset))
+def _parse_sequence_number(sequence_number: str, offset: str = "") -> Position:
+    if not (sequence_number.isascii() and sequence_number.isdigit()):
+        raise BadRowField("sequencenumber", f"{shortened_repr(sequence_number)} is not a decimal sequence number")
+    return parse_position("sequencenumber", sequence_number, 0, check_text("offset", offset))

@@ -27,9 +27,9 @@ from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.printable import printable, said, text_of
+from leasehold.stores.printable import error_summary, limited_error_text, printable
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, is_outcome_unknown, object_age_seconds
+from leasehold.stores.requests import ObjectFields, SkewWarning, StoredObject, is_outcome_unknown, object_age_seconds
 from leasehold.stores.urls import check_endpoint, parse_date_header
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ T = TypeVar("T")
 # requires rights that workers lack.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
-SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-EMULATOR = "STORAGE_EMULATOR_HOST"
-"""The environment variable from which Google's own libraries read the URL of an emulator."""
+OAUTH_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
+"""The environment variable with the URL of an emulator, which Google's own libraries read too."""
 PAGE_LEASES = 20
 """The maximum number of leases in a session row of layout `sessions`.
 
@@ -52,8 +52,8 @@ _ADVICE: Mapping[int, str] = {
     403: "these credentials may not do this; a worker needs the role Storage Object User on the bucket",
     404: "there is no such bucket; create it, or let a worker make it",
 }
-_FIELDS = "kind,items(name,generation,updated,metadata),nextPageToken"
-_LISTING = "storage#objects"
+_LISTED_FIELDS = "kind,items(name,generation,updated,metadata),nextPageToken"
+_LISTING_KIND = "storage#objects"
 """The `kind` of a listing. It distinguishes an empty listing from an unrelated response."""
 
 
@@ -67,7 +67,7 @@ def open_url(location: str, options: Mapping[str, str], *, create: bool, request
         endpoint=check_endpoint(options.get("endpoint")),
         timeouts=TIMEOUTS.within(request_seconds),
     )
-    objects.ensure(create=create)
+    objects.ensure_bucket(create=create)
     return EtagStore(objects, ObjectLayout(prefix), page_leases=PAGE_LEASES)
 
 
@@ -94,21 +94,28 @@ class GcsObjects:
     ) -> None:
         self.bucket, self._location, self._timeouts = bucket, location, timeouts
         self._skew, self._thread_clock = skew or SkewWarning(), local()
-        endpoint = endpoint or check_endpoint(os.environ.get(EMULATOR), f"environment variable {EMULATOR}")
+        endpoint = endpoint or check_endpoint(
+            os.environ.get(EMULATOR_VARIABLE), f"environment variable {EMULATOR_VARIABLE}"
+        )
         with self._translate_errors():
-            credentials, default = (AnonymousCredentials(), "none") if endpoint else google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
-            self._project = project or default
+            anonymous = AnonymousCredentials() if endpoint else None  # type: ignore[no-untyped-call]
+            credentials, default_project = (
+                (anonymous, "none") if anonymous else google.auth.default(scopes=[OAUTH_SCOPE])
+            )
+            self._project = project or default_project
             self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
             for scheme in ("https://", "http://"):
                 self._session.mount(scheme, DeadlineAdapter())
             self._session.hooks["response"].append(self._update_clock)
-            options = {"api_endpoint": endpoint} if endpoint else None
-            self._client = storage.Client(self._project, credentials, _http=self._session, client_options=options)
+            client_options = {"api_endpoint": endpoint} if endpoint else None
+            self._client = storage.Client(
+                self._project, credentials, _http=self._session, client_options=client_options
+            )
         self._bucket = self._client.bucket(bucket)
         # The library must not repeat writes by itself (rule 3 of `leasehold.stores.requests`).
         self._request_options: Any = {"timeout": (timeouts.connect_seconds, timeouts.read_seconds), "retry": None}
 
-    def ensure(self, *, create: bool) -> None:
+    def ensure_bucket(self, *, create: bool) -> None:
         """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
 
         def list_one() -> None:
@@ -121,7 +128,7 @@ class GcsObjects:
                 raise
             if not self._project:
                 raise StoreError(
-                    f"{self._describe_bucket}: it does not exist, and creating it needs a project; "
+                    f"{self._bucket_description}: it does not exist, and creating it needs a project; "
                     "add ?project=… to the URL"
                 ) from error
             new_bucket = self._client.bucket(self.bucket)
@@ -136,10 +143,10 @@ class GcsObjects:
                         raise
             self._read(list_one)
 
-    def list(self, prefix: str) -> tuple[Stored, ...]:
+    def list(self, prefix: str) -> tuple[StoredObject, ...]:
         """Return all objects whose names begin with `prefix`."""
 
-        def list_all() -> tuple[Stored, ...]:
+        def list_all() -> tuple[StoredObject, ...]:
             objects = tuple(self._parse_blob(blob) for blob in self._iterate_listing(prefix=prefix))
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists objects that were not requested")
@@ -149,31 +156,31 @@ class GcsObjects:
 
     def _iterate_listing(self, **arguments: Any) -> Iterator[storage.Blob]:  # noqa: ANN401  the library's own
         """Iterate over a listing. Raises LookupError for a response that is not a page of a listing."""
-        blobs = self._client.list_blobs(self.bucket, fields=_FIELDS, **arguments, **self._request_options)
+        blobs = self._client.list_blobs(self.bucket, fields=_LISTED_FIELDS, **arguments, **self._request_options)
         start_page = blobs._page_start  # noqa: SLF001  the library has no public access to the response
 
         def check_page(iterator: object, page: object, response: Mapping[str, Any]) -> None:
-            if response.get("kind") != _LISTING:
+            if response.get("kind") != _LISTING_KIND:
                 raise LookupError("it is not a listing")
             start_page(iterator, page, response)
 
         blobs._page_start = check_page  # noqa: SLF001  likewise
         return iter(blobs)
 
-    def get(self, name: str) -> Stored | None:
+    def get(self, name: str) -> StoredObject | None:
         """Return the object with this name."""
 
-        def get_one() -> Stored | None:
+        def get_one() -> StoredObject | None:
             blob = self._bucket.get_blob(name, **self._request_options)
             return blob and self._parse_blob(_check_blob(blob, name))
 
         return self._read(get_one)
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create an object if none exists, which is the case if its generation is 0."""
         return self._put(name, fields, 0)
 
-    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         """Replace an object if it still has this generation."""
         return self._put(name, fields, int(etag)) if etag.isdecimal() else None
 
@@ -212,19 +219,19 @@ class GcsObjects:
                 return None
             return str(_check_blob(blob, name).generation)
 
-    def _parse_blob(self, blob: storage.Blob) -> Stored:
+    def _parse_blob(self, blob: storage.Blob) -> StoredObject:
         now = getattr(self._thread_clock, "now", None)
         fields = {str(name): str(text) for name, text in (blob.metadata or {}).items()}
         age_seconds = 0.0 if now is None or blob.updated is None else object_age_seconds(now, blob.updated.timestamp())
-        return Stored(blob.name, str(blob.generation), fields, age_seconds)
+        return StoredObject(blob.name, str(blob.generation), fields, age_seconds)
 
-    def _update_clock(self, response: requests.Response, **_more: object) -> None:
-        """Store the time in a response's Date header, for the thread that waits for the response."""
+    def _update_clock(self, response: requests.Response, **_arguments: object) -> None:
+        """Store the time from the Date header of a response, for the thread that waits for the response."""
         self._thread_clock.now = now = parse_date_header(response.headers.get("date"))
         if now is not None:
             self._skew.observe(now)
 
-    def _read(self, send: Callable[[], T]) -> T:
+    def _read(self, send_request: Callable[[], T]) -> T:
         """Send a read, and repeat it if its outcome is unknown."""
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, OutcomeUnknown)),
@@ -235,7 +242,7 @@ class GcsObjects:
 
         def send_once() -> T:
             with self._translate_errors():
-                return send()
+                return send_request()
 
         return retrying(send_once)
 
@@ -249,7 +256,7 @@ class GcsObjects:
         return retrying(write)
 
     @property
-    def _describe_bucket(self) -> str:
+    def _bucket_description(self) -> str:
         return f"bucket {self.bucket!r}"
 
     @contextmanager
@@ -258,22 +265,24 @@ class GcsObjects:
         try:
             yield
         except (TransportError, requests.RequestException) as error:
-            raise OutcomeUnknown(f"{self._describe_bucket}: the service cannot be reached") from error
+            raise OutcomeUnknown(f"{self._bucket_description}: the service cannot be reached") from error
         except GoogleAPICallError as error:
             status = int(error.code or 0)
             if is_outcome_unknown(status):
-                raise OutcomeUnknown(f"{self._describe_bucket}: no usable response (HTTP {status})") from error
-            advice = _ADVICE.get(status, printable(text_of(error, 200)))
-            raise StoreError(f"{self._describe_bucket}: the service refused (HTTP {status}): {advice}") from error
+                raise OutcomeUnknown(f"{self._bucket_description}: no usable response (HTTP {status})") from error
+            advice = _ADVICE.get(status, printable(limited_error_text(error, 200)))
+            raise StoreError(f"{self._bucket_description}: the service refused (HTTP {status}): {advice}") from error
         except GoogleAuthError as error:
             if error.retryable:
                 raise OutcomeUnknown(
-                    f"{self._describe_bucket}: the identity service gave no usable response"
+                    f"{self._bucket_description}: the identity service gave no usable response"
                 ) from error
-            raise StoreError(f"{self._describe_bucket}: {printable(text_of(error, 200))}") from error
+            raise StoreError(f"{self._bucket_description}: {printable(limited_error_text(error, 200))}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # The response has an unexpected form, like a proxy's error page.
-            raise OutcomeUnknown(f"{self._describe_bucket}: a response cannot be parsed: {said(error)}") from error
+            # The response has an unexpected form, for example that of a proxy's error page.
+            raise OutcomeUnknown(
+                f"{self._bucket_description}: a response cannot be parsed: {error_summary(error)}"
+            ) from error
 
 
 def _check_blob(blob: storage.Blob, name: str) -> storage.Blob:

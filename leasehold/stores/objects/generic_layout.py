@@ -40,9 +40,9 @@ from leasehold.stores.requests import (
 )
 
 _NAMES = {field.name: field.object for field in FIELDS}
-_OWNERSHIP = frozenset({"owner", "epoch", "next_owner", "yields", "annotations"})
-_CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not in _OWNERSHIP)
-"""The fields of a checkpoint object, except for the annotations that it was created with."""
+_OWNERSHIP_FIELDS = frozenset({"owner", "epoch", "next_owner", "yields", "annotations"})
+_CHECKPOINT_FIELDS = tuple(field for field in FIELDS if field.object and field.name not in _OWNERSHIP_FIELDS)
+"""The fields of a checkpoint object, except for the annotations with which the lease was created."""
 
 
 @frozen
@@ -52,7 +52,7 @@ class ObjectLayout:
     folder: str = ""
 
     capabilities: ClassVar[Capabilities] = Capabilities(owner_checked_checkpoint=False)
-    """Checkpoint and ownership are two objects."""
+    """A checkpoint cannot check the owner, because checkpoint and ownership are two objects."""
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint", "notes")
     owned_before_checkpoint: ClassVar[bool] = False
     """A lease without its checkpoint object does not exist."""
@@ -86,19 +86,19 @@ class ObjectLayout:
                 if field.kind == "text"
                 else checkpoint_fields.get(field.object),
             )
-            for field in _CHECKPOINT
+            for field in _CHECKPOINT_FIELDS
         }
         ownership_fields = parts.fields("ownership")
-        if "weight" in ownership_fields:  # measured after the lease was created
+        if "weight" in ownership_fields:  # the owner has measured it after the lease was created
             values["weight"] = parse_weight("weight", ownership_fields["weight"])
         # If several objects contain an annotation, use the value with the highest counter. If the counters are equal,
         # use the value of the object that comes later in this tuple.
-        latest: StampedAnnotations = {}
+        latest_annotations: StampedAnnotations = {}
         for part in ("checkpoint", "ownership", "notes"):
             for name, stamped_value in decode_annotations(parts.fields(part)).items():
-                if stamped_value[1] >= latest.get(name, stamped_value)[1]:
-                    latest[name] = stamped_value
-        annotations = tuple(sorted((name, text) for name, (text, _) in latest.items()))
+                if stamped_value[1] >= latest_annotations.get(name, stamped_value)[1]:
+                    latest_annotations[name] = stamped_value
+        annotations = tuple(sorted((name, text) for name, (text, _) in latest_annotations.items()))
         counter = parse_whole_number("counter", ownership_fields.get("counter", "0"))
         return decode_owner_fields(
             lease_from_cells({"key": key, **values}, _NAMES, epoch=counter, annotations=annotations),
@@ -106,34 +106,38 @@ class ObjectLayout:
             decode_percent,
         )
 
-    def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """Return the new fields of the ownership, with the annotations that this write changes and its counter."""
-        counter = max(parse_whole_number("counter", stored.get("counter", "0")) + 1, after.epoch)
+    def ownership(self, stored_fields: ObjectFields, old_lease: Lease, new_lease: Lease) -> ObjectFields:
+        """Return the new ownership object, with its incremented counter and the annotations that this write changes."""
+        counter = max(parse_whole_number("counter", stored_fields.get("counter", "0")) + 1, new_lease.epoch)
         our_fields = {
-            **encode_owner_fields(before, after, lambda _field, value: encode_percent(value)),
+            **encode_owner_fields(old_lease, new_lease, lambda _field, value: encode_percent(value)),
             "counter": str(counter),
-            "weight": "" if after.weight is None else repr(convert_to_kilobytes(after.weight)),
-            "notes": _stamped_annotations(stored, before, after, counter),
+            "weight": "" if new_lease.weight is None else repr(convert_to_kilobytes(new_lease.weight)),
+            "notes": _stamped_annotations(stored_fields, old_lease, new_lease, counter),
         }
-        return {name: value for name, value in {**stored, **our_fields}.items() if value}
+        return {name: value for name, value in {**stored_fields, **our_fields}.items() if value}
 
-    def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
-        """Return the new fields of the checkpoint, with the lease's constant fields and its first annotations."""
-        values = lease_to_cells(after) | {
-            "sub": after.checkpoint.sub or "",
-            "shard": after.shard if after.shard != after.key else "",
+    def checkpoint(self, stored_fields: ObjectFields, new_lease: Lease) -> ObjectFields:
+        """Return the new checkpoint object, with the lease's constant fields and its initial annotations."""
+        values = lease_to_cells(new_lease) | {
+            "sub": new_lease.checkpoint.sub or "",
+            "shard": new_lease.shard if new_lease.shard != new_lease.key else "",
         }
-        our_fields = {field.object: encode_cell(field.kind, values[field.name]) for field in _CHECKPOINT}
-        initial_annotations = {name: (text, 0) for name, text in after.annotations}
-        our_fields["notes"] = stored.get("notes", "") if stored else encode_annotations(initial_annotations)
-        return {name: value for name, value in {**stored, **our_fields}.items() if value}
+        our_fields = {field.object: encode_cell(field.kind, values[field.name]) for field in _CHECKPOINT_FIELDS}
+        initial_annotations = {name: (text, 0) for name, text in new_lease.annotations}
+        our_fields["notes"] = (
+            stored_fields.get("notes", "") if stored_fields else encode_annotations(initial_annotations)
+        )
+        return {name: value for name, value in {**stored_fields, **our_fields}.items() if value}
 
-    def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
+    def annotations(self, stored_fields: ObjectFields, old_lease: Lease, new_lease: Lease) -> ObjectFields:
         """Return the new fields of the notes object. Changes are stamped with the ownership's counter."""
-        return {**stored, "notes": _stamped_annotations(stored, before, after, after.epoch)}
+        return {**stored_fields, "notes": _stamped_annotations(stored_fields, old_lease, new_lease, new_lease.epoch)}
 
 
-def _stamped_annotations(stored: ObjectFields, before: Lease, after: Lease, counter: int) -> str:
+def _stamped_annotations(stored_fields: ObjectFields, old_lease: Lease, new_lease: Lease, counter: int) -> str:
     """Return the annotations of one object, updated with those that this write changes."""
-    changed_annotations = {name: (text, counter) for name, text in after.annotations if before.annotation(name) != text}
-    return encode_annotations({**decode_annotations(stored), **changed_annotations})
+    changed_annotations = {
+        name: (text, counter) for name, text in new_lease.annotations if old_lease.annotation(name) != text
+    }
+    return encode_annotations({**decode_annotations(stored_fields), **changed_annotations})

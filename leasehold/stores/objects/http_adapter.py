@@ -8,7 +8,7 @@ from leasehold.stores.deadlines import pools_with_deadlines
 
 
 class DeadlineAdapter(HTTPAdapter):
-    """Reads every response under a deadline, through proxies as well."""
+    """An adapter that reads every response under a deadline, even through a proxy."""
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  as requests has it
         super().init_poolmanager(*args, **options)

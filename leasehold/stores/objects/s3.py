@@ -37,12 +37,12 @@ from leasehold.stores.aws import (
 from leasehold.stores.deadlines import add_response_deadlines
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 from leasehold.stores.protocol import Timeouts
 from leasehold.stores.requests import (
     ObjectFields,
     SkewWarning,
-    Stored,
+    StoredObject,
     is_outcome_unknown,
     object_age_seconds,
     unquote_etag,
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
     from types_boto3_s3.type_defs import GetObjectOutputTypeDef, ListObjectsV2OutputTypeDef
 
-_REJECTED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"})
-_EXISTS = frozenset({"PreconditionFailed", "412"})
-_NO_CONDITIONS = frozenset({"NotImplemented", "501"})
+_REJECTION_CODES = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"})
+_ALREADY_EXISTS_CODES = frozenset({"PreconditionFailed", "412"})
+_NO_CONDITIONS_CODES = frozenset({"NotImplemented", "501"})
 _ADVICE = {"RequestTimeTooSkewed": "; set this machine's clock"}
-_FETCHES = 8
+_CONCURRENT_FETCHES = 8
 """The number of changed objects to fetch concurrently after a listing."""
 TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _RETRY_TORN_READS = Retrying(
@@ -83,7 +83,7 @@ def open_url(
     objects = S3Objects(
         bucket, region=options.get("region"), endpoint=endpoint, timeouts=timeouts, session=boto_session
     )
-    objects.ensure(create=create)
+    objects.ensure_bucket(create=create)
     return EtagStore(objects, ObjectLayout(prefix))
 
 
@@ -104,53 +104,61 @@ class S3Objects:
         self._skew = skew or SkewWarning()
         # Reads may be repeated. A write must not be sent twice, because its first attempt could make the second fail.
         with self._translate_errors():
-            self._reads = _create_client(region, endpoint, timeouts, session)
-            self._writes = _create_client(region, endpoint, evolve(timeouts, attempts=1), session)
-        self._cached: dict[str, Stored] = {}
+            self._read_client = _create_client(region, endpoint, timeouts, session)
+            self._write_client = _create_client(region, endpoint, evolve(timeouts, attempts=1), session)
+        self._cached_objects: dict[str, StoredObject] = {}
 
-    def ensure(self, *, create: bool) -> None:
+    def ensure_bucket(self, *, create: bool) -> None:
         """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
         with self._translate_errors():
             try:
-                _check_listing(self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1), "")
+                _check_listing(self._read_client.list_objects_v2(Bucket=self.bucket, MaxKeys=1), "")
             except ClientError as error:
                 if not create or _error_code(error) != "NoSuchBucket":
                     raise
-                region = self._writes.meta.region_name
+                region = self._write_client.meta.region_name
                 configuration: Mapping[str, Any] = {"CreateBucketConfiguration": {"LocationConstraint": region}}
                 try:
-                    self._writes.create_bucket(Bucket=self.bucket, **({} if region == "us-east-1" else configuration))
-                except ClientError as conflict:
-                    if _error_code(conflict) != "BucketAlreadyOwnedByYou":
+                    self._write_client.create_bucket(
+                        Bucket=self.bucket, **({} if region == "us-east-1" else configuration)
+                    )
+                except ClientError as create_error:
+                    if _error_code(create_error) != "BucketAlreadyOwnedByYou":
                         raise
 
-    def list(self, prefix: str) -> tuple[Stored, ...]:
+    def list(self, prefix: str) -> tuple[StoredObject, ...]:
         """Return all objects whose names begin with `prefix`. Only objects whose ETag has changed are fetched again."""
-        entries: list[Stored | str] = []
+        objects_or_names: list[StoredObject | str] = []
         with self._translate_errors():
             for page in self._list_pages(prefix):
-                now = self._service_time(page)
-                for row in page.get("Contents", []):
-                    cached = self._cached.get(row["Key"])
-                    if cached is None or cached.etag != unquote_etag(row["ETag"]):
-                        entries.append(row["Key"])
+                service_now = self._service_time(page)
+                for listed_object in page.get("Contents", []):
+                    cached = self._cached_objects.get(listed_object["Key"])
+                    if cached is None or cached.etag != unquote_etag(listed_object["ETag"]):
+                        objects_or_names.append(listed_object["Key"])
                     else:
-                        entries.append(evolve(cached, age=object_age_seconds(now, row["LastModified"].timestamp())))
-        with ThreadPoolExecutor(_FETCHES) as pool:
+                        objects_or_names.append(
+                            evolve(
+                                cached, age=object_age_seconds(service_now, listed_object["LastModified"].timestamp())
+                            )
+                        )
+        with ThreadPoolExecutor(_CONCURRENT_FETCHES) as pool:
             fetched_objects = tuple(
-                pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, entries)
+                pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, objects_or_names)
             )
         objects = {stored.name: stored for stored in fetched_objects if stored}
-        self._cached = {name: stored for name, stored in self._cached.items() if not name.startswith(prefix)} | objects
+        self._cached_objects = {
+            name: stored for name, stored in self._cached_objects.items() if not name.startswith(prefix)
+        } | objects
         return tuple(objects.values())
 
-    def get(self, name: str) -> Stored | None:
+    def get(self, name: str) -> StoredObject | None:
         """Return the object with this name."""
         if (response_and_body := self._read_object(name)) is None:
             return None
         response, body = response_and_body
         modified_at = response["LastModified"].timestamp()
-        return Stored(
+        return StoredObject(
             name,
             unquote_etag(response["ETag"]),
             _parse_body(body),
@@ -159,7 +167,7 @@ class S3Objects:
 
     def _read_object(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
         def fetch() -> "tuple[GetObjectOutputTypeDef, bytes]":
-            response = self._reads.get_object(Bucket=self.bucket, Key=name)
+            response = self._read_client.get_object(Bucket=self.bucket, Key=name)
             return response, response["Body"].read()
 
         with self._translate_errors():
@@ -170,11 +178,11 @@ class S3Objects:
                     raise
         return None
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create an object by PutObject with If-None-Match: *."""
         return self._put(name, fields, {"IfNoneMatch": "*"})
 
-    def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         """Replace an object by PutObject with If-Match."""
         return self._put(name, fields, {"IfMatch": f'"{etag}"'})
 
@@ -182,21 +190,21 @@ class S3Objects:
         """Delete an object by DeleteObject with If-Match."""
         with self._translate_errors():
             try:
-                self._writes.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
+                self._write_client.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
             except ClientError as error:
-                if _error_code(error) not in _REJECTED:
+                if _error_code(error) not in _REJECTION_CODES:
                     raise
             else:
                 return True
         return self.get(name) is None
 
-    # Methods for objects with any content. The name of such an object identifies its content.
+    # The next methods are for objects with arbitrary content. The name of such an object identifies its content.
 
     def missing(self) -> bool:
-        """Return whether the service reports that the bucket does not exist, or False if we have no right to check."""
+        """Return whether the bucket is missing. Return False if these credentials may not check it."""
         with self._translate_errors():
             try:
-                self._reads.head_bucket(Bucket=self.bucket)
+                self._read_client.head_bucket(Bucket=self.bucket)
             except ClientError as error:
                 if _error_code(error) not in {"404", "NoSuchBucket", "403", "AccessDenied"}:
                     raise
@@ -209,7 +217,7 @@ class S3Objects:
             return tuple(row["Key"] for page in self._list_pages(prefix) for row in page.get("Contents", []))
 
     def _list_pages(self, prefix: str) -> "Iterator[ListObjectsV2OutputTypeDef]":
-        for page in self._reads.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+        for page in self._read_client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
             _check_listing(page, prefix)
             yield page
 
@@ -223,39 +231,39 @@ class S3Objects:
         request: dict[str, Any] = {"Bucket": self.bucket, "Key": name, "Body": body, "ContentType": "application/json"}
         with self._translate_errors():
             try:
-                self._reads.put_object(**request, IfNoneMatch="*")
+                self._read_client.put_object(**request, IfNoneMatch="*")
             except ClientError as error:
-                if _error_code(error) in _NO_CONDITIONS:
+                if _error_code(error) in _NO_CONDITIONS_CODES:
                     # The name identifies the content, so a second write stores the same content.
-                    self._reads.put_object(**request)
-                elif _error_code(error) not in _EXISTS:
+                    self._read_client.put_object(**request)
+                elif _error_code(error) not in _ALREADY_EXISTS_CODES:
                     raise
 
     def remove(self, name: str) -> None:
         """Delete an object if it exists."""
         with self._translate_errors():
-            self._reads.delete_object(Bucket=self.bucket, Key=name)
+            self._read_client.delete_object(Bucket=self.bucket, Key=name)
 
     def close(self) -> None:
         """Close all connections."""
-        self._reads.close()
-        self._writes.close()
+        self._read_client.close()
+        self._write_client.close()
 
     def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any]) -> str | None:
         body = json.dumps(dict(fields), sort_keys=True).encode()
         with self._translate_errors():
             try:
-                response = self._writes.put_object(
+                response = self._write_client.put_object(
                     Bucket=self.bucket, Key=name, Body=body, ContentType="application/json", **condition
                 )
             except ClientError as error:
-                if _error_code(error) in _REJECTED:
+                if _error_code(error) in _REJECTION_CODES:
                     return None
                 raise
         return unquote_etag(response["ETag"])
 
     def _service_time(self, response: Mapping[str, Any]) -> float:
-        """Return the service's time from a response's Date header, or 0 without one. Objects then have no age."""
+        """Return the time in the Date header of a response, or 0 if there is none. Object ages are then 0."""
         now = parse_date_header(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         if now is None:
             return 0.0
@@ -265,28 +273,38 @@ class S3Objects:
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
         """Turn errors of the SDK into StoreError or OutcomeUnknown, without credentials in the message."""
-        where = f"bucket {self.bucket!r}"
+        bucket_description = f"bucket {self.bucket!r}"
         try:
             yield
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if is_outcome_unknown(status):
-                raise OutcomeUnknown(f"{where}: no usable response (HTTP {status})") from error
+                raise OutcomeUnknown(f"{bucket_description}: no usable response (HTTP {status})") from error
             hint = _ADVICE.get(_error_code(error), "")
-            raise StoreError(f"{where}: the service refused: {_error_code(error)} (HTTP {status}){hint}") from error
+            raise StoreError(
+                f"{bucket_description}: the service refused: {_error_code(error)} (HTTP {status}){hint}"
+            ) from error
         except (NoCredentialsError, PartialCredentialsError) as fault:
-            raise StoreError(f"{where}: no credentials of AWS: {CREDENTIALS_FROM}") from fault
+            raise StoreError(f"{bucket_description}: no credentials of AWS: {CREDENTIALS_FROM}") from fault
         except RETRIEVAL_ERRORS as fault:
-            raise OutcomeUnknown(f"{where}: no credentials of AWS: {credentials_failure_advice(fault)}") from fault
+            raise OutcomeUnknown(
+                f"{bucket_description}: no credentials of AWS: {credentials_failure_advice(fault)}"
+            ) from fault
         except NoRegionError as fault:
-            raise StoreError(f"{where}: no region is set; add ?region=… to the URL, or set AWS_REGION") from fault
+            raise StoreError(
+                f"{bucket_description}: no region is set; add ?region=… to the URL, or set AWS_REGION"
+            ) from fault
         except (ProfileNotFound, ParamValidationError) as fault:
-            raise StoreError(f"{where}: {fault}") from fault
+            raise StoreError(f"{bucket_description}: {fault}") from fault
         except BotoCoreError as error:
-            raise OutcomeUnknown(f"{where}: the service cannot be reached{connection_failure_hint(error)}") from error
+            raise OutcomeUnknown(
+                f"{bucket_description}: the service cannot be reached{connection_failure_hint(error)}"
+            ) from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
-            # The response has an unexpected form, like a proxy's error page.
-            raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(error)}") from error
+            # The response has an unexpected form, for example that of a proxy's error page.
+            raise OutcomeUnknown(
+                f"{bucket_description}: a response cannot be parsed: {error_summary(error)}"
+            ) from error
 
 
 def _check_listing(page: Mapping[str, Any], prefix: str) -> None:
@@ -304,7 +322,7 @@ def _create_client(
         connect_timeout=timeouts.connect_seconds,
         read_timeout=timeouts.read_seconds,
         retries={"total_max_attempts": timeouts.attempts, "mode": "standard"},
-        max_pool_connections=2 * _FETCHES,
+        max_pool_connections=2 * _CONCURRENT_FETCHES,
         s3={"addressing_style": "path" if endpoint else "auto"},
     )
     client = (session or boto3.Session()).client("s3", region_name=region, endpoint_url=endpoint, config=config)
@@ -326,5 +344,5 @@ def _parse_body(body: bytes) -> ObjectFields:
         fields = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    all_strings = isinstance(fields, dict) and all(isinstance(text, str) for text in fields.values())
-    return fields if all_strings else {}
+    has_only_strings = isinstance(fields, dict) and all(isinstance(text, str) for text in fields.values())
+    return fields if has_only_strings else {}

@@ -5,18 +5,19 @@ of `leasehold.stores.objects` explains the order, and the state after a crash be
 
 1. An ordinary checkpoint first renews the ownership on the condition that its ETag has not changed, so a worker that
    has lost its lease cannot move the checkpoint. The only exception is a steal between the two writes. The checkpoint
-   then still moves forward, over records that were processed. After a request, which also changes the ownership, the
-   owner reads the ownership instead of renewing it and writes the checkpoint. The write that gives the lease to the
-   next owner then renews it.
+   then still moves forward, but only past records that were processed. After a request, which also changes the
+   ownership, the owner reads the ownership instead of renewing it and writes the checkpoint. The write that gives the
+   lease to the next owner then renews it.
 2. At the end of a shard, and in a write that gives the lease and moves the checkpoint, the checkpoint is written first.
    The next owner therefore starts where the last owner stopped. The write of the checkpoint does not depend on the
    ownership's ETag, so the ownership is read just before.
 3. The result of a write that takes a lease contains the checkpoint as read after that write. A checkpoint read earlier
    could miss the former owner's last one.
-4. If the first write is rejected, nothing has changed. It is therefore retried after a read, as long as its condition
-   holds for the lease that was read. If the second write is rejected, the result contains the lease as stored.
-5. Reads fetch the ownership before the checkpoint. A write that gives the lease stores them in the reverse order, so a
-   next owner that reads itself as the owner also reads the giver's last checkpoint.
+4. If the first write is rejected, nothing has changed. The write is therefore retried after a read, as long as its
+   condition holds for the lease that was read. If the second write is rejected, the result contains the lease as
+   stored.
+5. Reads fetch the ownership before the checkpoint. A write that gives the lease stores them in the reverse order, so if
+   the next owner reads that it is the owner, it also reads the last checkpoint of the old owner.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -29,22 +30,30 @@ from leasehold.stores.fields import build_listing, parse_row, require_valid_leas
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome
-from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, Parts, Stored, check_conditions_honored
-from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, new_row
+from leasehold.stores.requests import (
+    PAGE_LEASES,
+    ObjectFields,
+    Objects,
+    Part,
+    Parts,
+    StoredObject,
+    check_conditions_honored,
+)
+from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, lease_after_write, new_row
 
-_LISTED_PER_REQUEST = 8
-"""The number of objects in a listing that cost client and service about as much as a request for a single object."""
+_OBJECTS_PER_LISTING_COST = 8
+"""Listing this many objects costs the client and the service about as much as a request for a single object."""
 
 _CONCURRENT_READS = 8
 """The number of objects to read concurrently."""
 
-_OWNERSHIP = ("owner", "epoch", "next_owner", "yields")
-"""The fields whose change requires a write of the ownership. The weight is written along with them."""
+_OWNERSHIP_FIELDS = ("owner", "epoch", "next_owner", "yields")
+"""If one of these fields changes, the ownership object is written. The weight is written along with them."""
 
 _NO_OBJECTS = Parts()
 
-_CHECKPOINT = ("checkpoint", "parents", "hash_range")
-"""The fields whose change requires a write of the checkpoint. Only a reset changes the last two."""
+_CHECKPOINT_FIELDS = ("checkpoint", "parents", "hash_range")
+"""If one of these fields changes, the checkpoint object is written. Only a reset changes the last two."""
 
 
 Layout = ObjectLayout | EventHubLayout
@@ -52,20 +61,20 @@ Layout = ObjectLayout | EventHubLayout
 
 `parts` are the objects of a lease in the order in which to read them. `prefix`, `name` and `key` convert between keys
 and object names. `lease` parses the objects. `ownership`, `checkpoint` and `annotations` return the new fields of an
-object, including those that the layout does not understand. `owned_before_checkpoint` is whether an ownership without a
-checkpoint is a lease.
+object, including those that the layout does not understand. `owned_before_checkpoint` is true if an ownership object
+without a checkpoint object is a lease.
 """
 
 
 class EtagStore:
     """A store of leases in one layout, in one container or bucket. Thread-safe.
 
-    The store caches the objects of each lease as last read, so a renewal is one conditional write without a read. If
+    The store caches the objects of each lease as last read, so a renewal takes one conditional write and no read. If
     the cache is stale, the write is rejected and the lease is read again.
     """
 
     def __init__(self, objects: Objects, layout: Layout, *, page_leases: int = PAGE_LEASES) -> None:
-        """Use these objects in this layout.
+        """Create a store of these objects.
 
         Args:
             objects: The container or bucket.
@@ -75,8 +84,8 @@ class EtagStore:
         self._page_leases = page_leases
         self._objects = objects
         self._layout = layout
-        self._seen: dict[str, Parts] = {}
-        self._seen_lock = Lock()
+        self._cached_parts: dict[str, Parts] = {}
+        self._cache_lock = Lock()
         self._pool = ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="leasehold-objects")
 
     @property
@@ -86,8 +95,8 @@ class EtagStore:
 
     def list(self) -> Listing:
         """Return every lease. Each kind of object is listed once, ownerships first."""
-        with self._seen_lock:
-            cached = dict(self._seen)
+        with self._cache_lock:
+            cached = dict(self._cached_parts)
         parts_by_key: dict[str, Parts] = {}
         for part in self._layout.parts:
             for stored in self._objects.list(self._layout.prefix(part)):
@@ -124,12 +133,12 @@ class EtagStore:
                 for _ in range(ATTEMPTS):
                     parts = self._read_one(lease.key)
                     stored = self._lease(lease.key, parts)
-                    if applied(write, stored) is None:
+                    if lease_after_write(write, stored) is None:
                         return Lost(lease.key, stored)
                     # The ownership comes first because its ETag is the version. The first rejection ends the deletion.
                     if stored is None or all(self._objects.delete(part.name, part.etag) for part in parts.existing):
-                        with self._seen_lock:
-                            self._seen.pop(lease.key, None)
+                        with self._cache_lock:
+                            self._cached_parts.pop(lease.key, None)
                         return Done(lease)
                 raise StoreError(f"lease {lease.key!r}: {ATTEMPTS} conditional deletions in a row were rejected")
             case _:
@@ -162,7 +171,7 @@ class EtagStore:
 
     def _change(self, write: LeaseChange) -> Outcome:
         key = write.lease.key
-        parts = self._seen.get(key)
+        parts = self._cached_parts.get(key)
         if parts and (outcome := self._attempt(write, parts, just_read=False)):
             return outcome
         for _ in range(ATTEMPTS):
@@ -180,47 +189,47 @@ class EtagStore:
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _condition_holds(self, write: LeaseChange, parts: Parts) -> bool:
-        return applied(write, self._lease(write.lease.key, parts)) is not None
+        return lease_after_write(write, self._lease(write.lease.key, parts)) is not None
 
     def _attempt(self, write: LeaseChange, parts: Parts, *, just_read: bool) -> Outcome | None:
         """Try the write once. Return None if it must be retried after another read."""
         key, layout = write.lease.key, self._layout
-        before = self._lease(key, parts)
-        after = applied(write, before)
-        if before is None or after is None:
+        old_lease = self._lease(key, parts)
+        new_lease = lease_after_write(write, old_lease)
+        if old_lease is None or new_lease is None:
             return None
-        owner_changed = any(getattr(before, name) != getattr(after, name) for name in _OWNERSHIP)
-        checkpoint_changed = any(getattr(before, name) != getattr(after, name) for name in _CHECKPOINT)
+        owner_changed = any(getattr(old_lease, name) != getattr(new_lease, name) for name in _OWNERSHIP_FIELDS)
+        checkpoint_changed = any(getattr(old_lease, name) != getattr(new_lease, name) for name in _CHECKPOINT_FIELDS)
         # The equality of positions ignores tokens.
-        checkpoint_changed = checkpoint_changed or before.checkpoint.token != after.checkpoint.token
-        checkpoint_first = checkpoint_changed and (after.ended or after.owner != before.owner)
-        ownership_fields = layout.ownership(parts.fields("ownership"), before, after)
+        checkpoint_changed = checkpoint_changed or old_lease.checkpoint.token != new_lease.checkpoint.token
+        checkpoint_first = checkpoint_changed and (new_lease.ended or new_lease.owner != old_lease.owner)
+        ownership_fields = layout.ownership(parts.fields("ownership"), old_lease, new_lease)
         if checkpoint_changed:
             # Encode the checkpoint first. If the layout cannot store the position, the error is raised before anything
             # is written.
-            layout.checkpoint(parts.fields("checkpoint"), after)
-        if just_read and before.next_owner and checkpoint_changed and not checkpoint_first:
+            layout.checkpoint(parts.fields("checkpoint"), new_lease)
+        if just_read and old_lease.next_owner and checkpoint_changed and not checkpoint_first:
             # Another worker has requested the lease, so write only the checkpoint (rule 1). The ownership was just
             # read, and is renewed when the lease is given to the other worker.
-            return self._outcome(key, self._advance(key, parts, after))
+            return self._outcome(key, self._advance(key, parts, new_lease))
         if owner_changed and not checkpoint_first:
             renewed_parts = self._put(key, "ownership", parts, ownership_fields)
             if not renewed_parts:
                 return None
-            if after.owner not in (None, before.owner):
+            if new_lease.owner not in (None, old_lease.owner):
                 # If the lease was deleted in the meantime, the ownership that was just written has no checkpoint, so
                 # delete it (rule 3).
-                current = renewed_parts.replace("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
-                if self._lease(key, current):
-                    return self._outcome(key, current)
-                for orphan in current.existing:
-                    self._objects.delete(orphan.name, orphan.etag)
+                current_parts = renewed_parts.replace("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
+                if self._lease(key, current_parts):
+                    return self._outcome(key, current_parts)
+                for leftover_object in current_parts.existing:
+                    self._objects.delete(leftover_object.name, leftover_object.etag)
                 return Lost(key, None)
-            written_parts = self._advance(key, renewed_parts, after) if checkpoint_changed else renewed_parts
+            written_parts = self._advance(key, renewed_parts, new_lease) if checkpoint_changed else renewed_parts
             if (
                 written_parts
                 and checkpoint_changed
-                and after.owner is None
+                and new_lease.owner is None
                 and not self._read_if_unchanged(key, written_parts)
             ):
                 # Another worker claimed the lease between the two writes of a reset, perhaps at the old checkpoint.
@@ -230,28 +239,32 @@ class EtagStore:
         # (rule 2).
         if not just_read and not self._read_if_unchanged(key, parts):
             return None
-        written_parts = self._advance(key, parts, after) if checkpoint_changed else parts
+        written_parts = self._advance(key, parts, new_lease) if checkpoint_changed else parts
         if not written_parts:
             return self._outcome(key, None)
-        if owner_changed or (before.annotations != after.annotations and "notes" not in layout.parts):
+        if owner_changed or (old_lease.annotations != new_lease.annotations and "notes" not in layout.parts):
             written_parts = self._put(key, "ownership", written_parts, ownership_fields)
-        elif before.annotations != after.annotations:
+        elif old_lease.annotations != new_lease.annotations:
             written_parts = self._put(
-                key, "notes", written_parts, layout.annotations(parts.fields("notes"), before, after)
+                key, "notes", written_parts, layout.annotations(parts.fields("notes"), old_lease, new_lease)
             )
         return self._outcome(key, written_parts) if written_parts else None
 
-    def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:
+    def _advance(self, key: str, parts: Parts, new_lease: Lease) -> Parts | None:
         """Move the checkpoint object forward. Return None if it is already past this position or at SHARD_END."""
         for _ in range(ATTEMPTS):
             written_parts = self._put(
-                key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), after)
+                key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), new_lease)
             )
             if written_parts:
                 return written_parts
             parts = parts.replace("checkpoint", self._objects.get(self._layout.name(key, "checkpoint")))
-            current = self._lease(key, parts)
-            if current is None or current.ended or current.checkpoint.order > after.checkpoint.order:
+            current_lease = self._lease(key, parts)
+            if (
+                current_lease is None
+                or current_lease.ended
+                or current_lease.checkpoint.order > new_lease.checkpoint.order
+            ):
                 return None
         raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were rejected")
 
@@ -259,8 +272,8 @@ class EtagStore:
         """Replace the object in `parts`. Return None if the stored object has changed."""
         name, stored = self._layout.name(key, part), parts.part(part)
         objects = self._objects
-        etag = objects.put_over(name, fields, stored.etag) if stored else objects.put_new(name, fields)
-        return None if etag is None else parts.replace(part, Stored(name, etag, fields))
+        etag = objects.put_if_match(name, fields, stored.etag) if stored else objects.put_if_absent(name, fields)
+        return None if etag is None else parts.replace(part, StoredObject(name, etag, fields))
 
     def _read_one(self, key: str) -> Parts:
         return self._read([key])[key]
@@ -268,50 +281,50 @@ class EtagStore:
     def _read(self, keys: Iterable[str], *, stale_ok: bool = False) -> dict[str, Parts]:
         """Read the objects of these leases, the ownership before the checkpoint (rule 5)."""
         ownership_kind, *other_kinds = self._layout.parts
-        cached = {key: self._seen.get(key, _NO_OBJECTS) for key in keys}
-        if stale_ok and len(self._seen) < _LISTED_PER_REQUEST * (len(cached) - 1):
+        cached = {key: self._cached_parts.get(key, _NO_OBJECTS) for key in keys}
+        if stale_ok and len(self._cached_parts) < _OBJECTS_PER_LISTING_COST * (len(cached) - 1):
             # Unless only a few of the leases are requested, one listing is cheaper than a request for each ownership.
             listed_ownerships = {
                 ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(ownership_kind))
             }
-            current = {
+            current_parts = {
                 key: parts.replace(ownership_kind, listed_ownerships.get(self._layout.name(key, ownership_kind)))
                 for key, parts in cached.items()
             }
         else:
-            current = self._fetch(cached, (ownership_kind,))
-        doubtful = dict(current)
+            current_parts = self._fetch(cached, (ownership_kind,))
+        outdated_parts = dict(current_parts)
         for key, parts in cached.items() if stale_ok else ():
-            cached_lease, current_lease = self._lease(key, parts), self._lease(key, current[key])
+            cached_lease, current_lease = self._lease(key, parts), self._lease(key, current_parts[key])
             if parts.ownership and cached_lease and current_lease and cached_lease.owner == current_lease.owner:
-                del doubtful[key]  # same owner: use the cached checkpoint
-        current |= self._fetch(doubtful, other_kinds)
-        self._cache(cached, current)
-        return current
+                del outdated_parts[key]  # same owner: use the cached checkpoint
+        current_parts |= self._fetch(outdated_parts, other_kinds)
+        self._cache(cached, current_parts)
+        return current_parts
 
     def _fetch(self, cached: Mapping[str, Parts], kinds: Iterable[Part]) -> dict[str, Parts]:
         """Read the objects of these kinds concurrently, and return the leases' objects with them replaced."""
-        pairs = [(key, part) for part in kinds for key in cached]
-        names = [self._layout.name(key, part) for key, part in pairs]
+        key_and_kind_pairs = [(key, part) for part in kinds for key in cached]
+        names = [self._layout.name(key, part) for key, part in key_and_kind_pairs]
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
         updated_parts = dict(cached)
-        for (key, part), stored in zip(pairs, map_function(self._objects.get, names), strict=True):
+        for (key, part), stored in zip(key_and_kind_pairs, map_function(self._objects.get, names), strict=True):
             updated_parts[key] = updated_parts[key].replace(part, stored)
         return updated_parts
 
-    def _cache(self, before: Mapping[str, Parts], read: Mapping[str, Parts]) -> None:
-        """Cache the objects that were read, except for leases that were written since `before` was copied.
+    def _cache(self, parts_before_read: Mapping[str, Parts], parts_read: Mapping[str, Parts]) -> None:
+        """Cache the objects that were read, except for leases that were written since `parts_before_read` was copied.
 
         The objects of such a lease may have been read before the write. If they were cached, the owner's next result
-        could contain a checkpoint before its own last one.
+        could contain an older checkpoint than the one it wrote last.
         """
-        with self._seen_lock:
-            for key, parts in read.items():
-                if self._seen.get(key, _NO_OBJECTS) is before.get(key, _NO_OBJECTS):
+        with self._cache_lock:
+            for key, parts in parts_read.items():
+                if self._cached_parts.get(key, _NO_OBJECTS) is parts_before_read.get(key, _NO_OBJECTS):
                     if parts.existing:
-                        self._seen[key] = parts
+                        self._cached_parts[key] = parts
                     else:
-                        self._seen.pop(key, None)
+                        self._cached_parts.pop(key, None)
 
     def _read_if_unchanged(self, key: str, parts: Parts) -> bool:
         """Return whether the ownership still has the same ETag."""
@@ -329,8 +342,8 @@ class EtagStore:
         """Return `Done` with the lease as written, or `Lost` with the stored one if `parts` is None."""
         if parts is None:
             return Lost(key, self._lease(key, self._read_one(key)))
-        with self._seen_lock:
-            self._seen[key] = parts
+        with self._cache_lock:
+            self._cached_parts[key] = parts
         lease = self._lease(key, parts)
         return Done(lease) if lease else Lost(key, None)
 
@@ -343,25 +356,25 @@ class ObjectCells:
         self._objects, self._folder_prefix = objects, f"{folder.strip('/')}/".lstrip("/")
         self._pool = ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="leasehold-sessions")
 
-    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes."""
         return tuple(
             self._without_folder(row) for prefix in prefixes for row in self._objects.list(self._folder_prefix + prefix)
         )
 
-    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:  # noqa: ARG002  never stale
         """Read these rows concurrently, and leave out those that do not exist."""
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
         rows = map_function(self._objects.get, [self._folder_prefix + name for name in names])
         return {name: self._without_folder(row) for name, row in zip(names, rows, strict=True) if row is not None}
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create a row if the name is free."""
-        return self._objects.put_new(self._folder_prefix + name, fields)
+        return self._objects.put_if_absent(self._folder_prefix + name, fields)
 
-    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a row if it still has this version."""
-        return self._objects.put_over(self._folder_prefix + name, fields, version)
+        return self._objects.put_if_match(self._folder_prefix + name, fields, version)
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row if it still has this version."""
@@ -376,5 +389,5 @@ class ObjectCells:
         self._pool.shutdown()
         self._objects.close()
 
-    def _without_folder(self, stored: Stored) -> Stored:
-        return Stored(stored.name.removeprefix(self._folder_prefix), stored.etag, stored.fields, stored.age)
+    def _without_folder(self, stored: StoredObject) -> StoredObject:
+        return StoredObject(stored.name.removeprefix(self._folder_prefix), stored.etag, stored.fields, stored.age)

@@ -22,9 +22,9 @@ from typing import Any, Protocol
 from attrs import define, evolve, frozen
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 from leasehold.stores.protocol import ATTEMPTS
-from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.requests import ObjectFields, StoredObject
 from leasehold.stores.sessions.rows import (
     REMARKS,
     SESSIONS,
@@ -47,13 +47,13 @@ Lease readers poll at this interval, so checkpoints that become due at the same 
 QUIET_SECONDS = 0.05
 """How long a group waits for another ticket if the previous group timed out, in seconds.
 
-There are fewer threads than leases. The threads that would submit the missing tickets may therefore all be waiting for
-this group to be written.
+There may be fewer threads than leases, so the threads that would submit the missing tickets may all be waiting for this
+group to be written.
 """
 
 
 class VersionedRows(Protocol):
-    """Rows with versions, which every store can keep. Methods raise OutcomeUnknown if the store cannot be reached.
+    """Rows with versions, stored in any kind of store. The methods raise OutcomeUnknown if the store cannot be reached.
 
     Attributes:
         page_leases: The maximum number of leases on a page.
@@ -61,16 +61,16 @@ class VersionedRows(Protocol):
 
     page_leases: int
 
-    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:
         """Return all rows whose names begin with one of these prefixes. If `consistent`, the read is consistent."""
 
-    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
         """Return the rows with these names that exist, by name."""
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create a row if there is none with this name. Return its version, or None if the write was rejected."""
 
-    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a row if it still has this version. Return the new version, or None if the write was rejected."""
 
     def delete(self, name: str, version: str) -> bool:
@@ -159,7 +159,7 @@ class Ticket:
 
 
 Reread = Callable[[Collection[str]], None]
-"""Reads the rows of these leases, which other workers have changed."""
+"""A function that reads the rows of these leases, which other workers have changed."""
 
 
 class Page:
@@ -173,14 +173,14 @@ class Page:
         vanished: Whether the row no longer exists although leases may still name the session. `session` then contains
             the last known positions (G14).
         last_counts: For each lease, the count of the last group write that contained one of its tickets.
-        superseded: For each entry that the next group write removes, its epoch, by lease. The row of each such lease
-            was read with a later epoch.
+        superseded: The entries that the next group write removes: the epoch of each, by lease. The row of each such
+            lease was read with a later epoch.
         remarks: The remarks as last written.
     """
 
     def __init__(
         self,
-        cells: VersionedRows,
+        versioned_rows: VersionedRows,
         session: str,
         worker: str,
         *,
@@ -193,17 +193,22 @@ class Page:
         self.last_counts: dict[str, int] = {}
         self.superseded: dict[str, int] = {}
         self.remarks: Remarks = {}
-        self._stored_remarks: Stored | None = None
-        self._cells, self._sync, self._gather_seconds, self._reread = cells, sync, gather_seconds, reread
+        self._stored_remarks: StoredObject | None = None
+        self._versioned_rows, self._sync, self._gather_seconds, self._reread = (
+            versioned_rows,
+            sync,
+            gather_seconds,
+            reread,
+        )
         self._lock, self._tickets = sync.lock(), sync.queue()
-        self._round: set[str] = set()
-        self._previous_round: set[str] | None = None
-        self._timed_out = True
+        self._round_keys: set[str] = set()
+        self._previous_round_keys: set[str] | None = None
+        self._group_timed_out = True
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another lease."""
-        return len(self.session.entries) >= self._cells.page_leases
+        return len(self.session.entries) >= self._versioned_rows.page_leases
 
     def begin(self) -> bool:
         """Create the session row. Its id is new, so no other write can be under way to a row with this id (G1).
@@ -212,9 +217,9 @@ class Page:
             False if there is a row with this id.
         """
         fields = encode_session(self.session)
-        version = self._cells.put_new(SESSIONS + self.id, fields)
+        version = self._versioned_rows.put_if_absent(SESSIONS + self.id, fields)
         if version is not None:
-            self.session = evolve(self.session, stored=Stored(SESSIONS + self.id, version, fields))
+            self.session = evolve(self.session, stored=StoredObject(SESSIONS + self.id, version, fields))
         return version is not None
 
     def commit(self, ticket: Ticket) -> EntryChange | None:
@@ -232,27 +237,27 @@ class Page:
                 tickets: list[Ticket] = []
                 # Until the write succeeds, assume that it was interrupted, because an exception such as
                 # KeyboardInterrupt can occur even in the except clauses below.
-                fault: StoreError | None = OutcomeUnknown(f"session {self.id}: its group write was interrupted")
+                group_error: StoreError | None = OutcomeUnknown(f"session {self.id}: its group write was interrupted")
                 try:
                     self._gather_into(tickets)
                     self._write_group(tickets)
-                    fault = None
+                    group_error = None
                 except StoreError as error:
-                    fault = error
+                    group_error = error
                 except Exception as error:  # noqa: BLE001  raised to every caller in the group
-                    fault = OutcomeUnknown(f"session {self.id}: {said(error)}")
+                    group_error = OutcomeUnknown(f"session {self.id}: {error_summary(error)}")
                 finally:
-                    self.settled = self.settled and not isinstance(fault, OutcomeUnknown)
-                    for member in (ticket, *tickets):
-                        if fault is not None:
-                            member.fault, member.change = fault, None
-                        member.done = True
+                    self.settled = self.settled and not isinstance(group_error, OutcomeUnknown)
+                    for group_ticket in (ticket, *tickets):
+                        if group_error is not None:
+                            group_ticket.fault, group_ticket.change = group_error, None
+                        group_ticket.done = True
         if ticket.fault is not None:
             raise ticket.fault
         return ticket.change
 
     def settle(self) -> None:
-        """Read the session row again, after a write with unknown outcome or if the row was not found."""
+        """Read the session row again. Call this after a write with an unknown outcome, or if the row was not found."""
         with self._lock:
             if not self.ended:
                 self._read_session()
@@ -261,10 +266,12 @@ class Page:
         """End the session, so that other workers can claim its leases immediately."""
         with self._lock:
             stored = self.session.stored
-            self._cells.put_over(stored.name, encode_session(evolve(self.session, ended=True)), stored.etag)
+            self._versioned_rows.put_if_match(
+                stored.name, encode_session(evolve(self.session, ended=True)), stored.etag
+            )
 
-    def _gather_into(self, batch: list[Ticket]) -> None:
-        """Add the tickets of one group to `batch`. At least one ticket is in the queue.
+    def _gather_into(self, group_tickets: list[Ticket]) -> None:
+        """Add the tickets of one group to `group_tickets`. At least one ticket is in the queue.
 
         Tickets are collected in rounds. A round is complete when it has a ticket for each lease of the previous round.
         A new round starts with the first ticket after a complete round, or with a second ticket for a lease that
@@ -272,37 +279,39 @@ class Page:
         """
         deadline = self._sync.clock() + self._gather_seconds
         patient_keys: set[str] = set()
-        missing_keys, until, write_now = self._missing_keys(), deadline, False
+        missing_keys, wait_until, write_now = self._missing_keys(), deadline, False
         starts_round = missing_keys is not None and not missing_keys
-        while (ticket := self._tickets.get(until)) is not None:
-            batch.append(ticket)
+        while (ticket := self._tickets.get(wait_until)) is not None:
+            group_tickets.append(ticket)
             key = ticket.key
             # If `gather_seconds` is 0, no ticket waits for others. Rounds are then not recorded, because their sets
             # would multiply the number of states that the model checker has to visit.
             if ticket.patient and self._gather_seconds:
-                if starts_round or key in self._round:
-                    self._previous_round, self._round = self._round - patient_keys, patient_keys.copy()
-                    starts_round = self._timed_out = False
+                if starts_round or key in self._round_keys:
+                    self._previous_round_keys, self._round_keys = self._round_keys - patient_keys, patient_keys.copy()
+                    starts_round = self._group_timed_out = False
                     missing_keys = self._missing_keys()
                 patient_keys.add(key)
-                self._round.add(key)
+                self._round_keys.add(key)
                 if missing_keys is not None:
                     missing_keys.discard(key)
             # If a ticket is not patient, stop waiting, and write it together with the tickets that are already in the
             # queue.
             write_now = write_now or not ticket.patient
             if write_now or (missing_keys is not None and not missing_keys):
-                until = -math.inf
-            elif self._timed_out:
-                until = min(deadline, self._sync.clock() + QUIET_SECONDS)
-        self._timed_out = self._timed_out or until == deadline
+                wait_until = -math.inf
+            elif self._group_timed_out:
+                wait_until = min(deadline, self._sync.clock() + QUIET_SECONDS)
+        self._group_timed_out = self._group_timed_out or wait_until == deadline
 
     def _missing_keys(self) -> set[str] | None:
         """Return the leases that had a ticket in the previous round but have none yet, or None in the first round."""
-        if self._previous_round is None:
+        if self._previous_round_keys is None:
             return None
         return {
-            key for key in self._previous_round - self._round - self.superseded.keys() if key in self.session.entries
+            key
+            for key in self._previous_round_keys - self._round_keys - self.superseded.keys()
+            if key in self.session.entries
         }
 
     def _write_group(self, tickets: list[Ticket]) -> None:
@@ -312,7 +321,7 @@ class Page:
                 self._read_session()
             if self.ended:
                 for ticket in tickets:
-                    ticket.change = None  # may be left from an earlier try, which was rejected
+                    ticket.change = None  # it may be set by an earlier attempt, which was rejected
                 return
             if self.session.touched:
                 self._reread(self.session.touched)
@@ -321,17 +330,17 @@ class Page:
                     return
             except OutcomeUnknown:
                 unknown_outcomes += 1
-                # Retry once. The retry reads the session row once for all its leases. Without it, the next write of
-                # each lease would have to read that row.
+                # Retry once. The retry reads the session row once for all its leases. If there were no retry, the next
+                # write of each lease would have to read the row.
                 if unknown_outcomes > 1:
                     raise
             self.settled = False  # another worker wrote the row, or the outcome is unknown
         raise StoreError(f"session {self.id}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _write_entries(self, tickets: list[Ticket]) -> bool:
-        before, count = self.session, self.session.count + 1
+        old_session, count = self.session, self.session.count + 1
         superseded = self.superseded.copy()
-        entries = {key: entry for key, entry in before.entries.items() if superseded.get(key) != entry.epoch}
+        entries = {key: entry for key, entry in old_session.entries.items() if superseded.get(key) != entry.epoch}
         remarks = {key: remark for key, remark in self.remarks.items() if key in entries}
         for ticket in tickets:
             ticket.change = change = ticket.make()
@@ -346,14 +355,14 @@ class Page:
         if not any(ticket.change for ticket in tickets):
             return True
         self._write_remarks(remarks)
-        after = evolve(before, count=count, entries=entries, touched=frozenset())
-        fields, stored = encode_session(after), before.stored
+        new_session = evolve(old_session, count=count, entries=entries, touched=frozenset())
+        fields, stored = encode_session(new_session), old_session.stored
         self.settled = False  # until the response arrives
-        version = self._cells.put_over(stored.name, fields, stored.etag)
+        version = self._versioned_rows.put_if_match(stored.name, fields, stored.etag)
         if version is None:
             return False
         self.settled = True
-        self.session = evolve(after, stored=Stored(stored.name, version, fields))
+        self.session = evolve(new_session, stored=StoredObject(stored.name, version, fields))
         self.superseded = {key: epoch for key, epoch in self.superseded.items() if superseded.get(key) != epoch}
         self.last_counts = {key: self.last_counts.get(key, 0) for key in entries} | {
             ticket.key: count for ticket in tickets if ticket.change and ticket.change.entry
@@ -371,16 +380,18 @@ class Page:
         name, fields, stored = REMARKS + self.id, encode_remarks(remarks), self._stored_remarks
         for _ in range(2):
             version = (
-                self._cells.put_new(name, fields) if stored is None else self._cells.put_over(name, fields, stored.etag)
+                self._versioned_rows.put_if_absent(name, fields)
+                if stored is None
+                else self._versioned_rows.put_if_match(name, fields, stored.etag)
             )
             if version is not None:
-                self.remarks, self._stored_remarks = remarks, Stored(name, version, fields)
+                self.remarks, self._stored_remarks = remarks, StoredObject(name, version, fields)
                 return
-            stored = self._cells.read([name]).get(name)  # an earlier response was lost
+            stored = self._versioned_rows.read([name]).get(name)  # an earlier response was lost
 
     def _read_session(self) -> None:
-        """Read the session row. This does not renew the leases (G3)."""
-        stored = self._cells.read([SESSIONS + self.id]).get(SESSIONS + self.id)
+        """Read the session row. A read does not renew the leases (G3)."""
+        stored = self._versioned_rows.read([SESSIONS + self.id]).get(SESSIONS + self.id)
         session = require_valid_row(parse_session(stored)) if stored else None
         if session is None or session.ended:
             self.ended, self.vanished = True, session is None

@@ -2,8 +2,8 @@
 
 The row of a lease contains its owner, and its checkpoint at the time when that owner took the lease. The session row of
 the owner shows that the owner is alive, and contains the current checkpoint of each of its leases. A third row, the
-session's remarks, contains annotations and throughput. No decision depends on the remarks. If they were part of the
-session row, every group write would be longer.
+session's remarks, contains annotations and throughput. No decision depends on the remarks. They are in a separate row
+because every group write would otherwise be longer.
 
 1. An entry of a session counts for a lease only if it has the epoch of the lease's row (G6).
 2. If the owner of a lease was stopped, the lease has no owner (G4). Its version no longer changes, and its checkpoint
@@ -38,7 +38,7 @@ from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import (
     ObjectFields,
     StampedAnnotations,
-    Stored,
+    StoredObject,
     decode_annotations,
     decode_percent,
     encode_annotations,
@@ -47,14 +47,14 @@ from leasehold.stores.requests import (
 )
 
 LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
-"""The prefixes of the three kinds of rows. In a row's key, they follow the prefix of the table."""
+"""The name prefixes of the three kinds of rows. In the key of a row, they follow the prefix of the table."""
 
 _NAMES = {row_field.name: row_field.object for row_field in FIELDS}
 _FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "annotations")
-_WORDS = frozenset({"text", "worker"})
+_PERCENT_ENCODED_KINDS = frozenset({"text", "worker"})
 
 
-NOT_STORED = Stored("", "", {})
+NOT_STORED = StoredObject("", "", {})
 """The value of the attribute `stored` of a lease or session whose row has not been written yet."""
 
 
@@ -80,10 +80,12 @@ class LeaseRow:
 
     Attributes:
         lease: The lease as of its last change of owner, without version and idle time.
-        stamps: The stamps of its annotations. If row and remark disagree about an annotation, the higher stamp wins.
+        stamps: The stamps of the annotations. If the row and the remark have different values, the one with the higher
+            stamp is used.
         session: The session of the lease's owner, or "" if the lease has no owner or its owner has no session.
         next_owners: The session of the next owner, or "".
-        writes: The number of writes of the row. It differs in any two versions, so that no two have the same content.
+        writes: How often the row has been written. Because of this number, no two versions of the row have the same
+            content.
         stored: The row as stored.
     """
 
@@ -92,7 +94,7 @@ class LeaseRow:
     session: str = ""
     next_owners: str = ""
     writes: int = 0
-    stored: Stored = field(default=NOT_STORED, eq=False)
+    stored: StoredObject = field(default=NOT_STORED, eq=False)
 
 
 @frozen
@@ -114,7 +116,7 @@ class Session:
     ended: bool = False
     entries: Mapping[str, SessionEntry] = Factory(dict)
     touched: frozenset[str] = frozenset()
-    stored: Stored = field(default=NOT_STORED, eq=False)
+    stored: StoredObject = field(default=NOT_STORED, eq=False)
 
     def entry(self, row: LeaseRow) -> SessionEntry | None:
         """Return the session's entry for this lease, if it has the epoch of the row (G6)."""
@@ -124,7 +126,7 @@ class Session:
 
 @frozen
 class Remark:
-    """The annotations and throughput of a lease that its owner has written in this epoch."""
+    """The annotations and the throughput that the owner of a lease has written in this epoch."""
 
     epoch: int
     annotations: StampedAnnotations = Factory(dict)
@@ -147,7 +149,7 @@ def encode_lease_row(row: LeaseRow) -> ObjectFields:
         "heirsession": row.next_owners,
         "writes": str(row.writes),
     }
-    return {name: word for name, word in {**row.stored.fields, **our_fields}.items() if word}
+    return {name: encoded_value for name, encoded_value in {**row.stored.fields, **our_fields}.items() if encoded_value}
 
 
 def _encode_cell(kind: str, cell: object) -> str:
@@ -156,18 +158,22 @@ def _encode_cell(kind: str, cell: object) -> str:
     return encode_percent(str(cell)) if kind == "worker" and cell else encode_cell(kind, cell)  # type: ignore[arg-type]
 
 
-def parse_lease_row(key: str, stored: Stored) -> LeaseRow | Malformed:
+def parse_lease_row(key: str, stored: StoredObject) -> LeaseRow | Malformed:
     """Parse the row of a lease."""
     return parse_row(key, lambda: _parse_valid_lease_row(key, stored))
 
 
-def _parse_valid_lease_row(key: str, stored: Stored) -> LeaseRow:
+def _parse_valid_lease_row(key: str, stored: StoredObject) -> LeaseRow:
     fields = stored.fields
     values = {
         field.name: check_cell(
             field,
             field.object,
-            (decode_percent(fields, field.object) if field.kind in _WORDS else fields.get(field.object)),
+            (
+                decode_percent(fields, field.object)
+                if field.kind in _PERCENT_ENCODED_KINDS
+                else fields.get(field.object)
+            ),
         )
         for field in _FIELDS
     }
@@ -205,12 +211,12 @@ def _encode_entry(entry: SessionEntry) -> list[object]:
     return items
 
 
-def parse_session(stored: Stored) -> Session | Malformed:
+def parse_session(stored: StoredObject) -> Session | Malformed:
     """Parse the row of a session."""
     return parse_row(stored.name, lambda: _parse_valid_session(stored))
 
 
-def _parse_valid_session(stored: Stored) -> Session:
+def _parse_valid_session(stored: StoredObject) -> Session:
     fields = stored.fields
     if fields.get("state") not in {"living", "ended"}:
         raise BadRowField("state", "is neither living nor ended")
@@ -246,17 +252,19 @@ def encode_remarks(remarks: Remarks) -> ObjectFields:
     return {"told": json.dumps(rows, separators=(",", ":"))}
 
 
-def parse_remarks(stored: Stored | None) -> Remarks:
-    """Parse the row of a session's remarks. Return none if it is invalid, because no decision depends on them."""
+def parse_remarks(stored: StoredObject | None) -> Remarks:
+    """Parse the row of a session's remarks. Return no remarks if it is invalid, because no decision depends on them."""
     remarks: dict[str, Remark] = {}
     try:
         rows = parse_json_field("told", stored.fields.get("told", "{}")) if stored else {}
-        for key, (epoch, rate, annotations) in rows.items():
+        for key, (epoch, weight, annotations) in rows.items():
             stamps = {
-                check_text("told", name): (check_text("told", value), parse_whole_number("told", n))
-                for name, (value, n) in annotations.items()
+                check_text("told", name): (check_text("told", value), parse_whole_number("told", stamp))
+                for name, (value, stamp) in annotations.items()
             }
-            remarks[key] = Remark(parse_whole_number("told", epoch), stamps, parse_weight("told", rate) and int(rate))
+            remarks[key] = Remark(
+                parse_whole_number("told", epoch), stamps, parse_weight("told", weight) and int(weight)
+            )
     except (BadRowField, AttributeError, TypeError, ValueError):
         return {}
     return remarks
@@ -278,10 +286,10 @@ class JoinedLease:
 
     Attributes:
         lease: The lease as the store returns it.
-        row: Its row.
+        row: The row of the lease.
         session: The session of its owner, or None if there is no owner or the session no longer exists.
-        named: The lease with the owner named by the row, whether or not that owner was stopped.
-        stamps: The stamps of its annotations.
+        named: The lease with the owner that the row names, even if that owner was stopped.
+        stamps: The stamps of the annotations of the lease.
     """
 
     lease: Lease
@@ -333,7 +341,7 @@ def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> Join
     accepted = entry is not None and entry.frozen != "given"
     version = f"{epoch}.{session.count}" if accepted and session else str(epoch)
     ages = [row.stored.age, *([session.stored.age] if session and accepted else [])]
-    named = evolve(
+    named_lease = evolve(
         lease,
         checkpoint=checkpoint,
         weight=weight,
@@ -342,18 +350,18 @@ def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> Join
         annotations=tuple(sorted((name, value) for name, (value, _) in annotations.items())),
     )
     stamp_by_name = {name: stamp for name, (_, stamp) in annotations.items()}
-    joined_lease = JoinedLease(named, row, session, named, stamp_by_name)
+    joined_lease = JoinedLease(named_lease, row, session, named_lease, stamp_by_name)
     if not row.session or session is None or not joined_lease.stopped:
         return joined_lease
-    return evolve(joined_lease, lease=evolve(named, owner=None, next_owner=None, yields=False))
+    return evolve(joined_lease, lease=evolve(named_lease, owner=None, next_owner=None, yields=False))
 
 
-def increment_stamps(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
+def increment_stamps(joined_lease: JoinedLease, new_annotations: Annotations) -> dict[str, int]:
     """Return the stamps of these annotations. The stamp of an annotation is incremented when its value changes."""
     return {
         name: joined_lease.stamps.get(name, 0)
         + (joined_lease.named.annotation(name) != value and name in joined_lease.stamps)
-        for name, value in after
+        for name, value in new_annotations
     }
 
 

@@ -20,7 +20,7 @@ from leasehold.balancer.model import Annotations, Lease, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome, Store
-from leasehold.stores.requests import StampedAnnotations, Stored
+from leasehold.stores.requests import StampedAnnotations, StoredObject
 from leasehold.stores.sessions.group import (
     GATHER_SECONDS,
     EntryChange,
@@ -52,14 +52,14 @@ from leasehold.stores.sessions.rows import (
     require_valid_row,
     split_version,
 )
-from leasehold.stores.writes import applied, new_row
+from leasehold.stores.writes import lease_after_write, new_row
 
 IDLE_SECONDS = 3600.0
 """If no lease names a session and its row has not changed for this many seconds, any worker that lists the table ends
 the session (G11).
 """
 
-_TOUCHES = 4
+_MARK_ATTEMPTS = 4
 """The maximum number of attempts to mark a lease as changed in its owner's session. If all attempts fail, the owner
 still finds the change when it next reads the lease's row.
 """
@@ -69,28 +69,28 @@ class SessionStore:
     """A store of the leases in one table. Thread-safe. Each worker that writes through the store has its own session.
 
     Args:
-        cells: The rows of the table.
+        versioned_rows: The rows of the table.
         sync: The clock, locks and queues. The default is those of Python's threads.
         gather_seconds: How long a renewal or checkpoint waits, in seconds, to be written together with others.
-        ids: Returns the id of a new session, which must be unique.
+        make_session_id: Returns the id of a new session, which must be unique.
     """
 
     def __init__(
         self,
-        cells: VersionedRows,
+        versioned_rows: VersionedRows,
         *,
         sync: SyncPrimitives | None = None,
         gather_seconds: float = GATHER_SECONDS,
-        ids: Callable[[], str] = lambda: uuid4().hex,
+        make_session_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
-        self._cells, self._sync = cells, sync or ThreadPrimitives()
-        self._gather_seconds, self._ids = gather_seconds, ids
+        self._versioned_rows, self._sync = versioned_rows, sync or ThreadPrimitives()
+        self._gather_seconds, self._make_session_id = gather_seconds, make_session_id
         self._pages: dict[str, Page] = {}
-        self._rows: dict[str, LeaseRow] = {}
+        self._cached_rows: dict[str, LeaseRow] = {}
         self._last_sessions: dict[str, str] = {}
-        self._free: dict[str, JoinedLease] = {}
-        self._unsettled: dict[str, str] = {}
-        self._ended: tuple[str, ...] = ()
+        self._unowned_leases: dict[str, JoinedLease] = {}
+        self._unsettled_etags: dict[str, str] = {}
+        self._ended_sessions: tuple[str, ...] = ()
         self._unchanged_since: dict[str, tuple[str, float]] = {}
         self._begin_lock = self._sync.lock()
 
@@ -103,21 +103,21 @@ class SessionStore:
 
     def list(self) -> Listing:
         """Return every lease, and remove ended sessions that no lease names (G11)."""
-        stored = self._cells.list(LEASES, SESSIONS, REMARKS)
-        rows = dict(_parse_lease_rows(stored))
-        for key in tuple(self._rows):
+        stored_rows = self._versioned_rows.list(LEASES, SESSIONS, REMARKS)
+        rows = dict(_parse_lease_rows(stored_rows))
+        for key in tuple(self._cached_rows):
             listed_row = rows.get(key)
-            if not isinstance(listed_row, LeaseRow) or listed_row.session != self._rows[key].session:
-                self._rows.pop(key, None)  # the next write of its owner reads the row
+            if not isinstance(listed_row, LeaseRow) or listed_row.session != self._cached_rows[key].session:
+                self._cached_rows.pop(key, None)  # the owner's next write then reads the row
         self._last_sessions = {key: row.session for key, row in rows.items() if isinstance(row, LeaseRow)}
         sessions = {
             stored_row.name.removeprefix(SESSIONS): parse_session(stored_row)
-            for stored_row in stored
+            for stored_row in stored_rows
             if stored_row.name.startswith(SESSIONS)
         }
         remarks = {
             stored_row.name.removeprefix(REMARKS): parse_remarks(stored_row)
-            for stored_row in stored
+            for stored_row in stored_rows
             if stored_row.name.startswith(REMARKS)
         }
         leases: list[Lease] = []
@@ -136,7 +136,7 @@ class SessionStore:
                 leases.append(joined_lease.lease)
                 if not row.session and not joined_lease.lease.ended:
                     unowned_leases[row.lease.key] = joined_lease
-        self._free = unowned_leases
+        self._unowned_leases = unowned_leases
         if not malformed:
             self._delete_ended_sessions(
                 {name: stored_row for name, stored_row in sessions.items() if isinstance(stored_row, Session)},
@@ -148,7 +148,7 @@ class SessionStore:
         """Return these leases in the given order, without those that do not exist."""
         requested = tuple(keys)
         joined_leases = self._read_joined(requested, stale_ok=stale_ok)
-        self._free |= {
+        self._unowned_leases |= {
             key: joined_lease
             for key, joined_lease in joined_leases.items()
             if not joined_lease.row.session and not joined_lease.lease.ended
@@ -157,7 +157,7 @@ class SessionStore:
 
     def prove(self) -> None:
         """Check that the service honors the conditions of writes. Raises StoreError if it does not."""
-        self._cells.prove()
+        self._versioned_rows.prove()
 
     def close(self) -> None:
         """End the sessions of this process, so that other workers need not wait for their expiry, and close."""
@@ -166,23 +166,25 @@ class SessionStore:
                 with suppress(Exception):  # the session expires instead
                     page.end()
         finally:
-            self._cells.close()
+            self._versioned_rows.close()
 
     def _read_joined(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, JoinedLease]:
         """Return the leases with these keys, joined from rows and sessions as stored now."""
         # Most leases keep their owner, so the session that a row named last time is probably still the right one. Read
         # it together with the row to save a second read.
         likely_sessions = {last_session for key in keys if (last_session := self._last_sessions.get(key))}
-        stored = self._cells.read([*map(lease_row_name, keys), *_session_row_names(likely_sessions)], stale_ok=stale_ok)
-        rows = _parse_rows(keys, stored)
+        stored_rows = self._versioned_rows.read(
+            [*map(lease_row_name, keys), *_session_row_names(likely_sessions)], stale_ok=stale_ok
+        )
+        rows = _parse_rows(keys, stored_rows)
         self._last_sessions |= {key: row.session for key, row in rows.items()}
         joined_leases = {
-            key: self._join_row(row, *_find_session(stored, row.session))
+            key: self._join_row(row, *_find_session(stored_rows, row.session))
             for key, row in rows.items()
             if not row.session or row.session in likely_sessions
         }
-        # The session may have been read before the row, and may thus be older. Use such a session only if it has an
-        # entry with the row's epoch (G13). Read the sessions of all other rows again.
+        # The session may have been read before the row, and may therefore be older than the row. Use it only if it has
+        # an entry with the epoch of the row (G13). Read the sessions of all other rows again.
         rows = {
             key: row
             for key, row in rows.items()
@@ -191,9 +193,11 @@ class SessionStore:
         for _ in range(ATTEMPTS):
             if not rows:
                 return joined_leases
-            stored = self._cells.read(_session_row_names({row.session for row in rows.values()}), stale_ok=stale_ok)
+            stored_rows = self._versioned_rows.read(
+                _session_row_names({row.session for row in rows.values()}), stale_ok=stale_ok
+            )
             for key, row in rows.items():
-                joined_leases[key] = self._join_row(row, *_find_session(stored, row.session))
+                joined_leases[key] = self._join_row(row, *_find_session(stored_rows, row.session))
             # If a session has no entry for a lease, the entry may have been removed after the lease's row was read,
             # because the lease has a new owner. Read the row again. Otherwise, the lease would be returned with an old
             # position (G5).
@@ -215,7 +219,7 @@ class SessionStore:
         raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
 
     def _join_row(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
-        """Join a row with its session. If our session row is gone, use the last known state of the session (G14)."""
+        """Join a row with its session. If our session row was deleted, use its last known state (G14)."""
         page = self._pages.get(row.session) if session is None else None
         if page is None or not page.vanished:
             return join_lease(row, session, remarks)
@@ -223,7 +227,7 @@ class SessionStore:
         return evolve(joined_lease, lease=joined_lease.named)
 
     def _read_rows(self, keys: Collection[str]) -> dict[str, LeaseRow]:
-        return _parse_rows(keys, self._cells.read([lease_row_name(key) for key in keys]))
+        return _parse_rows(keys, self._versioned_rows.read([lease_row_name(key) for key in keys]))
 
     # Writing
 
@@ -232,14 +236,14 @@ class SessionStore:
         match write:
             case writes.CreateLease(lease):
                 created_row = LeaseRow(new_row(lease))
-                if self._cells.put_new(lease_row_name(lease.key), encode_lease_row(created_row)) is None:
+                if self._versioned_rows.put_if_absent(lease_row_name(lease.key), encode_lease_row(created_row)) is None:
                     return self._read_lost_outcome(lease.key)
                 return Done(join_lease(created_row, None, {}).lease)
             case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _is_ended_without_owner(write):
-                # Find the page of this lease by its cached row, which saves a read.
-                row = self._rows.get(lease.key)
+                # Find the page of this lease from its cached row, to save a read.
+                row = self._cached_rows.get(lease.key)
                 page = self._pages.get(row.session) if row else None
-                if page is not None and not page.ended and lease.key not in self._unsettled:
+                if page is not None and not page.ended and lease.key not in self._unsettled_etags:
                     # The group write checks the condition of this write. If the condition does not hold for the cached
                     # rows, read the stored rows below and try again.
                     commit_outcome = self._commit_to_page(write, page)
@@ -249,7 +253,9 @@ class SessionStore:
         # A lease that had no owner when it was last read is claimed without another read. If another worker has taken
         # the lease since then, the claim fails, because it is conditional on the version of the row.
         unowned_lease = (
-            self._free.pop(key, None) if isinstance(write, writes.ClaimLease) and key not in self._unsettled else None
+            self._unowned_leases.pop(key, None)
+            if isinstance(write, writes.ClaimLease) and key not in self._unsettled_etags
+            else None
         )
         if unowned_lease is not None and unowned_lease.lease.version != write.lease.version:
             unowned_lease = None
@@ -269,37 +275,41 @@ class SessionStore:
         """Return whether all writes by this process to the lease's row and to its own session are settled (G8).
 
         A write is settled once its outcome is known. If the outcome is unknown and the row still has the version on
-        which the write depends, the write could still be applied. The row is therefore replaced by itself with a new
-        version, which makes the pending write fail.
+        which the write depends, the write could still be applied. The row is therefore written again unchanged. Its new
+        version makes the pending write fail.
         """
         row, key = joined_lease.row, joined_lease.row.lease.key
         page = self._pages.get(row.session)
         if page is not None and not page.ended and (joined_lease.session is None or not page.settled):
             page.settle()
             return False
-        if self._unsettled.get(key) == row.stored.etag:
+        if self._unsettled_etags.get(key) == row.stored.etag:
             self._put_row(row)
             return False
-        self._unsettled.pop(key, None)
+        self._unsettled_etags.pop(key, None)
         return True
 
     def _try_write(self, write: writes.LeaseChange | writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
         """Try the write once on the rows that were just read. Return None if another worker wrote in the meantime."""
-        seen, key, row = write.lease, write.lease.key, joined_lease.row
+        lease_as_read, key, row = write.lease, write.lease.key, joined_lease.row
         self._drop_cached(key, row)
         page = self._pages.get(row.session)
         own_page = page if page is not None and not page.ended and not joined_lease.stopped else None
         stored = joined_lease.named
-        session_vanished = page is not None and page.vanished and self._is_fresh(page, joined_lease, seen)  # G14
-        if session_vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, seen)):
-            stored = evolve(stored, version=seen.version)
+        session_vanished = (
+            page is not None and page.vanished and self._is_fresh(page, joined_lease, lease_as_read)
+        )  # G14
+        if session_vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, lease_as_read)):
+            stored = evolve(stored, version=lease_as_read.version)
         # If the owner in the row was stopped, the lease has no owner. Requests, resets and annotations depend on this
         # actual state. All other writes depend on the owner that the row names, even if that owner was stopped.
         by_actual_owner = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
-        after = applied(write, joined_lease.lease if by_actual_owner else stored)
+        new_lease = lease_after_write(write, joined_lease.lease if by_actual_owner else stored)
         # G10
-        is_late = isinstance(write, writes.CheckpointLate) and split_version(seen.version)[0] != row.lease.epoch
-        if after is None or is_late:
+        is_late = (
+            isinstance(write, writes.CheckpointLate) and split_version(lease_as_read.version)[0] != row.lease.epoch
+        )
+        if new_lease is None or is_late:
             return Lost(key, joined_lease.lease)
         match write:
             case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if (
@@ -312,9 +322,9 @@ class SessionStore:
                 # There are two ways to get here. If another process with the same worker name has the lease, this
                 # process takes it back, as in other layouts. If our session row was deleted, this process takes the
                 # lease again in a new session (G14).
-                return self._take_lease(joined_lease, after, seen.owner or "", "frozen")
+                return self._take_lease(joined_lease, new_lease, lease_as_read.owner or "", "frozen")
             case writes.CheckpointLease() if _is_ended_without_owner(write):
-                return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, after, ""))
+                return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, new_lease, ""))
             case writes.RenewLease() | writes.CheckpointLease():
                 self._cache_row(row)
                 return (
@@ -323,11 +333,11 @@ class SessionStore:
                     else Lost(key, joined_lease.lease)
                 )
             case writes.ClaimLease(me=me) if own_page is not None and own_page.session.worker == me:
-                return self._accept_lease(joined_lease, after, own_page, seen)
+                return self._accept_lease(joined_lease, new_lease, own_page, lease_as_read)
             case writes.ClaimLease(me=me):
-                return self._take_lease(joined_lease, after, me, "ended" if joined_lease.accepted else "frozen")
+                return self._take_lease(joined_lease, new_lease, me, "ended" if joined_lease.accepted else "frozen")
             case writes.StealLease(me=me) | writes.TakeBackLease(me=me):
-                return self._take_lease(joined_lease, after, me, "frozen")
+                return self._take_lease(joined_lease, new_lease, me, "frozen")
             case writes.GiveLease() | writes.ReleaseLease():
                 # If the owner's session belongs to another process, or its owner has not accepted the lease yet, stop
                 # the owner before replacing the row.
@@ -335,10 +345,10 @@ class SessionStore:
                     joined_lease, "frozen"
                 ):
                     return None
-                next_owners = row.next_owners if isinstance(write, writes.GiveLease) else ""
-                return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, after, next_owners))
+                next_session = row.next_owners if isinstance(write, writes.GiveLease) else ""
+                return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, new_lease, next_session))
             case writes.ResetLease(epoch=epoch):
-                return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, after, "", epoch))
+                return self._replace_row(joined_lease, _row_with_next_owner(joined_lease, new_lease, "", epoch))
             case writes.RequestLease(me=me):
                 outcome = self._replace_row(
                     joined_lease,
@@ -384,25 +394,29 @@ class SessionStore:
 
     def _commit_to_page(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
         """Write the renewal or checkpoint through the page. Return None if it was rejected."""
-        seen, key = write.lease, write.lease.key
+        lease_as_read, key = write.lease, write.lease.key
         row: LeaseRow | None = None
 
         def compute_change() -> EntryChange | None:
             nonlocal row
-            row = self._rows.get(key)
+            row = self._cached_rows.get(key)
             if row is None or row.session != page.id:
                 return None
             joined_lease = join_lease(row, page.session, page.remarks)
-            if joined_lease.stopped or not joined_lease.accepted or not self._is_fresh(page, joined_lease, seen):
+            if (
+                joined_lease.stopped
+                or not joined_lease.accepted
+                or not self._is_fresh(page, joined_lease, lease_as_read)
+            ):
                 return None
-            after = applied(write, evolve(joined_lease.named, version=seen.version))
-            if after is None:
+            new_lease = lease_after_write(write, evolve(joined_lease.named, version=lease_as_read.version))
+            if new_lease is None:
                 return None
-            entry = SessionEntry(joined_lease.row.lease.epoch, after.checkpoint)
-            annotations = _changed_annotations(joined_lease, after.annotations)
-            if not annotations and after.weight == joined_lease.row.lease.weight:
+            entry = SessionEntry(joined_lease.row.lease.epoch, new_lease.checkpoint)
+            annotations = _changed_annotations(joined_lease, new_lease.annotations)
+            if not annotations and new_lease.weight == joined_lease.row.lease.weight:
                 return EntryChange(entry)
-            return EntryChange(entry, Remark(entry.epoch, annotations, after.weight))
+            return EntryChange(entry, Remark(entry.epoch, annotations, new_lease.weight))
 
         if page.commit(Ticket(key, compute_change, patient=write.patient)) is None or row is None:
             return None
@@ -410,75 +424,80 @@ class SessionStore:
         # have dropped it from the cache since then.
         return Done(join_lease(row, page.session, page.remarks).lease)
 
-    def _accept_lease(self, joined_lease: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
+    def _accept_lease(
+        self, joined_lease: JoinedLease, new_lease: Lease, page: Page, lease_as_read: Lease
+    ) -> Outcome | None:
         """Accept a lease whose row names our session. Until then, the giver may take the lease back (G7)."""
         self._cache_row(joined_lease.row)
-        count = split_version(seen.version)[1]
+        count = split_version(lease_as_read.version)[1]
 
-        def unclaimed(before: SessionEntry | None) -> bool:
+        def is_unclaimed(old_entry: SessionEntry | None) -> bool:
             # Another thread of this worker may have accepted the lease since it was read.
-            return before is None if count < 0 else page.last_counts.get(seen.key, 0) <= count
+            return old_entry is None if count < 0 else page.last_counts.get(lease_as_read.key, 0) <= count
 
-        if not self._write_entry(joined_lease.row, after, page, unclaimed):
+        if not self._write_entry(joined_lease.row, new_lease, page, is_unclaimed):
             return None
         return Done(join_lease(joined_lease.row, page.session, page.remarks).lease)
 
     def _write_entry(
         self,
         row: LeaseRow,
-        after: Lease,
+        new_lease: Lease,
         page: Page,
-        accepts: Callable[[SessionEntry | None], bool] = lambda _before: True,
+        is_acceptable: Callable[[SessionEntry | None], bool] = lambda _old_entry: True,
     ) -> bool:
         """Write an entry for this lease. Return False if its owner was stopped in the meantime."""
 
         def compute_change() -> EntryChange | None:
-            before = page.session.entry(row)
-            if (before is not None and before.frozen) or not accepts(before):
+            old_entry = page.session.entry(row)
+            if (old_entry is not None and old_entry.frozen) or not is_acceptable(old_entry):
                 return None
             position = (
-                before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
+                old_entry.position
+                if old_entry and old_entry.position.order > new_lease.checkpoint.order
+                else new_lease.checkpoint
             )
-            annotations = _changed_annotations(join_lease(row, page.session, page.remarks), after.annotations)
+            annotations = _changed_annotations(join_lease(row, page.session, page.remarks), new_lease.annotations)
             return EntryChange(
                 SessionEntry(row.lease.epoch, position),
-                Remark(row.lease.epoch, annotations, after.weight) if annotations else None,
+                Remark(row.lease.epoch, annotations, new_lease.weight) if annotations else None,
             )
 
         return page.commit(Ticket(row.lease.key, compute_change)) is not None
 
     # A new owner
 
-    def _take_lease(self, joined_lease: JoinedLease, after: Lease, me: str, reason: str) -> Outcome | None:
+    def _take_lease(self, joined_lease: JoinedLease, new_lease: Lease, me: str, stopped_state: str) -> Outcome | None:
         """Take the lease: stop the owner, replace the lease's row, then accept it in our session (G4, G7)."""
-        key, page = after.key, self._open_page(me)
+        key, page = new_lease.key, self._open_page(me)
         old_entry = page.session.entries.get(key)
         if old_entry is not None and old_entry.epoch > joined_lease.row.lease.epoch:
             # Our session has an entry with a later epoch than the row. If another thread of this process took the lease
             # after the row was read, the row has changed, so start again with a new read. Otherwise, the row was
             # deleted and recreated with a lower epoch. Remove the old entry, because the new row could reach its epoch.
-            current = self._read_rows([key]).get(key)
-            if current is None or current.stored.etag != joined_lease.row.stored.etag:
+            current_row = self._read_rows([key]).get(key)
+            if current_row is None or current_row.stored.etag != joined_lease.row.stored.etag:
                 return None
             page.commit(Ticket(key, lambda: EntryChange(None) if page.session.entries.get(key) == old_entry else None))
-        if not self._stop_owner(joined_lease, reason):
+        if not self._stop_owner(joined_lease, stopped_state):
             return None
-        written = self._put_row(_row_with_next_owner(joined_lease, evolve(after, owner=me), page.id))
-        if written is None:
+        written_row = self._put_row(_row_with_next_owner(joined_lease, evolve(new_lease, owner=me), page.id))
+        if written_row is None:
             return None
-        self._cache_row(written)
-        if not self._write_entry(written, written.lease, page):
-            return self._read_lost_outcome(key)  # stopped by another worker before we could accept it
-        return Done(join_lease(written, page.session, page.remarks).lease)
+        self._cache_row(written_row)
+        if not self._write_entry(written_row, written_row.lease, page):
+            return self._read_lost_outcome(key)  # another worker has stopped us before we could accept the lease
+        return Done(join_lease(written_row, page.session, page.remarks).lease)
 
-    def _stop_owner(self, joined_lease: JoinedLease, reason: str) -> bool:
+    def _stop_owner(self, joined_lease: JoinedLease, stopped_state: str) -> bool:
         """Stop the owner by making its next group write fail, so that the positions just read are final (G4).
 
         The write replaces the version of the session that was read, so it fails if the owner has written since.
 
         Args:
             joined_lease: The lease as read.
-            reason: "ended" to end the whole session, which has expired, or "frozen" to freeze the entry of this lease.
+            stopped_state: "ended" to end the whole session, which has expired, or "frozen" to freeze the entry of
+                this lease.
 
         Returns:
             Whether the owner is stopped.
@@ -486,7 +505,7 @@ class SessionStore:
         session, row, key = joined_lease.session, joined_lease.row, joined_lease.row.lease.key
         if joined_lease.stopped or session is None:
             return True
-        if reason == "ended":
+        if stopped_state == "ended":
             stopped_session = evolve(session, ended=True)
         else:
             old_entry = session.entries.get(key)
@@ -496,7 +515,8 @@ class SessionStore:
             entry = SessionEntry(row.lease.epoch, joined_lease.named.checkpoint, frozen_state)
             stopped_session = evolve(session, entries={**session.entries, key: entry})
         return (
-            self._cells.put_over(session.stored.name, encode_session(stopped_session), session.stored.etag) is not None
+            self._versioned_rows.put_if_match(session.stored.name, encode_session(stopped_session), session.stored.etag)
+            is not None
         )
 
     def _mark_touched(self, joined_lease: JoinedLease) -> None:
@@ -505,19 +525,21 @@ class SessionStore:
         The owner's next group write fails because of the mark. The owner then reads its session and finds the mark.
         """
         session, key = joined_lease.session, joined_lease.row.lease.key
-        for _ in range(_TOUCHES):
+        for _ in range(_MARK_ATTEMPTS):
             if session is None or session.ended:
                 return
             touched_session = evolve(session, touched=session.touched | {key})
             try:
                 if (
-                    self._cells.put_over(session.stored.name, encode_session(touched_session), session.stored.etag)
+                    self._versioned_rows.put_if_match(
+                        session.stored.name, encode_session(touched_session), session.stored.etag
+                    )
                     is not None
                 ):
                     return
-                stored = self._cells.read([session.stored.name]).get(session.stored.name)
+                stored = self._versioned_rows.read([session.stored.name]).get(session.stored.name)
             except OutcomeUnknown:
-                return  # the change is in the lease's row anyway
+                return  # the owner will find the change in the lease's row
             session = require_valid_row(parse_session(stored)) if stored else None
 
     def _open_page(self, worker: str) -> Page:
@@ -529,7 +551,12 @@ class SessionStore:
             self._pages = {name: page for name, page in self._pages.items() if not page.ended or page.vanished}
             sync, gather_seconds = self._sync, self._gather_seconds
             page = Page(
-                self._cells, self._ids(), worker, sync=sync, gather_seconds=gather_seconds, reread=self._reread_rows
+                self._versioned_rows,
+                self._make_session_id(),
+                worker,
+                sync=sync,
+                gather_seconds=gather_seconds,
+                reread=self._reread_rows,
             )
             if not page.begin():
                 raise StoreError(f"session {page.id}: a session with this id already exists")
@@ -548,32 +575,32 @@ class SessionStore:
 
     def _replace_row(self, joined_lease: JoinedLease, row: LeaseRow) -> Outcome | None:
         """Replace the row in `joined_lease`. Return None if another worker wrote first."""
-        written = self._put_row(row)
-        if written is None:
+        written_row = self._put_row(row)
+        if written_row is None:
             return None
-        self._drop_cached(row.lease.key, written)
-        self._cache_row(written)
-        if written.session == joined_lease.row.session:
-            named = joined_lease.named
-            annotations = {name: (value, joined_lease.stamps.get(name, 0)) for name, value in named.annotations}
-            remarks = {named.key: Remark(joined_lease.row.lease.epoch, annotations, named.weight)}
-            return Done(join_lease(written, joined_lease.session, remarks).lease)
+        self._drop_cached(row.lease.key, written_row)
+        self._cache_row(written_row)
+        if written_row.session == joined_lease.row.session:
+            named_lease = joined_lease.named
+            annotations = {name: (value, joined_lease.stamps.get(name, 0)) for name, value in named_lease.annotations}
+            remarks = {named_lease.key: Remark(joined_lease.row.lease.epoch, annotations, named_lease.weight)}
+            return Done(join_lease(written_row, joined_lease.session, remarks).lease)
         # The session is a new owner that has not accepted the lease yet, so it has no entry for the lease. Join the row
         # with an empty session instead of reading the real one.
-        session = Session(written.lease.owner or "") if written.session else None
-        return Done(join_lease(written, session, {}).lease)
+        session = Session(written_row.lease.owner or "") if written_row.session else None
+        return Done(join_lease(written_row, session, {}).lease)
 
     def _put_row(self, row: LeaseRow) -> LeaseRow | None:
         """Replace the stored row that `row` is based on. Return None if the stored row has changed (G8)."""
-        before, key = row.stored, row.lease.key
+        stored_row, key = row.stored, row.lease.key
         row = evolve(row, writes=row.writes + 1)
         fields = encode_lease_row(row)
         try:
-            version = self._cells.put_over(before.name, fields, before.etag)
-        except BaseException:  # whatever the exception, the write may have been applied
-            self._unsettled[key] = before.etag
+            version = self._versioned_rows.put_if_match(stored_row.name, fields, stored_row.etag)
+        except BaseException:  # after any exception, the write may have been applied
+            self._unsettled_etags[key] = stored_row.etag
             raise
-        return None if version is None else evolve(row, stored=Stored(before.name, version, fields))
+        return None if version is None else evolve(row, stored=StoredObject(stored_row.name, version, fields))
 
     def _delete_lease(self, write: writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:
         # Stop the owner before deleting the row. Otherwise, the owner could write another checkpoint, which would be
@@ -581,16 +608,18 @@ class SessionStore:
         if not joined_lease.named.ended and not self._stop_owner(joined_lease, "frozen"):
             return None
         stored = joined_lease.row.stored
-        if not self._cells.delete(stored.name, stored.etag):
+        if not self._versioned_rows.delete(stored.name, stored.etag):
             return None
         self._drop_cached(write.lease.key, None)
         return Done(write.lease)
 
     def _cache_row(self, row: LeaseRow) -> None:
         """Cache the row of a lease that one of our sessions owns, unless a later version of it is cached."""
-        cached = self._rows.get(row.lease.key)
-        if row.session in self._pages and not (cached and cached.session == row.session and cached.writes > row.writes):
-            self._rows[row.lease.key] = row
+        cached_row = self._cached_rows.get(row.lease.key)
+        if row.session in self._pages and not (
+            cached_row and cached_row.session == row.session and cached_row.writes > row.writes
+        ):
+            self._cached_rows[row.lease.key] = row
 
     def _drop_cached(self, key: str, row: LeaseRow | None) -> None:
         """Drop the cached row of a lease and our entries for it if `row` has a later owner (G5).
@@ -599,9 +628,9 @@ class SessionStore:
         have read and cached a later row. If `row` is None, the cached row is dropped but the entries are kept, because
         the lease may have been recreated since the row was read.
         """
-        cached = self._rows.get(key)
-        if cached is not None and (row is None or row.lease.epoch > cached.lease.epoch):
-            self._rows.pop(key, None)
+        cached_row = self._cached_rows.get(key)
+        if cached_row is not None and (row is None or row.lease.epoch > cached_row.lease.epoch):
+            self._cached_rows.pop(key, None)
         for page in tuple(self._pages.values()):
             entry = page.session.entries.get(key)
             if entry is not None and row is not None and row.lease.epoch > entry.epoch:
@@ -619,9 +648,11 @@ class SessionStore:
         referenced_sessions = {
             session_id for row in rows if isinstance(row, LeaseRow) for session_id in (row.session, row.next_owners)
         }
-        removable_sessions = [name for name in self._ended if name in sessions and name not in referenced_sessions]
+        removable_sessions = [
+            name for name in self._ended_sessions if name in sessions and name not in referenced_sessions
+        ]
         if removable_sessions:
-            current_rows = [row for _, row in _parse_lease_rows(self._cells.list(LEASES, consistent=True))]
+            current_rows = [row for _, row in _parse_lease_rows(self._versioned_rows.list(LEASES, consistent=True))]
             referenced_sessions |= {
                 session_id
                 for row in current_rows
@@ -631,11 +662,11 @@ class SessionStore:
             removable_sessions = [name for name in removable_sessions if name not in referenced_sessions]
             removable_sessions = [] if any(isinstance(row, Malformed) for row in current_rows) else removable_sessions
         for name in removable_sessions:
-            for kind in (REMARKS, SESSIONS):
-                stored = self._cells.read([kind + name]).get(kind + name)
+            for row_prefix in (REMARKS, SESSIONS):
+                stored = self._versioned_rows.read([row_prefix + name]).get(row_prefix + name)
                 if stored is not None:
-                    self._cells.delete(stored.name, stored.etag)
-        self._ended = tuple(
+                    self._versioned_rows.delete(stored.name, stored.etag)
+        self._ended_sessions = tuple(
             name for name, session in sessions.items() if session.ended and name not in removable_sessions
         )
         unchanged_since: dict[str, tuple[str, float]] = {}
@@ -645,22 +676,28 @@ class SessionStore:
             etag, changed_at = self._unchanged_since.get(name, ("", now))
             unchanged_since[name] = (etag, changed_at) if etag == session.stored.etag else (session.stored.etag, now)
             if now - unchanged_since[name][1] > IDLE_SECONDS:
-                self._cells.put_over(session.stored.name, encode_session(evolve(session, ended=True)), etag)
+                self._versioned_rows.put_if_match(
+                    session.stored.name, encode_session(evolve(session, ended=True)), etag
+                )
         self._unchanged_since = unchanged_since
 
 
-def _parse_lease_rows(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malformed]]:
+def _parse_lease_rows(stored_rows: Iterable[StoredObject]) -> Iterator[tuple[str, LeaseRow | Malformed]]:
     """Parse the rows of leases among these rows, and yield each key with its row."""
-    for row in stored:
+    for row in stored_rows:
         key = lease_key(row.name) if row.name.startswith(LEASES) else None
         if key is not None:
             yield key, parse_lease_row(key, row)
 
 
-def _parse_rows(keys: Iterable[str], stored: Mapping[str, Stored]) -> dict[str, LeaseRow]:
+def _parse_rows(keys: Iterable[str], stored_rows: Mapping[str, StoredObject]) -> dict[str, LeaseRow]:
     """Return the rows of these leases, from the rows that were read."""
     names = {key: lease_row_name(key) for key in keys}
-    return {key: require_valid_row(parse_lease_row(key, stored[name])) for key, name in names.items() if name in stored}
+    return {
+        key: require_valid_row(parse_lease_row(key, stored_rows[name]))
+        for key, name in names.items()
+        if name in stored_rows
+    }
 
 
 def _session_row_names(sessions: Iterable[str]) -> list[str]:
@@ -668,10 +705,10 @@ def _session_row_names(sessions: Iterable[str]) -> list[str]:
     return [f"{kind}{session}" for session in sorted(sessions) for kind in (SESSIONS, REMARKS)]
 
 
-def _find_session(stored: Mapping[str, Stored], session: str) -> tuple[Session | None, Remarks]:
+def _find_session(stored_rows: Mapping[str, StoredObject], session: str) -> tuple[Session | None, Remarks]:
     """Return this session and its remarks, from the rows that were read."""
-    row = stored.get(SESSIONS + session) if session else None
-    return (require_valid_row(parse_session(row)) if row else None), parse_remarks(stored.get(REMARKS + session))
+    row = stored_rows.get(SESSIONS + session) if session else None
+    return (require_valid_row(parse_session(row)) if row else None), parse_remarks(stored_rows.get(REMARKS + session))
 
 
 def _is_ended_without_owner(write: writes.LeaseChange | writes.DeleteLease) -> bool:
@@ -679,14 +716,14 @@ def _is_ended_without_owner(write: writes.LeaseChange | writes.DeleteLease) -> b
     return isinstance(write, writes.CheckpointLease) and write.position.ended and not write.keep_owner
 
 
-def _row_with_next_owner(joined_lease: JoinedLease, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
+def _row_with_next_owner(joined_lease: JoinedLease, new_lease: Lease, session: str, epoch: int = 0) -> LeaseRow:
     """Return the row with the next epoch and this session as owner. If `session` is "", the lease has no owner."""
     epoch = max(joined_lease.row.lease.epoch + 1, epoch)
-    lease = evolve(after, next_owner=None, epoch=epoch, version=Version(""), idle=0.0)
+    lease = evolve(new_lease, next_owner=None, epoch=epoch, version=Version(""), idle=0.0)
     return evolve(
         joined_lease.row,
         lease=lease,
-        stamps=increment_stamps(joined_lease, after.annotations),
+        stamps=increment_stamps(joined_lease, new_lease.annotations),
         session=session,
         next_owners="",
     )
@@ -703,8 +740,8 @@ def _changed_annotations(joined_lease: JoinedLease, annotations: Annotations) ->
 
 
 @runtime_checkable
-class KeepsCells(Protocol):
-    """A store opened without `layout=sessions`, although its table may be in that layout."""
+class SupportsSessionsLayout(Protocol):
+    """A store in the usual layout, whose table can also be in layout `sessions`."""
 
     def cells(self) -> VersionedRows:
         """Return the rows of layout `sessions` in the same table."""
@@ -718,7 +755,7 @@ class KeepsCells(Protocol):
         """
 
 
-def in_layout(store: Store, requested: str | None) -> Store:
+def open_in_layout(store: Store, requested: str | None) -> Store:
     """Return the store for the layout that the table has, or that the user has requested.
 
     Args:
@@ -731,7 +768,7 @@ def in_layout(store: Store, requested: str | None) -> Store:
     """
     if requested not in {None, "sessions"}:
         raise ValueError("store URL: option 'layout' must be sessions; without it the table is in the usual layout")
-    if not isinstance(store, KeepsCells):
+    if not isinstance(store, SupportsSessionsLayout):
         return store
     has_sessions, has_usual_layout = store.layouts(requested=requested is not None)
     if has_sessions and has_usual_layout:

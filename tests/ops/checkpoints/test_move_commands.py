@@ -15,9 +15,9 @@ from leasehold.adapters.consumer.status import LeaseLag, lag_of
 from leasehold.adapters.worker.progress import PROGRESS_ANNOTATION, Progress
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import CONTROL, DIRECTION, lease_place, open_both
+from leasehold.stores.swap import CONTROL_KEY, DIRECTION, lease_place, open_both
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
 from leasehold_lab.contract.actors import clear_layout_fields, create_lease_with_owner, expect_applied
@@ -66,7 +66,7 @@ def test_leases_copied_through_all_clouds_return_unchanged(
     moto_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     name = f"round-{uuid4().hex}"
     stops = [
         f"sqlite://{tmp_path}/first.db",
@@ -86,7 +86,7 @@ def test_a_hubs_checkpoints_keep_their_offsets(
     dynalite_url: str, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint keeps the offset from which the official workers resume."""
-    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     name = f"hub-{uuid4().hex}"
     aws = f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}"
     azure = f"azblob://devstoreaccount1/{name}?eventhub=ns/orders"
@@ -337,7 +337,7 @@ def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
     with closing(open_both(*tables)) as both:
         moved, _ = (expect_applied(both.write(ClaimLease(lease, "ann"))) for lease in both.list().leases)
         with closing(open_store(tables[1])) as target:
-            (control,) = target.get([CONTROL])
+            (control,) = target.get([CONTROL_KEY])
             expect_applied(target.write(AnnotateLease(control, DIRECTION, "to")))
         assert lease_place(expect_applied(both.write(RenewLease(moved)))) == "TO"
         before = both.list()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leasehold.adapters.sources.changes import Change
-from leasehold.adapters.sources.dynamodb_streams import EMPTY_AT_TIP, ChangePoller, TableStream
+from leasehold.adapters.sources.dynamodb_streams import EMPTY_RESPONSES_AT_TIP, ChangePoller, TableStream
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
@@ -274,7 +274,10 @@ def test_response_without_the_required_fields_is_rejected(table: TableStreams, u
 def test_tip_is_reached_only_after_several_empty_responses(table: TableStreams, url: str) -> None:
     """A single response may be empty although more records follow."""
     read = reader(opened(url), only_shard(table))
-    assert [read.read().behind_seconds for _ in range(EMPTY_AT_TIP)] == [*[None] * (EMPTY_AT_TIP - 1), 0.0]
+    assert [read.read().behind_seconds for _ in range(EMPTY_RESPONSES_AT_TIP)] == [
+        *[None] * (EMPTY_RESPONSES_AT_TIP - 1),
+        0.0,
+    ]
 
 
 def test_recreated_stream_is_another_stream(

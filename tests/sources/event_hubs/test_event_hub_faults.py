@@ -235,18 +235,18 @@ def test_link_reports_how_long_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> N
     for number, passed in enumerate((0.0, 25.0, 30.0)):
         now[0] += passed
         Feed.events[:] = [Record(b"", str(number))] if passed else []
-        unlinked.append(reader.read().unlinked_seconds)
+        unlinked.append(reader.read().disconnected_seconds)
     monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
-    unlinked.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().disconnected_seconds)
     stolen = EventHubError("taken")
     stolen.error = "link:stolen"
     monkeypatch.setattr(Feed, "fault", stolen)
-    unlinked.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().disconnected_seconds)
     monkeypatch.setattr(Feed, "fault", None)
-    unlinked.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().disconnected_seconds)
     now[0] += 7.0
     Feed.events[:] = [Record(b"", "5")]
-    unlinked.append(reader.read().unlinked_seconds)
+    unlinked.append(reader.read().disconnected_seconds)
     assert unlinked == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
 
 

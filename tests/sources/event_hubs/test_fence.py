@@ -13,7 +13,7 @@ from leasehold.adapters.sources.event_hubs.poller import PartitionReader
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.objects.blob import CONNECTION_STRING_VARIABLE
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, StealLease
 from leasehold_lab.contract.actors import expect_applied
@@ -61,7 +61,7 @@ def test_fence_holds_after_a_copy_into_another_layout(
     event_hub: HubSteps, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copied lease keeps its epoch, so the new fleet's owner level is above the old one's."""
-    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, azurite_connection)
     event_hub.send(["a"])
     source, target = MemoryStore(), open_store(f"azblob://devstoreaccount1/fence-{uuid4().hex}?prefix=fleet")
     old = expect_applied(

@@ -11,7 +11,7 @@ from event_streams import Held, Rejection, Script, Server, Service, event, servi
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
+from leasehold.adapters.consumer.handling import Delivery, Handling, ShardEvent
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.clients import create_reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
@@ -62,7 +62,7 @@ class RunningWorker:
         self.handled += [record.sequence_number for record in delivery.records]
         self.got_some.set()
 
-    def observe(self, happening: Happening, _holding: Holding) -> None:
+    def observe(self, happening: ShardEvent, _holding: Holding) -> None:
         """Record events of the lease."""
         self.happened.append(happening)
         if happening != "initialize":

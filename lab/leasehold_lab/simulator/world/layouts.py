@@ -16,11 +16,11 @@ from attrs import evolve
 from leasehold.adapters.worker.scheduler import Scheduler
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
-from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, StoredObject
 from leasehold.stores.sessions.group import SyncPrimitives
 from leasehold.stores.sessions.rows import lease_row_name
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import CONTROL, DIRECTION, FROM, LOOK_SECONDS, TO, SwapStore, split_version
+from leasehold.stores.swap import CONTROL_INTERVAL_SECONDS, CONTROL_KEY, DIRECTION, FROM, TO, SwapStore, split_version
 from leasehold.stores.writes import AnnotateLease, CheckpointLease, RenewLease, Write
 from leasehold_lab.judge.events import VERBS, WriteAnswer, WriteEvent
 from leasehold_lab.simulator.world.client import TableClient
@@ -35,37 +35,39 @@ class RemoteCells:
     page_leases = PAGE_LEASES
 
     def __init__(self, world: World, client: TableClient) -> None:
-        self._cells, self._history, self._client = world.cells, world.history, client
+        self._versioned_rows, self._history, self._client = world.cells, world.history, client
         self._last_etags: dict[str, str] = {}
 
-    def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
+    def list(self, *prefixes: str, consistent: bool = False) -> tuple[StoredObject, ...]:
         """Return all rows whose names begin with one of the prefixes."""
         self._history.requests["list"] += 1
-        rows = self._client.read_through("store.list", lambda: self._cells.list(*prefixes, consistent=consistent))
+        rows = self._client.read_through(
+            "store.list", lambda: self._versioned_rows.list(*prefixes, consistent=consistent)
+        )
         self._history.scanned += len(rows)
         # An object store lists only names and versions, so a worker must then read the changed objects.
         self._history.changed_since_listed += sum(self._last_etags.get(row.name) != row.etag for row in rows)
         self._last_etags = {row.name: row.etag for row in rows}
         return rows
 
-    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, StoredObject]:
         """Return the named cells that exist."""
         self._history.requests["get"] += 1
         self._history.fetched += len(names)
         self._history.fetched_stale += len(names) if stale_ok else 0
-        return self._client.read_through("store.get", lambda: self._cells.read(names)) if names else {}
+        return self._client.read_through("store.get", lambda: self._versioned_rows.read(names)) if names else {}
 
-    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+    def put_if_absent(self, name: str, fields: ObjectFields) -> str | None:
         """Create a cell, and return its version, or None if the cell already exists."""
-        return self._write_cell(name, lambda: self._cells.put_new(name, fields))
+        return self._write_cell(name, lambda: self._versioned_rows.put_if_absent(name, fields))
 
-    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+    def put_if_match(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a cell if it still has this version, and return the new version; otherwise return None."""
-        return self._write_cell(name, lambda: self._cells.put_over(name, fields, version))
+        return self._write_cell(name, lambda: self._versioned_rows.put_if_match(name, fields, version))
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a cell if it still has this version, and return whether it is gone."""
-        return self._write_cell(name, lambda: self._cells.delete(name, version))
+        return self._write_cell(name, lambda: self._versioned_rows.delete(name, version))
 
     def prove(self) -> None:
         """Do nothing, because the simulated table always checks the conditions of writes."""
@@ -83,7 +85,7 @@ def open_session_store(world: World, caller: Caller, client: TableClient, sync: 
     """Return the store of one process. No two of its sessions have the same id."""
     session_numbers = count(1)
     return SessionStore(
-        RemoteCells(world, client), sync=sync, ids=lambda: f"{caller.process_id}-{next(session_numbers)}"
+        RemoteCells(world, client), sync=sync, make_session_id=lambda: f"{caller.process_id}-{next(session_numbers)}"
     )
 
 
@@ -176,7 +178,7 @@ def run_swaps(world: World) -> None:
     for swap_index, (swap_at, next_swap_at) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
         world.tasks.sleep_until(swap_at)
         target_table = FROM if swap_index % 2 else TO
-        (control_row,) = second_store.get([CONTROL])
+        (control_row,) = second_store.get([CONTROL_KEY])
         second_store.write(AnnotateLease(control_row, DIRECTION, ("from", "to")[target_table]))
         while world.tasks.now < next_swap_at:
             leases = store.list().leases
@@ -186,4 +188,4 @@ def run_swaps(world: World) -> None:
             for lease in leases:
                 if lease.owner is None:
                     store.move_unowned(lease, target_table)
-            world.tasks.sleep(LOOK_SECONDS)
+            world.tasks.sleep(CONTROL_INTERVAL_SECONDS)

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import evolve
 
-from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Handling, Happening
+from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Handling, ShardEvent
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.sources.protocol import Batch
@@ -21,7 +21,7 @@ from leasehold.balancer.actions import Look
 from leasehold.balancer.lookout import seconds_until_late_owners_expire
 from leasehold.balancer.watch import Watch
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, WorkerError
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 from leasehold.stores.protocol import Store
 from leasehold_lab.judge.events import Incident, IncidentKind, ReadingEvent
 from leasehold_lab.simulator.call_faults import CallableKind, is_poisonous
@@ -223,7 +223,9 @@ class Process:
         """Record an exception that no code handles."""
         if isinstance(fault, TaskKilled):
             return  # the run is over
-        self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {said(fault)}")
+        self._world.history.faults.append(
+            f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {error_summary(fault)}"
+        )
 
     def _read_wall_clock(self) -> float:
         """Return the time of day, which is the same for all processes."""
@@ -348,7 +350,7 @@ class Process:
             self._record_deliveries("dead-lettered", delivery)
         return result
 
-    def _observe_event(self, event: Happening, holding: Holding) -> object:
+    def _observe_event(self, event: ShardEvent, holding: Holding) -> object:
         self._record_event(event, holding.lease.shard)
         if event == "initialize":
             self._holdings[holding.lease.shard] = holding

@@ -260,7 +260,7 @@ class VirtualExecutor:
         """Return False: the work has already started."""
         return False
 
-    def replace(self, work: Callable[[], None]) -> None:
+    def replace_slow_thread(self, work: Callable[[], None]) -> None:
         """Do nothing: tasks are never scarce."""
 
     def close(self) -> None:

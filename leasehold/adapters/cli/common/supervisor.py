@@ -21,13 +21,13 @@ from typing import IO
 
 from attrs import define, field
 
-from leasehold.adapters.consumer.events import WholeLines
+from leasehold.adapters.consumer.events import LineWriter
 from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.threads import ThreadQueue, spawn
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.supervisor"))
+log = make_safe_logger(logging.getLogger("leasehold.supervisor"))
 
 SUPERVISED_VARIABLE = "LEASEHOLD_SUPERVISED"
 """If this environment variable is set, the process is supervised, and drains when its standard input ends."""
@@ -84,8 +84,8 @@ class Supervisor:
     final_statuses: Collection[int]
     _events: ThreadQueue = field(factory=lambda: ThreadQueue(time.monotonic), init=False)
     _output_lock: Lock = field(factory=Lock, init=False)
-    _sinks: tuple[WholeLines, WholeLines] = field(
-        factory=lambda: (WholeLines(sys.stdout), WholeLines(sys.stderr)), init=False
+    _sinks: tuple[LineWriter, LineWriter] = field(
+        factory=lambda: (LineWriter(sys.stdout), LineWriter(sys.stderr)), init=False
     )
 
     def run(self, end_signals: Iterable[signal.Signals]) -> int:
@@ -167,7 +167,9 @@ class Supervisor:
         try:
             self._start_child(child)
         except (OSError, RuntimeError, MemoryError) as fault:
-            self._log_line("%s cannot be started: %s; tried again in %g s", child.name, said(fault), child.pause)
+            self._log_line(
+                "%s cannot be started: %s; tried again in %g s", child.name, error_summary(fault), child.pause
+            )
             child.process, child.due = None, time.monotonic() + child.pause
             child.pause = min(RESTART_PAUSE_MAX, 2 * child.pause)
 
@@ -188,7 +190,7 @@ class Supervisor:
 
         def on_relay_failure(fault: BaseException) -> None:
             """Log that output is no longer passed on. The process will end, because its output pipe is now closed."""
-            self._log_line("the output of %s cannot be passed on: %s", child.name, said(fault))
+            self._log_line("the output of %s cannot be passed on: %s", child.name, error_summary(fault))
 
         def wait_for_exit() -> None:
             status = process.wait()
@@ -200,7 +202,7 @@ class Supervisor:
 
         def on_watch_failure(fault: BaseException) -> None:
             """Kill the process so that it is restarted, because no thread waits for its end any more."""
-            self._log_line("%s is killed: its end could not be waited for: %s", child.name, said(fault))
+            self._log_line("%s is killed: its end could not be waited for: %s", child.name, error_summary(fault))
             process.kill()
             self._events.put(_SupervisedProcessEnded(child, process.wait()))
 
@@ -219,7 +221,7 @@ class Supervisor:
                     pipe.close()
             raise
 
-    def _relay_output(self, process: "Popen[bytes]", source: IO[bytes], sink: WholeLines) -> None:
+    def _relay_output(self, process: "Popen[bytes]", source: IO[bytes], sink: LineWriter) -> None:
         """Pass on whole lines until the process closes its output, or the reader of our output has gone.
 
         If the reader has gone, close the process's output. While the sink cannot be written, for example because a disk
@@ -234,7 +236,7 @@ class Supervisor:
             if partial_line and process.wait() >= 0:
                 self._write_with_retries(sink, partial_line + b"\n")
 
-    def _write_with_retries(self, sink: WholeLines, data: bytes) -> None:
+    def _write_with_retries(self, sink: LineWriter, data: bytes) -> None:
         backoff = Backoff(*WRITE_RETRY_SECONDS)
         while True:
             with self._output_lock:
@@ -244,7 +246,9 @@ class Supervisor:
             if getattr(partial_write.error, "errno", None) not in TEMPORARY_ERRORS:
                 raise partial_write.error
             if not backoff.faults:
-                self._log_line("output cannot be written now, and is tried again: %s", said(partial_write.error))
+                self._log_line(
+                    "output cannot be written now, and is tried again: %s", error_summary(partial_write.error)
+                )
             data = partial_write.unwritten
             time.sleep(backoff.next())
 

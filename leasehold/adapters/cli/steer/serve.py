@@ -23,7 +23,7 @@ from leasehold.adapters.options import Options
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.adapters.worker.progress import LAG_STEP_SECONDS, LAG_STEPS
 from leasehold.errors import SourceError, StoreError
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 from leasehold.stores.urls import display_name
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -150,4 +150,4 @@ def _serve_pages(watchers: Sequence[TableWatcher], host: str, port: int, allowed
             thread.join()
         listener.close()
     if server_errors:
-        raise OSError(f"the page cannot be served any more: {said(server_errors[0])}")
+        raise OSError(f"the page cannot be served any more: {error_summary(server_errors[0])}")

@@ -11,16 +11,16 @@ from attrs import evolve, frozen
 from leasehold.adapters.consumer.handling import Delivery, Unhandled
 from leasehold.adapters.sources.deduplication import strip_seen_rows
 from leasehold.adapters.sources.protocol import Record
-from leasehold.stores.printable import text_of
+from leasehold.stores.printable import limited_error_text
 
 MAX_ERROR_TEXT = 2000
 """The maximum length, in characters, of the error message in a dead letter. Longer messages are cut, because the size
 of stream records is limited."""
 
-MAX_INTEGER = 1 << 53
-"""Every JSON parser reads integers below this exactly."""
+INTEGER_LIMIT = 1 << 53
+"""The upper limit of integers, below which every JSON parser reads them exactly."""
 
-_NAME = re.compile(r"(\d+)-(\d+)-.*\.json", re.ASCII)
+_NAME_PATTERN = re.compile(r"(\d+)-(\d+)-.*\.json", re.ASCII)
 
 
 class BadDeadLetter(Exception):
@@ -43,7 +43,7 @@ class DeadLetterEntry:
         worker: The worker that wrote the dead letter.
         time_ms: When it was written, in milliseconds since 1970.
         source: The URL of the stream with the options that identify it; "" if unknown.
-        alone: How many times the record was dispatched on its own, by the search of its batch and by replays.
+        alone: How many times the record was dispatched on its own, when its batch was split and in replays.
     """
 
     table: str
@@ -70,8 +70,8 @@ class DeadLetterEntry:
         digest = hashlib.sha256(json.dumps(self._record_fields()).encode()).hexdigest()[:32]
         # The name must be valid for files and objects, so other characters are replaced. If this makes two shard ids
         # equal, the digest still distinguishes the names.
-        shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
-        return f"{record.sequence_number}-{record.sub_sequence_number}-{shard}-{digest}.json"
+        safe_shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
+        return f"{record.sequence_number}-{record.sub_sequence_number}-{safe_shard}-{digest}.json"
 
     @property
     def line(self) -> bytes:
@@ -109,7 +109,7 @@ class DeadLetterEntry:
 
 def sort_key_of(name: str) -> tuple[int, int, str] | None:
     """Return the key by which dead letters are sorted, or None if this is not the name of a dead letter."""
-    match = _NAME.fullmatch(name)
+    match = _NAME_PATTERN.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]), name)
 
 
@@ -126,7 +126,7 @@ def dead_letter_for(
         source: The URL of the stream, with only the options that identify the stream.
         now: The time in seconds since 1970.
     """
-    # Name the handler's own exception instead of its wrapper, because that is what has to be fixed.
+    # Report the handler's own exception instead of its wrapper, because it is the one to fix.
     cause = error.__cause__ if isinstance(error, Unhandled) and error.__cause__ is not None else error
     return DeadLetterEntry(
         table=table,
@@ -135,9 +135,9 @@ def dead_letter_for(
         lease=delivery.lease,
         record=delivery.records[0],
         error=type(cause).__name__,
-        text=text_of(cause, MAX_ERROR_TEXT),
-        # Count these separately. If a record failed on its own, it is at fault, while a failed batch merely contains
-        # such a record.
+        text=limited_error_text(cause, MAX_ERROR_TEXT),
+        # Count attempts of the whole batch and of the record alone separately. Only the latter show that this record is
+        # at fault.
         attempts=delivery.attempts - delivery.in_parts,
         alone=min(1, delivery.in_parts),
         worker=delivery.worker,
@@ -152,7 +152,7 @@ def with_failed_attempt(dead_letter: DeadLetterEntry, error: Exception, *, worke
         dead_letter,
         alone=dead_letter.alone + 1,
         error=type(error).__name__,
-        text=text_of(error, MAX_ERROR_TEXT),
+        text=limited_error_text(error, MAX_ERROR_TEXT),
         worker=worker,
         time_ms=round(now * 1000),
     )
@@ -167,18 +167,18 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
     if not isinstance(document, dict):
         raise BadDeadLetter("it is no object")
     arrived = _field(document, "arrived_ms", int, None)
-    text, number = _field(document, "data", str), _field(document, "sequence_number", str)
+    encoded_data, sequence_number = _field(document, "data", str), _field(document, "sequence_number", str)
     try:
-        data = base64.b64decode(text, validate=True)
+        data = base64.b64decode(encoded_data, validate=True)
     except ValueError:
         raise BadDeadLetter("data: it is not base64") from None
     # Dead letters are sorted by this number, so it must consist of ASCII digits. `isdigit` alone would also accept the
     # digits of other scripts.
-    if not (number.isascii() and number.isdigit()):
+    if not (sequence_number.isascii() and sequence_number.isdigit()):
         raise BadDeadLetter("sequence_number: it must be a decimal number, as a string")
     record = Record(
         data,
-        number,
+        sequence_number,
         _field(document, "sub_sequence_number", int, 0),
         partition_key=_field(document, "partition_key", str, None),
         explicit_hash_key=_field(document, "explicit_hash_key", str, None),
@@ -206,10 +206,10 @@ def _field(document: dict[str, Any], name: str, kind: type, default: object = _R
     value = document.get(name, default)
     if value is _REQUIRED:
         raise BadDeadLetter(f"{name}: it is missing")
-    # In Python a bool is an int.
+    # Reject bools, which are ints in Python.
     if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
         raise BadDeadLetter(f"{name}: it must be {'a string' if kind is str else 'a whole number'}")
-    # Python parses integers of any length, but the places where these are stored have limits.
-    if isinstance(value, int) and not 0 <= value < MAX_INTEGER:
-        raise BadDeadLetter(f"{name}: it must be a whole number from 0 to {MAX_INTEGER - 1}")
+    # Python parses integers of any length, but the services that store them have limits.
+    if isinstance(value, int) and not 0 <= value < INTEGER_LIMIT:
+        raise BadDeadLetter(f"{name}: it must be a whole number from 0 to {INTEGER_LIMIT - 1}")
     return value

@@ -26,7 +26,7 @@ class ObjectSink:
         """List the objects directly under the prefix."""
         with _translate_store_errors():
             relative_names = (name.removeprefix(self._prefix) for name in self._objects.names(self._prefix))
-            # Objects further down belong to another sink, whose prefix begins with this one.
+            # Objects in deeper folders belong to another sink, whose prefix begins with this one.
             return tuple(name for name in relative_names if name and "/" not in name)
 
     def get(self, name: str) -> bytes | None:

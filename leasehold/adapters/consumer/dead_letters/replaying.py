@@ -3,16 +3,15 @@
 Dead letters in a folder or bucket are replayed in the order of their records:
 
 - A dead letter is removed only after its handler is done with it, so none is lost if the process is killed.
-- If the handler fails again, or the dead letter cannot be read, the dead letter is left unchanged, and the next one is
-  replayed.
+- If the handler fails again, or the dead letter cannot be read, the dead letter is kept, and the next one is replayed.
 
-Dead letters in a stream are replayed by a worker with leases of its own:
+Dead letters in a stream are replayed by a worker with its own leases:
 
 1. The checkpoint moves past a dead letter only after its handler is done with it, or after it was put back into the
    stream.
 2. If the handler fails again, the dead letter is put back at the end of the stream, with an increased number of
    attempts. A record that is not a dead letter is skipped.
-3. The replay of a shard ends at its tip, or before the first dead letter that this replay has put back. So no dead
+3. The replay of a shard ends at its tip, or before the first dead letter that this replay has put back, so that no dead
    letter is replayed twice.
 """
 
@@ -37,26 +36,26 @@ from leasehold.adapters.consumer.dead_letters.sinks import DeadLetterSink, Liste
 from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, fault_in_result
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consumer.slices import LOOK_SECONDS, is_read, run_until
-from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Record, Source
+from leasehold.adapters.sources.protocol import Batch, ForwardingSource, Reader, Record, Source
 from leasehold.adapters.worker.progress import progress_of
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import DeadLetterError
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 
-Deliver = Callable[[DeadLetterEntry], Exception | None]
+CallHandler = Callable[[DeadLetterEntry], Exception | None]
 """Calls the handler with the record of a dead letter. Returns the handler's error, or None if it succeeded.
 
-Raises DeadLetterError if no record can be replayed.
+Raises DeadLetterError if the replay must stop, because no other record can be replayed either.
 """
 
-ReportKept = Callable[[str, str], None]
+KeptCallback = Callable[[str, str], None]
 """Called with the name of a dead letter that is not removed, and the reason."""
 
 
 @frozen
 class ReplayVerdict:
-    """The outcome of a replay, as numbers of dead letters.
+    """The outcome of a replay. Each attribute is a number of dead letters.
 
     Attributes:
         done: Dead letters that were handled and removed.
@@ -69,24 +68,24 @@ class ReplayVerdict:
     strange: int = 0
 
 
-def replay(dead_letters: ListedDeadLetters, deliver: Deliver, report_kept: ReportKept) -> ReplayVerdict:
+def replay(dead_letters: ListedDeadLetters, deliver: CallHandler, report_kept: KeptCallback) -> ReplayVerdict:
     """Replay all dead letters.
 
     Args:
         dead_letters: Where the dead letters are stored.
         deliver: Calls the handler with a dead letter's record.
-        report_kept: Called with each dead letter that stays, and the reason.
+        report_kept: Called with each dead letter that is kept, and the reason.
 
     Raises:
-        DeadLetterError: The dead letters cannot be listed, one cannot be removed, or `deliver` raised it. Those that
-            were handled before have been removed.
+        DeadLetterError: The dead letters cannot be listed, one cannot be removed, or `deliver` raised it. The dead
+            letters that were handled before have been removed.
     """
     names = dead_letters.names()
     sort_keys = sorted(sort_key for sort_key in map(sort_key_of, names) if sort_key is not None)
     verdict = ReplayVerdict()
     for name in sorted(set(names) - {sort_key[-1] for sort_key in sort_keys}):
         verdict = evolve(verdict, strange=verdict.strange + 1)
-        # Leave such files alone, because they may not be ours.
+        # Keep such files, because they may not be ours.
         report_kept(name, "its name is not that of a dead letter")
     for *_, name in sort_keys:
         try:
@@ -99,7 +98,7 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, report_kept: Repor
             verdict = evolve(verdict, strange=verdict.strange + 1)
             continue
         if (fault := deliver(dead_letter)) is not None:
-            report_kept(name, said(fault))
+            report_kept(name, error_summary(fault))
             verdict = evolve(verdict, failed=verdict.failed + 1)
             continue
         # Remove the dead letter only after it was handled. If the process is killed in between, it is replayed again.
@@ -108,7 +107,7 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, report_kept: Repor
     return verdict
 
 
-class HandlerCalls:
+class HandlerCaller:
     """Calls a handler with the record of a dead letter and waits for it. All calls are awaited on one event loop."""
 
     def __init__(self, handler: Handler) -> None:
@@ -131,13 +130,13 @@ class HandlerCalls:
             if inspect.isawaitable(result):
                 awaitable = result
 
-                async def awaited() -> object:  # asyncio.Runner accepts only coroutines
+                async def await_result() -> object:  # asyncio.Runner accepts only coroutines
                     return await awaitable
 
-                result = self._loop.run(awaited())
+                result = self._loop.run(await_result())
             return fault_in_result(result)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the dead letter stays after any exception
-            return error if isinstance(error, Exception) else RuntimeError(said(error))
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the dead letter is kept anyway
+            return error if isinstance(error, Exception) else RuntimeError(error_summary(error))
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +148,7 @@ class HandlerCalls:
 
 @frozen
 class DeadLetterHolding:
-    """Stands in for the lease of a dead letter's record when its handler is called. It cannot be lost."""
+    """Takes the place of the lease when the handler is called with a dead letter's record. It cannot be lost."""
 
     lease: Lease
     worker: str
@@ -158,7 +157,7 @@ class DeadLetterHolding:
 
     @classmethod
     def of(cls, dead_letter: DeadLetterEntry) -> Self:
-        """Return a lease with the names in the dead letter."""
+        """Return a lease with the key, stream and shard that the dead letter contains."""
         return cls(Lease(dead_letter.lease, stream=dead_letter.stream, shard=dead_letter.shard), dead_letter.worker)
 
     @property
@@ -172,23 +171,24 @@ class DeadLetterHolding:
         return self.lease.stream
 
     def checkpoint(self, position: Position) -> bool:  # noqa: ARG002  there is only one record
-        """Write no checkpoint, because the dead letter is removed when its handler is done."""
+        """Write nothing, because the dead letter is removed when its handler is done."""
         return True
 
 
-OVER_SECONDS = 1.0
-"""The pause between two reads of a shard whose replay is over. Reading continues, so that the lease row keeps showing
-that the shard is over."""
+OVER_PAUSE_SECONDS = 1.0
+"""The pause between two reads of a shard whose replay is over. Reading continues, so that the lease row still shows
+that the replay is over."""
 
-UNKNOWN_SECONDS = 0.001
-"""The lag to report if a read returned records and no lag, because more records may have arrived after them."""
+UNKNOWN_LAG_SECONDS = 0.001
+"""The lag to report if a read returned records but no lag. It is not 0, because more records may have arrived after
+them."""
 
 
 def replay_stream(
     worker: Worker,
     dead_letters: DeadLetterSink,
-    deliver: Deliver,
-    report_kept: ReportKept,
+    deliver: CallHandler,
+    report_kept: KeptCallback,
     *,
     look_seconds: float = LOOK_SECONDS,
 ) -> ReplayVerdict:
@@ -198,7 +198,7 @@ def replay_stream(
         worker: A worker whose source is a `DeadLetterSource` for its id.
         dead_letters: Stores the dead letters that fail again.
         deliver: Calls the handler with a dead letter's record.
-        report_kept: Called with each dead letter that stays, and the reason.
+        report_kept: Called with each dead letter that is kept, and the reason.
         look_seconds: The time between two checks whether the stream has been replayed.
 
     Raises:
@@ -209,38 +209,38 @@ def replay_stream(
         StoreError: The lease table cannot be used.
         SourceError: The stream cannot be used.
     """
-    began, calls = time.time(), _DeadLetterCalls(worker.me, dead_letters, deliver, report_kept)
-    runner = Runner(worker, Handling(calls.handle))
+    began_at, replayer = time.time(), _StreamReplayer(worker.me, dead_letters, deliver, report_kept)
+    runner = Runner(worker, Handling(replayer.handle))
     try:
         finished = run_until(
-            runner, lambda: is_read(worker, lambda row: _is_over(row, began)), look_seconds=look_seconds
+            runner, lambda: is_read(worker, lambda row: _is_over(row, began_at)), look_seconds=look_seconds
         )
     except SystemExit:
-        if calls.broken is None:
+        if replayer.fatal_error is None:
             raise
-        raise calls.broken from None
+        raise replayer.fatal_error from None
     if not finished:
         raise DeadLetterError("it was stopped before all dead letters were replayed; start it again to continue")
-    return calls.verdict
+    return replayer.verdict
 
 
-def _is_over(lease: Lease, began: float) -> bool:
-    """Return whether the shard has ended, or its owner has reported since `began` that nothing is left to replay."""
+def _is_over(lease: Lease, began_at: float) -> bool:
+    """Return whether the shard has ended, or its owner has reported since `began_at` that nothing is left to replay."""
     progress = progress_of(lease)
-    is_fresh = (
-        progress is not None and progress.owner == lease.owner and progress.end and (progress.read or 0.0) >= began
+    is_reported_over = (
+        progress is not None and progress.owner == lease.owner and progress.end and (progress.read or 0.0) >= began_at
     )
-    return lease.ended or is_fresh
+    return lease.ended or is_reported_over
 
 
-class _DeadLetterCalls:
+class _StreamReplayer:
     """Replays the dead letters in batches, one at a time over all shards, and counts the outcomes."""
 
-    def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: Deliver, report_kept: ReportKept) -> None:
-        self._me, self._letters, self._deliver, self._report_kept = me, dead_letters, deliver, report_kept
+    def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: CallHandler, report_kept: KeptCallback) -> None:
+        self._me, self._dead_letters, self._deliver, self._report_kept = me, dead_letters, deliver, report_kept
         self._lock = Lock()
         self.verdict = ReplayVerdict()
-        self.broken: DeadLetterError | None = None
+        self.fatal_error: DeadLetterError | None = None
 
     def handle(self, batch: Delivery) -> None:
         """Replay the dead letters of the batch, and write a checkpoint after each one."""
@@ -249,7 +249,7 @@ class _DeadLetterCalls:
                 verdict = self._replay(record)
                 # Count the dead letter only after the checkpoint is stored. Otherwise, it would be counted twice if
                 # another owner replays it again.
-                if not batch.checkpoint(record):  # the new owner counts it
+                if not batch.checkpoint(record):  # the lease is lost, so the new owner counts it
                     return
                 self.verdict = verdict
 
@@ -260,18 +260,18 @@ class _DeadLetterCalls:
             if (fault := self._deliver(dead_letter)) is None:
                 return evolve(verdict, done=verdict.done + 1)
             # Put the dead letter back before the checkpoint. Otherwise, it could be lost (rule 2).
-            self._letters.put(with_failed_attempt(dead_letter, fault, worker=self._me, now=time.time()))
+            self._dead_letters.put(with_failed_attempt(dead_letter, fault, worker=self._me, now=time.time()))
         except BadDeadLetter as error:
             self._report_kept(name, f"it is not a dead letter: {error}")
             return evolve(verdict, strange=verdict.strange + 1)
         except DeadLetterError as dead_letter_error:
-            self.broken = dead_letter_error
+            self.fatal_error = dead_letter_error
             raise SystemExit(1) from dead_letter_error  # the worker drains and ends
         self._report_kept(name, f"{type(fault).__name__}: {fault}")
         return evolve(verdict, failed=verdict.failed + 1)
 
 
-class DeadLetterSource(PassingSource):
+class DeadLetterSource(ForwardingSource):
     """A stream of dead letters. Each shard ends before the first dead letter that worker `me` has put back."""
 
     def __init__(self, source: Source, me: str) -> None:
@@ -287,23 +287,23 @@ class DeadLetterReader:
     """Reads one shard up to the first dead letter that worker `me` has put back."""
 
     def __init__(self, reader: Reader, me: str) -> None:
-        self._reader, self._me, self._over = reader, me, False
+        self._reader, self._me, self._is_over_now = reader, me, False
 
     def read(self) -> Batch:
-        """Read once, or return an empty batch if the shard is over. Raises what the reader of the stream raises."""
-        if self._over:
-            return Batch((), None, 0.0, OVER_SECONDS)
+        """Read once, or return an empty batch if the replay is over. Raises what the reader of the stream raises."""
+        if self._is_over_now:
+            return Batch((), None, 0.0, OVER_PAUSE_SECONDS)
         batch = self._reader.read()
-        first_own: int | None = None
+        first_own_index: int | None = None
         for index, record in enumerate(batch.records):
             with suppress(BadDeadLetter):
                 if dead_letter_from(record.data).worker == self._me:
-                    first_own = index
+                    first_own_index = index
                     break
-        if first_own is None:  # a read that returns records does not show that nothing is left
-            return evolve(batch, behind_seconds=batch.behind_seconds or UNKNOWN_SECONDS) if batch.records else batch
+        if first_own_index is None:  # a read that returns records does not show that nothing is left
+            return evolve(batch, behind_seconds=batch.behind_seconds or UNKNOWN_LAG_SECONDS) if batch.records else batch
         # All further dead letters have already failed in this replay, and would be put back again and again (rule 3).
-        self._over, records = True, batch.records[:first_own]
+        self._is_over_now, records = True, batch.records[:first_own_index]
         read_to = records[-1].position if records else None
         return evolve(batch, records=records, read_to=read_to, behind_seconds=0.0, ended=False, in_columns=None)
 

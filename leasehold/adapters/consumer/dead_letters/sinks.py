@@ -4,7 +4,7 @@ file://folder                            one file per dead letter; file:///folde
 s3://bucket/prefix?region=…&endpoint=…   one object per dead letter
 kinesis://stream?region=…&endpoint=…     one record per dead letter
 
-URLs of AWS accept `profile=NAME`, `role_arn=…` and `external_id=…` to replace the environment's credentials.
+The AWS URLs accept `profile=NAME`, `role_arn=…` and `external_id=…`, which replace the environment's credentials.
 """
 
 import errno
@@ -19,16 +19,16 @@ from uuid import uuid4
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_for
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.errors import DeadLetterError
-from leasehold.stores.urls import AWS, Scheme, check_endpoint, session_argument, split_url
+from leasehold.stores.urls import AWS_OPTIONS, Scheme, check_endpoint, session_argument, split_url
 
-if TYPE_CHECKING:  # extras bring these
+if TYPE_CHECKING:  # these packages are optional
     from boto3 import Session
 
     from leasehold.adapters.consumer.dead_letters.stream import StreamSink
 
 
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""The errors of file systems without hard links."""
+_NO_LINK_ERRNOS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""The error numbers with which file systems without hard links fail."""
 
 
 class DeadLetterSink(Protocol):
@@ -42,7 +42,7 @@ class DeadLetterSink(Protocol):
 
 
 class ListedDeadLetters(DeadLetterSink, Protocol):
-    """A sink from which dead letters can also be read and removed."""
+    """A sink whose dead letters can also be listed, read and removed."""
 
     def names(self) -> tuple[str, ...]:
         """List all names, including those of other files. Raises DeadLetterError."""
@@ -84,37 +84,37 @@ class DeadLetterHandler:
 
 
 class FolderSink:
-    """A folder in which each dead letter is a file of one line. A file gets its final name once it is complete."""
+    """Stores each dead letter in a folder, as a file of one line. A file gets its final name when it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
         """Write the file durably."""
-        unfinished, file = self._folder / f".{uuid4().hex}.unfinished", self._folder / dead_letter.name
+        unfinished_file, final_file = self._folder / f".{uuid4().hex}.unfinished", self._folder / dead_letter.name
         try:
-            with unfinished.open("wb") as stream:
+            with unfinished_file.open("wb") as stream:
                 stream.write(dead_letter.line)
                 stream.flush()
                 # The record is checkpointed as soon as `put` returns, so the dead letter must survive a power failure.
                 os.fsync(stream.fileno())
             try:
                 # Use `os.link`, which fails if the name exists. A rename would overwrite the existing dead letter.
-                file.hardlink_to(unfinished)
+                final_file.hardlink_to(unfinished_file)
             except FileExistsError:
-                if not file.is_file():
+                if not final_file.is_file():
                     raise
             except OSError as fault:
-                if fault.errno not in _NO_LINKS:
+                if fault.errno not in _NO_LINK_ERRNOS:
                     raise
-                unfinished.replace(file)  # a dead letter of this name is of the same record
-            unfinished.unlink(missing_ok=True)
-            # Write the directory entry to disk, too. Otherwise, the file would be lost in a power failure.
+                unfinished_file.replace(final_file)  # an existing dead letter of this name is of the same record
+            unfinished_file.unlink(missing_ok=True)
+            # Write the directory entry to disk, too. Otherwise, the file could be lost in a power failure.
             self._sync_folder()
         except OSError as fault:
             with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            # The whole message would name the unfinished file.
+                unfinished_file.unlink(missing_ok=True)
+            # Use only a part of the message, because the rest contains the name of the unfinished file.
             raise DeadLetterError(f"the dead letter could not be written: {fault.strerror or fault}") from fault
 
     def names(self) -> tuple[str, ...]:
@@ -147,36 +147,36 @@ class FolderSink:
         """Do nothing."""
 
     def _sync_folder(self) -> None:
-        folder = os.open(self._folder, os.O_RDONLY)
+        descriptor = os.open(self._folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(descriptor)
         finally:
-            os.close(folder)
+            os.close(descriptor)
 
 
 _SCHEMES = {
     "file": Scheme("leasehold.adapters.consumer.dead_letters.sinks"),
-    "s3": Scheme("leasehold.adapters.consumer.dead_letters.objects", AWS, "aws"),
-    "kinesis": Scheme("leasehold.adapters.consumer.dead_letters.stream", AWS, "aws"),
+    "s3": Scheme("leasehold.adapters.consumer.dead_letters.objects", AWS_OPTIONS, "aws"),
+    "kinesis": Scheme("leasehold.adapters.consumer.dead_letters.stream", AWS_OPTIONS, "aws"),
 }
 STREAMS = frozenset({"kinesis"})
-"""The schemes of streams, from which dead letters cannot be removed."""
+"""The URL schemes of streams, from which dead letters cannot be removed."""
 
 
-def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> FolderSink:
+def open_url(folder_name: str, _options: Mapping[str, str], *, create: bool) -> FolderSink:
     """Open the folder of this name, creating it first if `create` is true. Raises ValueError and DeadLetterError."""
-    if not place:
+    if not folder_name:
         raise ValueError("letters URL: it names no folder; write file://folder or file:///folder")
     try:
         if create:
-            Path(place).mkdir(parents=True, exist_ok=True)
+            Path(folder_name).mkdir(parents=True, exist_ok=True)
         # Reject a folder that does not exist. Otherwise, a misspelled name would look like a folder without dead
         # letters.
-        elif not Path(place).is_dir():
-            raise DeadLetterError(f"there is no folder {place!r}")
+        elif not Path(folder_name).is_dir():
+            raise DeadLetterError(f"there is no folder {folder_name!r}")
     except OSError as fault:
         raise DeadLetterError(f"dead letters cannot be stored there: {fault}") from fault
-    return FolderSink(Path(place))
+    return FolderSink(Path(folder_name))
 
 
 def dead_letters(
@@ -209,7 +209,7 @@ def dead_letters(
 
 def open_dead_letters(url: str) -> ListedDeadLetters:
     """Open the dead letters at this URL for a replay. Raises ValueError, or DeadLetterError if that fails."""
-    # A stream stores no positions for its readers, and nothing can be removed from it.
+    # A stream does not store its readers' positions, and dead letters cannot be removed from it.
     scheme = url.partition("://")[0]
     if scheme in STREAMS:
         raise ValueError("letters URL: dead letters in a stream need --store, in which the replay stores its position")

@@ -1,4 +1,4 @@
-"""Stores dead letters as records of a Kinesis stream, and puts the records of dead letters back into one."""
+"""Stores dead letters as records of a Kinesis stream, and puts the records of dead letters back into a stream."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,18 +18,18 @@ from leasehold.stores.deadlines import add_response_deadlines
 if TYPE_CHECKING:  # users do not install the stubs
     from types_boto3_kinesis import KinesisClient
 
-TRIES = 5
+ATTEMPTS_MAX = 5
 
 
 class StreamSink:
-    """A stream to which records are written one after another. The service confirms each one before `put` returns."""
+    """Writes records to a stream, one at a time. The service has confirmed each record when `put` returns."""
 
     def __init__(self, client: "KinesisClient", stream: str) -> None:
         self._client, self._stream = client, stream
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
         """Write the dead letter as a record, with the partition key of the record that failed."""
-        # If dead letters have the partition keys of their records, those of one key stay in the order in which the
+        # Use the partition key of the record, so that the dead letters of one key stay in the order in which the
         # records failed.
         self._put(dead_letter.line, dead_letter.record.partition_key or dead_letter.lease, None)
 
@@ -47,7 +47,7 @@ class StreamSink:
         try:
             self._client.describe_stream_summary(StreamName=self._stream)
         except ClientError as error:
-            # A user who may write to the stream may lack the permission to describe it, so other errors prove nothing.
+            # A user who may write to the stream may lack the permission to describe it, so ignore other errors.
             return error_code(error) == "ResourceNotFoundException"
         return False
 
@@ -84,7 +84,7 @@ def open_url(
                 config=Config(
                     connect_timeout=5,
                     read_timeout=POLL_TIMEOUTS[-1],  # after a timeout the dead letter would be written a second time
-                    retries={"mode": "standard", "total_max_attempts": TRIES},
+                    retries={"mode": "standard", "total_max_attempts": ATTEMPTS_MAX},
                 ),
             )
             add_response_deadlines(client)

@@ -11,7 +11,7 @@ from leasehold.adapters.sources.event_hubs.access import Access, LinkTakenOver, 
 from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, EventHubsSource, open_url
 from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
-from leasehold.stores.objects.event_hubs_layout import BEGINNING
+from leasehold.stores.objects.event_hubs_layout import BEGINNING_OFFSET
 
 LINK_SECONDS = 20.0
 """The timeout for connecting, signing in and opening a link, in total."""
@@ -95,7 +95,7 @@ async def _open_link(access: Access, partition: str) -> None:
                 prefetch=1,
                 max_batch_size=1,
                 max_wait_time=EMPTY_SECONDS,
-                starting_position=BEGINNING,
+                starting_position=BEGINNING_OFFSET,
                 on_error=fail,
             )
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import Factory, define, evolve, frozen
 
-from leasehold.adapters.consumer.runner import RENEWERS_MOST
+from leasehold.adapters.consumer.runner import RENEWERS_MAX
 from leasehold.adapters.inputs import SETTING_LIMITS
 from leasehold.adapters.ops.doctor.attempts import (
     Finding,
@@ -251,7 +251,7 @@ def size_finding(leases: int, workers: int, config: Config) -> Finding:
     The state is "unknown" from half of a limit, and "wrong" above the limit. The limits are from docs/limits.md.
     """
     leases_per_worker, leases_times_workers = math.ceil(leases / workers), leases * workers
-    response_seconds = RENEWERS_MOST * config.renew_seconds / max(1, leases_per_worker)
+    response_seconds = RENEWERS_MAX * config.renew_seconds / max(1, leases_per_worker)
     limit_ratio = min(response_seconds / RESPONSE_SECONDS, LEASES_TIMES_WORKERS_MAX / max(1, leases_times_workers))
     milliseconds = f"{response_seconds * 1000:,.0f} ms"
     sentence = f"{leases_per_worker} leases a worker are renewed in time if the store responds within {milliseconds}"

@@ -14,7 +14,7 @@ from leasehold.adapters.ops.doctor.attempts import (
 from leasehold.errors import StoreError
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.requests import FOLDER, Objects, check_conditions_honored
+from leasehold.stores.requests import PROBE_FOLDER, Objects, check_conditions_honored
 from leasehold.stores.urls import Scheme, check_endpoint
 
 _ABSENT = frozenset({"NoSuchBucket", "ContainerNotFound", "there is no such bucket"})
@@ -90,7 +90,7 @@ def _trial(
 ) -> RightsTrial:
     list_right, read_right, write_right, delete_right = rights
     folder = layout.prefix("ownership").removesuffix("ownership/")
-    probe_name = f"{folder}{FOLDER}{uuid4().hex}"
+    probe_name = f"{folder}{PROBE_FOLDER}{uuid4().hex}"
 
     def list_objects() -> str:
         try:
@@ -108,7 +108,7 @@ def _trial(
 
         If the service ignores the condition, delete the object.
         """
-        if (etag := objects.put_over(probe_name, {"probe": "0"}, unknown_etag)) is not None:
+        if (etag := objects.put_if_match(probe_name, {"probe": "0"}, unknown_etag)) is not None:
             objects.delete(probe_name, etag)
 
     attempts = (

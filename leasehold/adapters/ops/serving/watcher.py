@@ -25,7 +25,7 @@ from leasehold.adapters.threads import spawn
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
 from leasehold.errors import SourceError, StoreError
-from leasehold.stores.printable import said, text_of
+from leasehold.stores.printable import error_summary, limited_error_text
 from leasehold.stores.protocol import Store
 
 SCHEMA = """
@@ -245,7 +245,7 @@ class TableWatcher:
                 self.try_look()
                 self._stopping.wait(self.every)
 
-        self._thread = spawn("leasehold-serve", run, lambda fault: self._set_trouble(said(fault)))
+        self._thread = spawn("leasehold-serve", run, lambda fault: self._set_trouble(error_summary(fault)))
 
     def close(self) -> None:
         """End the thread, waiting up to 5 s for a read in progress."""
@@ -258,9 +258,9 @@ class TableWatcher:
         try:
             self.look()
         except (StoreError, SourceError) as error:
-            self._set_trouble(text_of(error) or said(error))
+            self._set_trouble(limited_error_text(error) or error_summary(error))
         except Exception as error:  # noqa: BLE001  the page shows the reason, and the next read may succeed
-            self._set_trouble(said(error))
+            self._set_trouble(error_summary(error))
 
     def _set_trouble(self, reason: str) -> None:
         with self._lock:

@@ -167,7 +167,7 @@ def access_by_identity(namespace: str, hub: str, group: str, *, websockets: bool
     return Access(namespace, hub, group, identity=identity, websockets=websockets, proxy=proxy)
 
 
-_EXPIRED = "CBS Authentication Expired"
+_EXPIRED_MESSAGE = "CBS Authentication Expired"
 """The message of an error that the client raises, without sending a request, if its token has expired. This happens if
 the process was suspended or the clock was changed, for example."""
 
@@ -191,7 +191,7 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
     if isinstance(error, SourceError):
         return error
     if isinstance(error, AuthenticationError):
-        if _EXPIRED in str(error):
+        if _EXPIRED_MESSAGE in str(error):
             return SourceUnavailable(
                 f"{subject}: its token has expired by this machine's clock; a new one will be requested"
             )
@@ -202,9 +202,9 @@ def translate_error(error: BaseException, access: Access, partition: str | None 
         return SourceError(f"{subject}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
         return SourceError(f"{subject}: {_first_line_without_ids(error)}")
-    code = (error.error if isinstance(error, EventHubError) else None) or ""
+    error_condition = (error.error if isinstance(error, EventHubError) else None) or ""
     message = _first_line_without_ids(error)
-    match code:
+    match error_condition:
         case "link:stolen":
             return LinkTakenOver(
                 f"{subject}: another reader of group {access.group!r} took it over: "
@@ -230,7 +230,7 @@ def _make_credential_hint(access: Access) -> str:
     return "this identity needs the role 'Azure Event Hubs Data Receiver'"
 
 
-_VARYING_PARTS = re.compile(
+_VARYING_PARTS_PATTERN = re.compile(
     r",? ?\b(?:tracking_?id|systemtracker|timestamp|reference)\b ?[:=] ?[^\s,)\]]*(?:T[\d:.]+Z?)?| at 0x[0-9a-f]+",
     re.IGNORECASE,
 )
@@ -240,4 +240,4 @@ fault is recognized and not logged at each attempt."""
 
 def _first_line_without_ids(error: BaseException) -> str:
     first_line = (str(error) or type(error).__name__).splitlines()[0]
-    return _VARYING_PARTS.sub("", first_line) or type(error).__name__
+    return _VARYING_PARTS_PATTERN.sub("", first_line) or type(error).__name__

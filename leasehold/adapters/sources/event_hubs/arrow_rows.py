@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from leasehold.adapters.sources.deduplication import strip_seen_rows
 from leasehold.adapters.sources.protocol import Record
 
-_MAP = pa.map_(pa.string(), pa.string())
+_STRING_MAP = pa.map_(pa.string(), pa.string())
 SCHEMA = pa.schema(
     [
         ("body", pa.binary()),
@@ -22,14 +22,14 @@ SCHEMA = pa.schema(
         ("enqueuedTime", pa.timestamp("us", "UTC")),
         ("publisher", pa.string()),
         ("partitionKey", pa.string()),
-        ("properties", _MAP),
+        ("properties", _STRING_MAP),
         ("connectionDeviceID", pa.string()),
-        ("systemProperties", _MAP),
+        ("systemProperties", _STRING_MAP),
     ]
 )
 
 PUBLISHER, DEVICE = b"x-opt-publisher", b"iothub-connection-device-id"
-IN_COLUMNS = frozenset(
+ANNOTATIONS_IN_COLUMNS = frozenset(
     {PUBLISHER, DEVICE, b"x-opt-partition-key", b"x-opt-offset", b"x-opt-sequence-number", b"x-opt-enqueued-time"}
 )
 
@@ -48,7 +48,7 @@ def rows_of(partition: str, records: Sequence[Record]) -> pa.RecordBatch:
         [_annotations_to_map(record.event.properties or {}) for record in records],
         [_annotation_to_text(annotation.get(DEVICE)) for annotation in annotations],
         [
-            _annotations_to_map({name: annotation[name] for name in annotation.keys() - IN_COLUMNS})
+            _annotations_to_map({name: annotation[name] for name in annotation.keys() - ANNOTATIONS_IN_COLUMNS})
             for annotation in annotations
         ],
     )

@@ -18,8 +18,8 @@ Silent links. If no events arrive over a link, the partition may be idle or the 
 closed when the service or the network hangs. The client's `idle_timeout` cannot tell the difference, because it ignores
 the service's empty frames. So after `PROBE_SECONDS` without events, the reader requests the last sequence number of the
 partition over a separate connection. If the link has already delivered that event, it works. If there is no response
-within `LATE_SECONDS`, the reader reports a fault. If the link does not deliver that event within `DELIVERY_SECONDS`,
-the reader reopens the link.
+within `PROBE_TIMEOUT_SECONDS`, the reader reports a fault. If the link does not deliver that event within
+`DELIVERY_SECONDS`, the reader reopens the link.
 
 Default group. The default consumer group is `$Default`. A shell expands this name as a variable, unless the URL is in
 single quotes: `'eventhubs://namespace/hub?group=$Default'`. The option `group` can also be omitted.
@@ -59,13 +59,13 @@ from leasehold.adapters.sources.event_hubs.access import (
     translate_error,
 )
 from leasehold.adapters.sources.event_hubs.records import convert_event, read_tag
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, SettledShard, call_rows_from_records
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, SettledShard, import_and_call_rows_of
 from leasehold.adapters.threads import read_boot_clock, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.fields import parse_decimal
-from leasehold.stores.objects.event_hubs_layout import BEGINNING, NO_OFFSET, qualified_namespace
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.objects.event_hubs_layout import BEGINNING_OFFSET, NO_OFFSET, qualified_namespace
+from leasehold.stores.printable import error_summary, make_safe_logger
 
 with suppress(ModuleNotFoundError):  # not available for Windows
     # The client needs one loop iteration per event, and an iteration of uvloop is cheaper.
@@ -74,7 +74,7 @@ with suppress(ModuleNotFoundError):  # not available for Windows
 _COLUMNS = "leasehold.adapters.sources.event_hubs.arrow_rows"
 """The module that creates Arrow columns. It is imported only when columns are requested, because it needs pyarrow,
 which is an optional dependency."""
-log = escaped(logging.getLogger("leasehold.event_hubs"))
+log = make_safe_logger(logging.getLogger("leasehold.event_hubs"))
 
 RESPONSE_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
@@ -102,24 +102,24 @@ class BackgroundLoop:
         self._fault: BaseException | None = None
         self._thread = spawn("leasehold-event-hubs", self._run, self._on_error)
 
-    def start_coroutine(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start `work` on the loop. Canceling the returned future cancels the work.
+    def start_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start `coroutine` on the loop. Canceling the returned future cancels the work.
 
         Raises:
             SourceError: If the thread has ended because of an error.
         """
         if self._fault is not None:
-            work.close()
-            raise SourceError(f"the thread of the Event Hubs client has ended: {said(self._fault)}")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+            coroutine.close()
+            raise SourceError(f"the thread of the Event Hubs client has ended: {error_summary(self._fault)}")
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def run_and_wait(self, work: Coroutine[Any, Any, T], timeout: float = RESPONSE_SECONDS) -> T:
-        """Run `work` and wait for its result.
+    def run_and_wait(self, coroutine: Coroutine[Any, Any, T], timeout: float = RESPONSE_SECONDS) -> T:
+        """Run `coroutine` and wait for its result.
 
         Raises:
             SourceUnavailable: If there is no result in time. Anything that the work raises propagates.
         """
-        future = self.start_coroutine(work)
+        future = self.start_coroutine(coroutine)
         try:
             return future.result(timeout)
         except TimeoutError:
@@ -175,7 +175,7 @@ def starting_event_position(position: Position) -> EventPosition:
     """
     match position.sequence:
         case "TRIM_HORIZON":
-            return EventPosition(BEGINNING)
+            return EventPosition(BEGINNING_OFFSET)
         case "AT_TIMESTAMP":
             return EventPosition(datetime_at_position(position), inclusive=True)
         case "LATEST" | "SHARD_END":
@@ -212,12 +212,12 @@ class PartitionReceiver:
         self._epoch, self._prefetch = epoch, prefetch
         self._inbox: deque[list[Record]] = deque()
         # Each of the two counters is written by a single thread, so they need no lock.
-        self._received = self._taken = 0
-        self._not_full: asyncio.Event | None = None
-        self._receiving: asyncio.Task[None] | None = None
+        self._received_count = self._taken_count = 0
+        self._space_available: asyncio.Event | None = None
+        self._receiving_task: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
         self._closed = self._is_waiting = False
-        self._work: Future[None] = background.start_coroutine(self._run())
+        self._receiver_future: Future[None] = background.start_coroutine(self._run())
 
     def take_events(self) -> list[Record]:
         """Return the events that have arrived, in order."""
@@ -226,25 +226,25 @@ class PartitionReceiver:
         # The client delivers about fifty events at a time. Take everything in the inbox, so that the loop is woken only
         # once.
         records = list(chain.from_iterable(self._inbox.popleft() for _ in range(len(self._inbox))))
-        self._taken += len(records)
+        self._taken_count += len(records)
         self._wake_if_waiting()
         return records
 
     @property
     def fault(self) -> BaseException | None:
         """The error that ended the receiver, or None while it is running. The inbox may still contain events."""
-        if self._fault is None and self._work.done():
+        if self._fault is None and self._receiver_future.done():
             return ConnectionError("the receiver ended without a reason")
         return self._fault
 
     def close(self) -> None:
         """Give up the link, without waiting for it to close."""
         self._closed = True
-        self._work.cancel()
+        self._receiver_future.cancel()
         self._wake_if_waiting()
 
     async def _run(self) -> None:
-        self._not_full = asyncio.Event()
+        self._space_available = asyncio.Event()
         try:
             async with self._access.create_client() as client:
                 receive_coroutine = client.receive_batch(
@@ -257,41 +257,41 @@ class PartitionReceiver:
                     starting_position_inclusive=self._start.inclusive,
                     on_error=self._on_error,
                 )
-                self._receiving = asyncio.create_task(receive_coroutine)
-                await self._receiving
+                self._receiving_task = asyncio.create_task(receive_coroutine)
+                await self._receiving_task
         except Exception as error:  # noqa: BLE001  the reader handles any error that ends a receiver
             self._fault = self._fault or error
 
     async def _on_events(self, _context: object, events: list[EventData]) -> None:
         # Create the records here, because the events are still in the CPU cache, and this thread is busy in any case.
         self._inbox.append([convert_event(event) for event in events])
-        self._received += len(events)
+        self._received_count += len(events)
         # While this coroutine waits, the client receives no more events than its link credit allows. This limits the
         # memory that is used if a handler is slow, without delaying other partitions.
-        while self._not_full is not None and self._is_full:
-            self._not_full.clear()
+        while self._space_available is not None and self._is_full:
+            self._space_available.clear()
             self._is_waiting = True
             if self._is_full:  # check again, because `take` may have emptied the inbox just before the flag was set
-                await self._not_full.wait()
+                await self._space_available.wait()
             self._is_waiting = False
 
     @property
     def _is_full(self) -> bool:
         # Do not wait for space in the inbox after `close`. The inbox is no longer emptied, so the task of a broken link
         # would never end.
-        return 2 * (self._received - self._taken) >= self._prefetch and not self._closed
+        return 2 * (self._received_count - self._taken_count) >= self._prefetch and not self._closed
 
     def _wake_if_waiting(self) -> None:
         # Wake the loop only if it waits, because waking it costs as much as receiving a small batch.
-        if self._not_full is not None and self._is_waiting:
-            self._background.schedule_call(self._not_full.set)
+        if self._space_available is not None and self._is_waiting:
+            self._background.schedule_call(self._space_available.set)
 
     async def _on_error(self, _context: object, error: Exception) -> None:
         self._fault = error
         # Cancel the client. Otherwise, it would wait half a minute and then reopen the link at the original starting
         # position.
-        if self._receiving is not None:
-            self._receiving.cancel()
+        if self._receiving_task is not None:
+            self._receiving_task.cancel()
 
 
 IDLE_SECONDS, IDLE_SECONDS_MAX = 0.05, 0.5
@@ -305,14 +305,14 @@ PROBE_SECONDS = 5.0, 20.0
 """If no event arrives over a link for this long, the reader requests the number of the partition's last event. The
 first value is used after an event arrived, and the second after such a response showed that the partition is idle."""
 
-LATE_SECONDS = 2.0
+PROBE_TIMEOUT_SECONDS = 2.0
 """If the request for the partition's last event has no response within this time, a fault is reported."""
 
 DELIVERY_SECONDS = 2 * RESPONSE_SECONDS
 """If the partition has an event that the link does not deliver within this time, the link is reopened. Opening a link
 takes about twice as long as the request for the last event, which may take `RESPONSE_SECONDS`."""
 
-CONTENDED_SECONDS = 10.0
+TAKEN_OVER_PAUSE_SECONDS = 10.0
 """How long to wait before reopening a link that another reader took over. If the lease was lost, the worker notices
 this earlier."""
 
@@ -338,16 +338,16 @@ class PartitionReader:
         self._background, self._access, self._partition = background, access, partition
         self._epoch, self._prefetch, self._clock = epoch, prefetch, clock
         self._opened_at: float | None = None
-        self._position, self._seen = start, SeenRows.of(start)
+        self._position, self._seen_rows = start, SeenRows.of(start)
         self._last_number = int(start.sequence) if start.numbered else -1
-        self._pause = IDLE_SECONDS
+        self._next_pause = IDLE_SECONDS
         self._backoff = Backoff(FAULT_SECONDS, FAULT_SECONDS_MAX, random.uniform)
-        self._behind: float | None = None
+        self._behind_seconds: float | None = None
         self._probe_error = ""
         self._last_response = self._probed_at = clock()
-        self._reported_response = self._last_response  # opening the link does not count as a response
+        self._reported_response_at = self._last_response  # opening the link does not count as a response
         self._probe: Future[int] | None = None
-        self._idle = False
+        self._is_partition_idle = False
         self._undelivered_event: tuple[int, float] | None = None
         self._receiver: PartitionReceiver | None = self._open_receiver()
 
@@ -385,7 +385,7 @@ class PartitionReader:
             if self._last_number >= 0 and missing_count > 0:
                 log.error(
                     "%s: %d events after number %d have expired and are lost",
-                    self._label,
+                    self._log_label,
                     missing_count,
                     self._last_number,
                 )
@@ -395,43 +395,46 @@ class PartitionReader:
             kept_records = list[Record]()
             for record in records:
                 tag = read_tag(record.event)
-                if tag is None or not self._seen.check_duplicate(tag, lambda: 0, record.position):
+                if tag is None or not self._seen_rows.check_duplicate(tag, lambda: 0, record.position):
                     kept_records.append(
-                        record._replace(token=f"{record.token} {self._seen.token}") if self._seen else record
+                        record._replace(token=f"{record.token} {self._seen_rows.token}") if self._seen_rows else record
                     )
             records = tuple(kept_records)
-            token = f"{last_record.token} {self._seen.token}" if self._seen else last_record.token
+            token = f"{last_record.token} {self._seen_rows.token}" if self._seen_rows else last_record.token
             self._last_number, self._position = (
                 int(last_record.sequence_number),
                 evolve(last_record.position, token=token),
             )
-        self._pause = IDLE_SECONDS
+        self._next_pause = IDLE_SECONDS
         # The age of the last event read, by this machine's clock.
         last_arrived = arrived_records[-1].arrived
-        self._behind = None if last_arrived is None else max(0.0, time.time() - last_arrived)
+        self._behind_seconds = None if last_arrived is None else max(0.0, time.time() - last_arrived)
         self._note_response(self._clock())
-        self._idle = False
+        self._is_partition_idle = False
         self._backoff.reset()
-        in_columns = partial(call_rows_from_records, _COLUMNS, self._partition)
+        in_columns = partial(import_and_call_rows_of, _COLUMNS, self._partition)
         opened_at, self._opened_at = self._opened_at, None
         seconds_without_link = 0.0 if opened_at is None else self._clock() - opened_at
         return Batch(
             records,
             self._position,
-            self._behind,
+            self._behind_seconds,
             wait_seconds=0.0,
             in_columns=in_columns,
-            unlinked_seconds=seconds_without_link,
-            possible_duplicates=self._seen.take_possible_duplicates(),
+            disconnected_seconds=seconds_without_link,
+            possible_duplicates=self._seen_rows.take_possible_duplicates(),
         )
 
     @property
-    def _label(self) -> str:
+    def _log_label(self) -> str:
         return f"event hub {self._access.hub!r}, partition {self._partition}"
 
     def _make_empty_batch(self) -> Batch:
         now = self._clock()
-        if self._probe is None and now - max(self._last_response, self._probed_at) > PROBE_SECONDS[self._idle]:
+        if (
+            self._probe is None
+            and now - max(self._last_response, self._probed_at) > PROBE_SECONDS[self._is_partition_idle]
+        ):
             self._probe, self._probed_at = self._background.start_coroutine(self._request_last_number()), now
         if self._probe is not None and (self._probe.done() or now - self._probed_at > RESPONSE_SECONDS):
             # Keep the link even if there is no response, because a slow service may be about to open it.
@@ -449,26 +452,26 @@ class PartitionReader:
                 self._undelivered_event = self._undelivered_event or (probe.result(), now)
             else:
                 self._note_response(now)
-                self._idle = True
+                self._is_partition_idle = True
                 if self._position.sequence != "AT_TIMESTAMP":
-                    self._behind = 0.0  # the link has delivered everything
+                    self._behind_seconds = 0.0  # the link has delivered everything
         if self._undelivered_event is not None and now - self._undelivered_event[1] > DELIVERY_SECONDS:
             return self._close_and_retry_later(
                 ConnectionError(f"its link delivers nothing, although event {self._undelivered_event[0]} exists")
             )
-        pause_seconds, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
+        pause_seconds, self._next_pause = self._next_pause, min(2 * self._next_pause, IDLE_SECONDS_MAX)
         silent_seconds, fault = now - self._last_response, ""
-        is_probe_late = self._probe is not None and now - self._probed_at > LATE_SECONDS
+        is_probe_late = self._probe is not None and now - self._probed_at > PROBE_TIMEOUT_SECONDS
         if (
             is_probe_late
             or self._probe_error
             or (self._undelivered_event is not None and silent_seconds > SILENT_SECONDS)
         ):
-            fault = f"{self._probe_error or self._label}: no response for {silent_seconds:.0f} s"
-        previous_response, self._reported_response = self._reported_response, self._last_response
-        behind_seconds = None if self._behind is None or fault else 0.0
+            fault = f"{self._probe_error or self._log_label}: no response for {silent_seconds:.0f} s"
+        previous_response_at, self._reported_response_at = self._reported_response_at, self._last_response
+        behind_seconds = None if self._behind_seconds is None or fault else 0.0
         return Batch(
-            (), None, behind_seconds, pause_seconds, fault=fault, answered=self._last_response > previous_response
+            (), None, behind_seconds, pause_seconds, fault=fault, answered=self._last_response > previous_response_at
         )
 
     def _note_response(self, now: float) -> None:
@@ -489,7 +492,7 @@ class PartitionReader:
         if not isinstance(error, SourceUnavailable):
             raise error from fault
         is_taken_over = isinstance(error, LinkTakenOver)
-        wait_seconds = CONTENDED_SECONDS if is_taken_over else self._backoff.next()
+        wait_seconds = TAKEN_OVER_PAUSE_SECONDS if is_taken_over else self._backoff.next()
         log.warning("%s; trying again in %.1f s", error, wait_seconds)
         seconds_without_link = math.inf if is_taken_over else 0.0
         return Batch(
@@ -498,17 +501,17 @@ class PartitionReader:
             None,
             wait_seconds,
             fault=str(error),
-            unlinked_seconds=seconds_without_link,
+            disconnected_seconds=seconds_without_link,
             answered=is_taken_over,
         )
 
 
 DEFAULT_GROUP = "$Default"
 PREFETCH = 1000
-MAX_PREFETCH = 10_000
+PREFETCH_MAX = 10_000
 TRANSPORTS = ("amqp", "websockets")
 
-_WRONG_STREAM = (
+_WRONG_STREAM_MESSAGE = (
     "lease {!r}: it belongs to hub and group {}, not {}: "
     "use a separate table, container or prefix for each group of each hub"
 )
@@ -540,7 +543,7 @@ class EventHubsSource:
         ours.
         """
         if lease.stream != self.stream:
-            raise SourceError(_WRONG_STREAM.format(lease.key, lease.stream or "none", self.stream))
+            raise SourceError(_WRONG_STREAM_MESSAGE.format(lease.key, lease.stream or "none", self.stream))
         return True
 
     def shards(self) -> tuple[Shard, ...]:
@@ -589,21 +592,23 @@ class EventHubsSource:
         properties = self._request_partition_properties(lease.shard)
         if properties["is_empty"]:
             return SettledShard(TRIM_HORIZON)
-        number, enqueued = properties["last_enqueued_sequence_number"], properties["last_enqueued_time_utc"]
-        return SettledShard(Position(str(number)), enqueued.timestamp())
+        last_number, enqueued_at = properties["last_enqueued_sequence_number"], properties["last_enqueued_time_utc"]
+        return SettledShard(Position(str(last_number)), enqueued_at.timestamp())
 
     def _request_partition_properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
         return self._call(lambda client: client.get_partition_properties(partition), partition)
 
-    def _call(self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each request has its own result
-        async def call() -> Mapping[str, Any]:
+    def _call(
+        self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *partition_ids: str
+    ) -> Any:  # noqa: ANN401  each request has its own result
+        async def call_client() -> Mapping[str, Any]:
             async with self.access.create_client() as client:
                 return await request(client)
 
         try:
-            return self._background.run_and_wait(call())
+            return self._background.run_and_wait(call_client())
         except _CLIENT_ERRORS as error:
-            raise translate_error(error, self.access, *about) from error
+            raise translate_error(error, self.access, *partition_ids) from error
 
     def open(self, lease: Lease, start: Position) -> PartitionReader:
         """Return a reader that starts just after `start`, with the lease's epoch as its owner level."""
@@ -615,14 +620,14 @@ class EventHubsSource:
         self._background.close()
 
 
-def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
+def open_url(hub_path: str, options: Mapping[str, str]) -> EventHubsSource:
     """Open the source at `namespace/hub`.
 
     The client authenticates with the connection string in the environment. If there is none, it uses the identity of
     this machine or user.
 
     Args:
-        place: The namespace and the hub, with a slash in between.
+        hub_path: The namespace and the hub, with a slash in between.
         options: `group` (default `$Default`), `transport` (`amqp`, or `websockets` if only port 443 is open), `proxy`
             (with websockets, in place of HTTPS_PROXY), and `prefetch` (events).
 
@@ -630,7 +635,7 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
         ValueError: If the place, an option, or the connection string is wrong.
         SourceError: If there is no connection string, and azure-identity is not installed.
     """
-    namespace, separator, hub = place.partition("/")
+    namespace, separator, hub = hub_path.partition("/")
     if not (namespace and separator and hub) or "/" in hub:
         raise ValueError("eventhubs URL: write eventhubs://namespace/hub")
     group = options.get("group", DEFAULT_GROUP)
@@ -641,9 +646,11 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
     transport = options.get("transport", "amqp")
     if transport not in TRANSPORTS:
         raise ValueError(f"eventhubs URL: option 'transport' must be one of {', '.join(TRANSPORTS)}, not {transport!r}")
-    prefetch = parse_decimal(text := options.get("prefetch", str(PREFETCH)), MAX_PREFETCH)
+    prefetch = parse_decimal(prefetch_text := options.get("prefetch", str(PREFETCH)), PREFETCH_MAX)
     if not prefetch:
-        raise ValueError(f"eventhubs URL: option 'prefetch' must be a number from 1 to {MAX_PREFETCH}, not {text!r}")
+        raise ValueError(
+            f"eventhubs URL: option 'prefetch' must be a number from 1 to {PREFETCH_MAX}, not {prefetch_text!r}"
+        )
     address = qualified_namespace(namespace), hub, group
     proxy = options.get("proxy", "")
     if proxy and "@" in proxy:
@@ -656,11 +663,11 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
         )
     if transport == "websockets":
         find_http_proxy(address[0], proxy)  # reports a bad address now instead of at the first connection
-    connection: dict[str, Any] = {"websockets": transport == "websockets", "proxy": proxy}
+    connection_options: dict[str, Any] = {"websockets": transport == "websockets", "proxy": proxy}
     if secret := os.environ.get(CONNECTION_STRING):
-        return EventHubsSource(access_by_connection_string(secret, *address, **connection), prefetch)
+        return EventHubsSource(access_by_connection_string(secret, *address, **connection_options), prefetch)
     try:
-        return EventHubsSource(access_by_identity(*address, **connection), prefetch)
-    except ModuleNotFoundError as missing:
+        return EventHubsSource(access_by_identity(*address, **connection_options), prefetch)
+    except ModuleNotFoundError as error:
         message = f"{CONNECTION_STRING} is not set, and signing in without it needs azure-identity"
-        raise SourceError(message) from missing
+        raise SourceError(message) from error

@@ -7,8 +7,12 @@ from leasehold.adapters.sources.deduplication import Tag, parse_tags
 from leasehold.adapters.sources.protocol import Record
 from leasehold.errors import SourceError
 
-NUMBER, KEY, ENQUEUED = b"x-opt-sequence-number", b"x-opt-partition-key", b"x-opt-enqueued-time"
-OFFSET = b"x-opt-offset"
+NUMBER_ANNOTATION, KEY_ANNOTATION, ENQUEUED_ANNOTATION = (
+    b"x-opt-sequence-number",
+    b"x-opt-partition-key",
+    b"x-opt-enqueued-time",
+)
+OFFSET_ANNOTATION = b"x-opt-offset"
 
 
 def convert_event(event: EventData) -> Record:
@@ -23,19 +27,19 @@ def convert_event(event: EventData) -> Record:
     # Read the annotations directly. The properties of the event would look up each one separately and create a
     # datetime.
     annotations = event.raw_amqp_message.annotations or {}
-    number, key, milliseconds, offset = (
-        annotations.get(NUMBER),
-        annotations.get(KEY),
-        annotations.get(ENQUEUED),
-        annotations.get(OFFSET),
+    sequence_number, partition_key_value, enqueued_ms, offset = (
+        annotations.get(NUMBER_ANNOTATION),
+        annotations.get(KEY_ANNOTATION),
+        annotations.get(ENQUEUED_ANNOTATION),
+        annotations.get(OFFSET_ANNOTATION),
     )
-    if type(number) is not int or not 0 <= number < 1 << 63:
-        raise SourceError(f"an event has the invalid sequence number {number!r}")
+    if type(sequence_number) is not int or not 0 <= sequence_number < 1 << 63:
+        raise SourceError(f"an event has the invalid sequence number {sequence_number!r}")
     return Record(
         read_event_body(event),
-        str(number),
-        partition_key=_property_to_text(key),
-        arrived=milliseconds / 1000 if isinstance(milliseconds, int | float) else None,
+        str(sequence_number),
+        partition_key=_property_to_text(partition_key_value),
+        arrived=enqueued_ms / 1000 if isinstance(enqueued_ms, int | float) else None,
         token=_property_to_text(offset) or "",
         event=event,
     )
@@ -62,10 +66,10 @@ def read_event_body(event: EventData) -> bytes:
     if message.body_type is AmqpMessageBodyType.DATA:
         return b"".join(message.body)
     try:
-        text = event.body_as_str()
+        body_text = event.body_as_str()
     except TypeError:  # the client assumes that any bytes in the body are UTF-8
-        text = str(message.body if message.body_type is AmqpMessageBodyType.VALUE else list(message.body))
-    return text.encode(errors="backslashreplace")
+        body_text = str(message.body if message.body_type is AmqpMessageBodyType.VALUE else list(message.body))
+    return body_text.encode(errors="backslashreplace")
 
 
 def _property_to_text(value: object) -> str | None:

@@ -12,7 +12,7 @@ from leasehold.adapters.sources.call_timeouts import POLL_TIMEOUTS, SUBSCRIPTION
 from leasehold.adapters.sources.kinesis.stream_arn import name_stream_by_arn
 from leasehold.stores.aws import create_botocore_session
 from leasehold.stores.deadlines import add_response_deadlines
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
 try:
     from leasehold.adapters.sources.kinesis.cbor.hooks import CborHooks, replace_read_methods
@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # the stubs are not installed for users
     from boto3 import Session
     from types_boto3_kinesis import KinesisClient
 
-log = escaped(logging.getLogger("leasehold.kinesis"))
+log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
-CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 MILLISECONDS_FROM = 10**11
 """Times of at least this number are in milliseconds. A time in seconds will not reach it for 3,000 years."""
 
@@ -47,10 +47,10 @@ class KinesisClients(TimedClients):
         if isinstance(client, KinesisClients):
             return client
         try:
-            seconds = float(client.meta.config.read_timeout)  # type: ignore[attr-defined]  # the stubs know no option
+            timeout_seconds = float(client.meta.config.read_timeout)  # type: ignore[attr-defined]  # the stubs know no option
         except (AttributeError, TypeError):  # a test double without botocore's attributes
-            seconds = POLL_TIMEOUTS[0]
-        return cls(lambda _seconds: client, (seconds,), (seconds,))
+            timeout_seconds = POLL_TIMEOUTS[0]
+        return cls(lambda _seconds: client, (timeout_seconds,), (timeout_seconds,))
 
 
 def create_reading_client(
@@ -107,7 +107,7 @@ def create_client(
         config=Config(
             connect_timeout=5,
             read_timeout=read_seconds,
-            max_pool_connections=CONNECTIONS,
+            max_pool_connections=MAX_CONNECTIONS,
             # Allow one quick retry. Longer waits are left to the poller, which does not block its thread.
             retries={"mode": "standard", "total_max_attempts": 2},
         ),

@@ -44,7 +44,7 @@ from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HashRange, Position
 from leasehold.errors import SourceUnavailable
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
 if TYPE_CHECKING:  # the stubs are not installed for users
     from botocore.eventstream import EventStream
@@ -57,7 +57,7 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 
     Stream = EventStream[SubscribeToShardEventStreamTypeDef]
 
-log = escaped(logging.getLogger("leasehold.kinesis"))
+log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
 MAX_BUFFERED_EVENTS = 2
 
@@ -121,7 +121,7 @@ class SubscriptionReceiver:
 
     def _on_error(self, fault: BaseException) -> None:
         # The reader handles any error that ends a subscription.
-        self.fault = fault if isinstance(fault, Exception) else SourceUnavailable(said(fault))
+        self.fault = fault if isinstance(fault, Exception) else SourceUnavailable(error_summary(fault))
 
 
 DESCRIBE_SECONDS = 1.0
@@ -132,7 +132,7 @@ MAX_REJECTIONS = 3
 """After this many rejected registrations, we assume that the stream has no room for another consumer. A single
 rejection may be due to the limit of five registrations per second."""
 
-_NAME = re.compile(r"arn:.+|[a-zA-Z0-9_.-]{1,128}")
+_NAME_PATTERN = re.compile(r"arn:.+|[a-zA-Z0-9_.-]{1,128}")
 
 
 class NotActiveYet(SourceUnavailable):
@@ -159,7 +159,7 @@ class StreamConsumer:
         *,
         timeouts: CallTimeouts | None = None,
     ) -> None:
-        if not _NAME.fullmatch(name):
+        if not _NAME_PATTERN.fullmatch(name):
             raise ValueError(
                 "source URL: option 'consumer' must be letters, digits, '_', '.' and '-', or a consumer's ARN"
             )
@@ -200,14 +200,14 @@ class StreamConsumer:
 
     def _find_or_register_consumer(self) -> None:
         summary = self._timeouts.call("describe_stream_summary", StreamName=self._stream)
-        consumer = {"StreamARN": summary["StreamDescriptionSummary"]["StreamARN"], "ConsumerName": self.name}
+        consumer_parameters = {"StreamARN": summary["StreamDescriptionSummary"]["StreamARN"], "ConsumerName": self.name}
         try:
-            description = self._timeouts.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
+            description = self._timeouts.call("describe_stream_consumer", **consumer_parameters)["ConsumerDescription"]
         except ClientError as describe_error:
             if error_code(describe_error) != "ResourceNotFoundException":
                 raise
             try:
-                description = self._timeouts.call("register_stream_consumer", **consumer)["Consumer"]
+                description = self._timeouts.call("register_stream_consumer", **consumer_parameters)["Consumer"]
             except ClientError as register_error:
                 if error_code(register_error) == "ResourceInUseException":  # another worker has just registered it
                     return
@@ -223,15 +223,15 @@ class StreamConsumer:
 
 
 RESUBSCRIBE_SECONDS = 5.0
-CONTENDED_SECONDS = 10.0
+TAKEN_OVER_PAUSE_SECONDS = 10.0
 """How long to wait before subscribing again after another reader took over the subscription. If the lease was lost, the
 worker notices this earlier."""
 
 INBOX_CHECK_SECONDS, INBOX_CHECK_SECONDS_MAX = 0.01, 0.1
 """The shortest and the longest interval between two checks of the inbox. A check makes no request."""
 
-_SUBSCRIBE = "subscribe_to_shard"
-_TAKEN_OVER = (
+_SUBSCRIBE_OPERATION = "subscribe_to_shard"
+_TAKEN_OVER_MESSAGE = (
     "another subscription of consumer {!r} to shard {} began less than five seconds ago or took over; "
     "separate fleets need separate consumers"
 )
@@ -300,7 +300,7 @@ class FanOut(Poller):
                 starting_position = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
             subscribe = partial(
                 self._subscription_timeouts.call,
-                _SUBSCRIBE,
+                _SUBSCRIBE_OPERATION,
                 ConsumerARN=self._arn,
                 ShardId=self._shard,
                 StartingPosition=starting_position,
@@ -353,8 +353,8 @@ class FanOut(Poller):
                 log.debug("shard %s: its subscription ended", self._shard)
                 self._subscription_timeouts = self._timeouts.timeouts_for_subscriptions()
             case ReadTimeoutError():
-                timeout = self._subscription_timeouts.timeout_for(_SUBSCRIBE)
-                next_timeout = self._subscription_timeouts.lengthen_timeout(_SUBSCRIBE, timeout)  # rule 4
+                timeout = self._subscription_timeouts.timeout_for(_SUBSCRIBE_OPERATION)
+                next_timeout = self._subscription_timeouts.lengthen_timeout(_SUBSCRIBE_OPERATION, timeout)  # rule 4
                 log.info(
                     "shard %s: no event for %g s; the timeout of the next subscription is %g s",
                     self._shard,
@@ -367,8 +367,8 @@ class FanOut(Poller):
                 # If the subscription had started, another reader took over. If it was rejected, try again as soon as
                 # rule 2 allows.
                 if subscription.subscribed_at is not None:
-                    self._subscribe_after = self._clock() + CONTENDED_SECONDS
-                raise SourceUnavailable(_TAKEN_OVER.format(self._consumer.name, self._shard)) from fault
+                    self._subscribe_after = self._clock() + TAKEN_OVER_PAUSE_SECONDS
+                raise SourceUnavailable(_TAKEN_OVER_MESSAGE.format(self._consumer.name, self._shard)) from fault
             case fault:
                 with translate_errors(self._stream):
                     if not isinstance(fault, ClientError):
@@ -381,9 +381,9 @@ class FanOut(Poller):
     def _pause(self, *, idle: bool, behind: bool = False) -> float:
         if self._arn is None:
             return super()._pause(idle=idle, behind=behind)
-        wait, self._inbox_pause = (
+        wait_seconds, self._inbox_pause = (
             (self._inbox_pause, min(2 * self._inbox_pause, INBOX_CHECK_SECONDS_MAX))
             if idle
             else (0.0, INBOX_CHECK_SECONDS)
         )
-        return wait
+        return wait_seconds

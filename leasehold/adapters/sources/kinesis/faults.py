@@ -27,7 +27,7 @@ from leasehold.stores.aws import (
     connection_failure_hint,
     credentials_failure_advice,
 )
-from leasehold.stores.printable import said
+from leasehold.stores.printable import error_summary
 
 
 class AwsService(NamedTuple):
@@ -49,8 +49,8 @@ THROTTLED = frozenset(
         "RequestLimitExceeded",
     }
 )
-TRANSIENT = frozenset({"InternalFailure", "InternalFailureException", "ServiceUnavailable", "RequestTimeout"})
-CREDENTIALS = frozenset(
+TRANSIENT_CODES = frozenset({"InternalFailure", "InternalFailureException", "ServiceUnavailable", "RequestTimeout"})
+CREDENTIALS_CODES = frozenset(
     {
         "UnrecognizedClientException",
         "InvalidSignatureException",
@@ -63,7 +63,7 @@ CREDENTIALS = frozenset(
     }
 )
 DENIED = frozenset({"AccessDeniedException", "AccessDenied", "KMSAccessDeniedException"})
-PERMANENT = frozenset(
+PERMANENT_CODES = frozenset(
     {
         "InvalidArgumentException",
         "KMSDisabledException",
@@ -79,7 +79,7 @@ PERMANENT = frozenset(
 )
 """Error codes of permanent rejections. All other rejections may be temporary. Their cause may be a proxy, a wrong clock
 or new access keys, for example."""
-SERVER_ERROR = 500
+SERVER_ERROR_STATUS = 500
 
 
 def error_code(error: ClientError) -> str:
@@ -117,7 +117,7 @@ def translate_parse_errors(stream: str, service: AwsService = KINESIS) -> Iterat
     try:
         yield
     except (*PARSE_ERRORS, ValueError) as error:
-        message = f"a response of {service.name} for stream {stream!r} cannot be read: {said(error)}"
+        message = f"a response of {service.name} for stream {stream!r} cannot be read: {error_summary(error)}"
         raise SourceUnavailable(message) from error
 
 
@@ -130,15 +130,17 @@ def stream_summary_from_response(response: Mapping[str, Any], stream: str) -> Ma
 
 
 def _translate_client_error(error: ClientError, stream: str, service: AwsService) -> SourceError:
-    code, text = error_code(error), str(error.response.get("Error", {}).get("Message", ""))
+    code, error_message = error_code(error), str(error.response.get("Error", {}).get("Message", ""))
     http_status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in THROTTLED:
         return SourceUnavailable(f"{service.name} throttled a request for stream {stream!r}: {code}")
-    if code in TRANSIENT or http_status >= SERVER_ERROR:
-        return SourceUnavailable(f"{service.name} failed on stream {stream!r}: {code} {text}")
+    if code in TRANSIENT_CODES or http_status >= SERVER_ERROR_STATUS:
+        return SourceUnavailable(f"{service.name} failed on stream {stream!r}: {code} {error_message}")
     if code == "ResourceNotFoundException":
-        return SourceError(f"stream {stream!r}: {text or 'it does not exist'}; check its name, account and region")
-    if code in CREDENTIALS:
+        return SourceError(
+            f"stream {stream!r}: {error_message or 'it does not exist'}; check its name, account and region"
+        )
+    if code in CREDENTIALS_CODES:
         message = f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them"
         return TransientRejection(message)
     if code in DENIED:
@@ -148,10 +150,11 @@ def _translate_client_error(error: ClientError, stream: str, service: AwsService
             permission = f"{'kms:GenerateDataKey' if is_write else 'kms:Decrypt'} of the stream's key"
         denied_action = "write to" if is_write else "read"
         return SourceError(
-            f"these credentials cannot {denied_action} stream {stream!r}, because they lack {permission}: {text}"
+            f"these credentials cannot {denied_action} stream {stream!r}, because they lack {permission}: "
+            f"{error_message}"
         )
-    error_type = SourceError if code in PERMANENT else TransientRejection
-    return error_type(f"{service.name} rejected a request for stream {stream!r}: {code} {text}")
+    error_type = SourceError if code in PERMANENT_CODES else TransientRejection
+    return error_type(f"{service.name} rejected a request for stream {stream!r}: {code} {error_message}")
 
 
 TIP_SECONDS = 0.5
@@ -171,14 +174,14 @@ class PollPace:
     """
 
     def __init__(self, poll_seconds: float | None = None) -> None:
-        self._tip = TIP_SECONDS if poll_seconds is None else poll_seconds
-        self._behind = BEHIND_SECONDS if poll_seconds is None else poll_seconds
-        self._idle = self._tip
-        self._stretch = 1.0
+        self._tip_pause = TIP_SECONDS if poll_seconds is None else poll_seconds
+        self._behind_pause = BEHIND_SECONDS if poll_seconds is None else poll_seconds
+        self._idle_pause = self._tip_pause
+        self._stretch_factor = 1.0
 
     def slow_down(self) -> None:
         """Lengthen the pauses after a throttled request, because it means that other consumers read this shard, too."""
-        self._stretch = min(STRETCH * self._stretch, STRETCH_MAX)
+        self._stretch_factor = min(STRETCH * self._stretch_factor, STRETCH_MAX)
 
     def next_pause(self, *, idle: bool, behind: bool) -> float:
         """Return the seconds until the next request.
@@ -187,9 +190,9 @@ class PollPace:
             idle: Whether the response was empty and there is nothing more to read.
             behind: Whether there is more to read.
         """
-        self._idle = min(2 * self._idle, max(IDLE_SECONDS, self._tip)) if idle else self._tip
-        stretch, self._stretch = self._stretch, max(1.0, RELIEF * self._stretch)
-        return (self._behind if behind else self._idle) * stretch
+        self._idle_pause = min(2 * self._idle_pause, max(IDLE_SECONDS, self._tip_pause)) if idle else self._tip_pause
+        stretch_factor, self._stretch_factor = self._stretch_factor, max(1.0, RELIEF * self._stretch_factor)
+        return (self._behind_pause if behind else self._idle_pause) * stretch_factor
 
 
 def parse_max_records(options: Mapping[str, str], limit: int) -> int | None:

@@ -9,7 +9,7 @@ try:
 except ImportError:
     md5 = partial(hashlib.md5, usedforsecurity=False)
 
-_DIGITS = 39  # of 2**128 - 1
+_MAX_DIGITS = 39  # of 2**128 - 1
 
 
 def digest_partition_key(partition_key: bytes) -> bytes:
@@ -31,13 +31,13 @@ def find_hash_key(partition_key: str | None, hash_key: str | None) -> int:
 
 def parse_hash_key(hash_key: str) -> int | None:
     """Parse a hash key as Java's BigInteger does: a sign or none, then digits of any script. Return None if invalid."""
-    if len(hash_key) <= _DIGITS and hash_key.isascii() and hash_key.isdigit():  # the common case
+    if len(hash_key) <= _MAX_DIGITS and hash_key.isascii() and hash_key.isdigit():  # the common case
         return int(hash_key)
     digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key
     if not digits.isdecimal() or max(digits) > "\uffff":  # Java examines one UTF-16 unit at a time
         return None
-    if len(digits) > _DIGITS:
+    if len(digits) > _MAX_DIGITS:
         digits = "".join(str(decimal(digit)) for digit in digits).lstrip("0") or "0"
     # A number with more digits than a hash key is out of range, and parsing it could take minutes.
-    hash_key_number = int(digits) if len(digits) <= _DIGITS else 1 << 128
+    hash_key_number = int(digits) if len(digits) <= _MAX_DIGITS else 1 << 128
     return -hash_key_number if hash_key.startswith("-") else hash_key_number

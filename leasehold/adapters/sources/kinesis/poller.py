@@ -65,10 +65,10 @@ from leasehold.adapters.sources.kinesis.records import (
     check_shard_is_ours,
     convert_child_shards,
 )
-from leasehold.adapters.sources.protocol import Batch, call_rows_from_records
+from leasehold.adapters.sources.protocol import Batch, import_and_call_rows_of
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.errors import SourceUnavailable, Trimmed
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
 if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
@@ -77,9 +77,9 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 _COLUMNS = "leasehold.adapters.sources.kinesis.arrow_rows"
 """The module that creates Arrow columns. It is imported only when columns are requested, because it needs pyarrow,
 which is an optional dependency."""
-log = escaped(logging.getLogger("leasehold.kinesis"))
+log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
-_DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
+_get_data, _get_number = itemgetter("Data"), itemgetter("SequenceNumber")
 
 
 class DropCounter:
@@ -90,16 +90,16 @@ class DropCounter:
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
-        self._counts, self._logged = Counter[Reason](), Counter[Reason]()
+        self._drop_counts, self._logged_counts = Counter[Reason](), Counter[Reason]()
         self._duplicates = 0
 
     def count_dropped(self, number: str, user_records: UserRecords) -> None:
         """Count the dropped user records of this Kinesis record."""
         if not user_records.dropped:
             return
-        self._counts[user_records.reason] += user_records.dropped
-        if user_records.reason not in self._logged:
-            self._logged[user_records.reason] = user_records.dropped
+        self._drop_counts[user_records.reason] += user_records.dropped
+        if user_records.reason not in self._logged_counts:
+            self._logged_counts[user_records.reason] = user_records.dropped
             explanation = (
                 ", because their aggregate went to another shard" if user_records.reason is Reason.OUT_OF_RANGE else ""
             )
@@ -116,9 +116,9 @@ class DropCounter:
             message = "shard %s: %d duplicates from a Spark sink were dropped"
             log.info(message, self._shard, self._duplicates)
             self._duplicates = 0
-        for reason, count in (self._counts - self._logged).items():
+        for reason, count in (self._drop_counts - self._logged_counts).items():
             log.warning("shard %s: %d more user records dropped: %s", self._shard, count, reason)
-        self._logged = self._counts.copy()
+        self._logged_counts = self._drop_counts.copy()
 
 
 class Unpacker:
@@ -261,9 +261,9 @@ class Unpacker:
     def _last_columns(self) -> RecordColumns:
         """Return the last part if it has columns of the right kind, else append a new part."""
         columns_type = TokenedColumns if self.seen else RecordColumns
-        if not self._parts or type(last := self._parts[-1]) is not columns_type:
-            self._parts.append(last := columns_type())
-        return last
+        if not self._parts or type(last_part := self._parts[-1]) is not columns_type:
+            self._parts.append(last_part := columns_type())
+        return last_part
 
 
 def convert_to_columns(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
@@ -281,8 +281,8 @@ def convert_to_columns(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> R
         rows.clear()
         return row_columns
     columns = RowColumns()
-    columns.payloads += map(_DATA, rows)
-    columns.numbers += map(_NUMBER, rows)
+    columns.payloads += map(_get_data, rows)
+    columns.numbers += map(_get_number, rows)
     "".join(columns.numbers)  # the quickest check that all of them are strings
     columns.keys += [row.get("PartitionKey") for row in rows]
     if not {str, NoneType}.issuperset(map(type, columns.keys)):
@@ -376,7 +376,7 @@ class Poller:
             # The batch must contain a fault. An empty batch without a fault would mean that the service has responded.
             return Batch((), None, None, PENDING_CHECK_SECONDS, fault=RESPONSE_IS_PENDING, answered=False)
         except SourceUnavailable as fault:
-            was_timeout_lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
+            was_timeout_lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.was_lengthened
             if isinstance(fault.__cause__, ReadTimeoutError) and not was_timeout_lengthened:  # rule 3
                 self._limit = max(self._limit // LIMIT_DIVISOR, 1)
             is_throttled = isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) in THROTTLED
@@ -438,8 +438,8 @@ class Poller:
 
     def _new_iterator(self) -> str:
         """Return a new iterator. If the start was trimmed, retry at the oldest record if `rewind` is set."""
-        start: dict[str, Any] = {"Stream": self._stream, **self._starting_position()}
-        parameters = {self.parameter_names[name]: value for name, value in start.items()}
+        start_parameters: dict[str, Any] = {"Stream": self._stream, **self._starting_position()}
+        parameters = {self.parameter_names[name]: value for name, value in start_parameters.items()}
         try:
             response = self._timeouts.try_call("get_shard_iterator", ShardId=self._shard, **parameters)
         except ClientError as error:
@@ -497,7 +497,7 @@ class Poller:
             ended=not response.get("NextShardIterator"),
             children=child_shards,
             size=unpacker.size,
-            in_columns=partial(call_rows_from_records, _COLUMNS, self._stream, self._shard),
+            in_columns=partial(import_and_call_rows_of, _COLUMNS, self._stream, self._shard),
             token=token,
             possible_duplicates=self._seen.take_possible_duplicates(),
         )

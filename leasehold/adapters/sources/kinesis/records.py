@@ -248,9 +248,9 @@ class KinesisRecords(Sequence[Record]):
         end = max(begin, end)
         touched_parts = slice(bisect(self._ends, begin), bisect_left(self._ends, end) + 1)
         parts = list[RecordsPart]()
-        for part, stop in zip(self._parts[touched_parts], self._ends[touched_parts], strict=True):
-            start = stop - len(part)
-            parts.append(part[max(begin - start, 0) : end - start])
+        for part, part_end in zip(self._parts[touched_parts], self._ends[touched_parts], strict=True):
+            part_begin = part_end - len(part)
+            parts.append(part[max(begin - part_begin, 0) : end - part_begin])
         return type(self)(parts)
 
     def __iter__(self) -> Iterator[Record]:
@@ -271,13 +271,13 @@ class KinesisRecords(Sequence[Record]):
         return f"KinesisRecords({list(self)!r})"
 
 
-_MAGIC = b"lh\x00\x01"
-_STRUCT = Struct(">4sQQ")
+_MARK_MAGIC = b"lh\x00\x01"
+_MARK_STRUCT = Struct(">4sQQ")
 
-MARK_BYTES = _STRUCT.size
+MARK_BYTES = _MARK_STRUCT.size
 """The number of bytes that a mark adds to a record."""
 
-EPOCHS = 1 << 64
+EPOCH_LIMIT = 1 << 64
 """The upper limit of epochs. Each epoch is smaller than this."""
 
 
@@ -291,14 +291,14 @@ class Mark:
 
 def prepend_mark(data: bytes, mark: Mark) -> bytes:
     """Return the record with its mark."""
-    return _STRUCT.pack(_MAGIC, mark.epoch, mark.counter) + data
+    return _MARK_STRUCT.pack(_MARK_MAGIC, mark.epoch, mark.counter) + data
 
 
 def split_mark(data: bytes) -> tuple[Mark | None, bytes]:
     """Return the mark, or None if there is none, and the record without it."""
-    if len(data) < MARK_BYTES or not data.startswith(_MAGIC):
+    if len(data) < MARK_BYTES or not data.startswith(_MARK_MAGIC):
         return None, data
-    _, epoch, counter = _STRUCT.unpack_from(data)
+    _, epoch, counter = _MARK_STRUCT.unpack_from(data)
     return Mark(epoch, counter), data[MARK_BYTES:]
 
 
@@ -368,8 +368,8 @@ def check_shard_is_ours(shard: str, first_number: str | None, children: Iterable
         raise LookupError("its children are those of another shard")
     if first_number is None or (shard_number := _SHARD_ID.fullmatch(shard)) is None:
         return
-    number = int(first_number)
-    if number.bit_length() != _NUMBER_BITS or number >> (_NUMBER_BITS - 2) != _NUMBER_VERSION:
+    sequence_number = int(first_number)
+    if sequence_number.bit_length() != _NUMBER_BITS or sequence_number >> (_NUMBER_BITS - 2) != _NUMBER_VERSION:
         return  # a local service has its own numbering
-    if (number >> 4) & 0xFFFFFFFF != int(shard_number[1]):
+    if (sequence_number >> 4) & 0xFFFFFFFF != int(shard_number[1]):
         raise LookupError("its records are those of another shard")

@@ -32,14 +32,14 @@ from leasehold.adapters.threads import read_boot_clock
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.aws import create_boto3_session
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 from leasehold.stores.urls import parse_date_header
 
 if TYPE_CHECKING:  # the stubs are not installed for users
     from boto3 import Session
     from types_boto3_kinesis import KinesisClient
 
-log = escaped(logging.getLogger("leasehold.kinesis"))
+log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
 PAGE_SIZE = 1000
 IDENTITY_RETRY_SECONDS = 1.0, 10.0
@@ -74,7 +74,7 @@ class PolledStream:
         self._clients, self._clock = clients, clock
         self._timeouts = CallTimeouts(clients, retry_first_call=True)
         self.name, self._rewind, self._poll_seconds, self._max_records = name, rewind, poll_seconds, max_records
-        self._epoch_offset: float | None = None
+        self._server_clock_offset: float | None = None
 
     @property
     def stream(self) -> str:
@@ -82,7 +82,7 @@ class PolledStream:
         return ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """List all shards, and pass a response to `_note_server_time`, which reads the service's time from it."""
+        """List all shards, and pass a response to `_record_server_time`, which reads the service's time from it."""
         raise NotImplementedError
 
     def gone(self, shard: str) -> bool:
@@ -108,9 +108,9 @@ class PolledStream:
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
         """Estimate the service's time, never too late, because the service rejects start times in the future."""
-        if self._epoch_offset is None:
+        if self._server_clock_offset is None:
             self.shards()
-        return at_timestamp(int((self._clock() + (self._epoch_offset or 0.0)) * 1000))
+        return at_timestamp(int((self._clock() + (self._server_clock_offset or 0.0)) * 1000))
 
     def close(self) -> None:
         """Close all connections."""
@@ -120,10 +120,10 @@ class PolledStream:
         """Return the name of the stream in requests."""
         return self.name
 
-    def _note_server_time(self, response: Any) -> None:  # noqa: ANN401  each service has its own
+    def _record_server_time(self, response: Any) -> None:  # noqa: ANN401  each service has its own
         # The header is truncated to whole seconds, so the time that we derive from it is less than one second early.
-        date = parse_date_header(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
-        self._epoch_offset = (time.time() if date is None else date) - self._clock()
+        server_time = parse_date_header(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        self._server_clock_offset = (time.time() if server_time is None else server_time) - self._clock()
 
 
 class KinesisSource(PolledStream):
@@ -176,7 +176,7 @@ class KinesisSource(PolledStream):
         self._partitioned_by_key: bool | None = None
         # When a worker starts, all its shards need the stream's identity at the same time. Request it only once,
         # because the whole account shares one quota.
-        self._identity_due, self._identity_backoff = -math.inf, Backoff(*IDENTITY_RETRY_SECONDS)
+        self._next_identity_request_at, self._identity_backoff = -math.inf, Backoff(*IDENTITY_RETRY_SECONDS)
 
     def identity(self) -> str:
         """Return the stream's identity as in the KCL, `account:stream:creationEpoch`.
@@ -190,8 +190,8 @@ class KinesisSource(PolledStream):
             summary = stream_summary_from_response(response, self.name)
             self._partitioned_by_key = summary.get("RecordDistributionStrategy") != "AUTO"
             self._arn = summary["StreamARN"]
-            account, created = self._arn.split(":")[4], summary["StreamCreationTimestamp"]
-            return f"{account}:{self.name}:{int(created.timestamp())}"
+            account, created_at = self._arn.split(":")[4], summary["StreamCreationTimestamp"]
+            return f"{account}:{self.name}:{int(created_at.timestamp())}"
 
     def arn(self, _stream: str) -> str:
         """Return the stream's ARN, without an account if the ARN is not known yet."""
@@ -211,7 +211,7 @@ class KinesisSource(PolledStream):
                 return ""  # a stand-in for Kinesis that responds without the ARN or the time
             if not (isinstance(fault.__cause__, ClientError) and error_code(fault.__cause__) in DENIED):
                 if isinstance(fault, SourceUnavailable):
-                    self._identity_due = self._clock() + self._identity_backoff.next()
+                    self._next_identity_request_at = self._clock() + self._identity_backoff.next()
                 raise
         if self._partitioned_by_key is None:
             reason = "because these credentials lack kinesis:DescribeStreamSummary"
@@ -230,10 +230,10 @@ class KinesisSource(PolledStream):
         with translate_errors(self.name), translate_parse_errors(self.name):
             page = self._timeouts.call("list_shards", StreamName=self.name, MaxResults=PAGE_SIZE)
             rows = page["Shards"]
-            while token := page.get("NextToken"):
-                page = self._timeouts.call("list_shards", NextToken=token, MaxResults=PAGE_SIZE)
+            while next_token := page.get("NextToken"):
+                page = self._timeouts.call("list_shards", NextToken=next_token, MaxResults=PAGE_SIZE)
                 rows += page["Shards"]
-            self._note_server_time(page)
+            self._record_server_time(page)
             return convert_shards(rows)
 
     def settled(self, lease: Lease, until: float) -> SettledShard | None:
@@ -251,11 +251,11 @@ class KinesisSource(PolledStream):
             SourceError: If trying again cannot help.
         """
         if self._partitioned_by_key is None:
-            if self._clock() < self._identity_due:
+            if self._clock() < self._next_identity_request_at:
                 raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary will be called again in a moment")
             # After a fault, only one shard requests the identity, and the other shards wait.
             if self._identity_backoff.faults:
-                self._identity_due = self._clock() + IDENTITY_RETRY_SECONDS[0]
+                self._next_identity_request_at = self._clock() + IDENTITY_RETRY_SECONDS[0]
             self.incarnation()
         return self.reader(
             self._client,

@@ -12,7 +12,7 @@ from attrs import frozen
 if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
 
-_ARN = re.compile(
+_ARN_PATTERN = re.compile(
     r"arn:[a-z0-9-]+:kinesis:(?P<region>[a-z0-9-]+):\d{12}:stream/(?P<name>[a-zA-Z0-9_.-]{1,128})", re.ASCII
 )
 
@@ -32,27 +32,28 @@ class StreamAddress:
     region: str | None
 
 
-def parse_stream_address(text: str, region: str | None, where: str) -> StreamAddress:
+def parse_stream_address(name_or_arn: str, region: str | None, where: str) -> StreamAddress:
     """Return the address of a stream given by name or by ARN.
 
     Args:
-        text: The name or the ARN.
+        name_or_arn: The name or the ARN.
         region: The region that the user gave in addition, if any.
-        where: Where `text` came from, for error messages, such as "source URL".
+        where: Where `name_or_arn` came from, for error messages, such as "source URL".
 
     Raises:
-        ValueError: If `text` starts like an ARN and is not that of a stream, or if its region differs from `region`.
+        ValueError: If `name_or_arn` starts like an ARN and is not that of a stream, or if its region differs from
+            `region`.
     """
-    if not text.startswith("arn:"):
-        return StreamAddress(text, None, region)
-    match = _ARN.fullmatch(text)
+    if not name_or_arn.startswith("arn:"):
+        return StreamAddress(name_or_arn, None, region)
+    match = _ARN_PATTERN.fullmatch(name_or_arn)
     if match is None:
         raise ValueError(f"{where}: write a stream's ARN as arn:aws:kinesis:REGION:ACCOUNT:stream/NAME")
     if region is not None and region != match["region"]:
         raise ValueError(
             f"{where}: the ARN is in region {match['region']}, but option 'region' is {region!r}; remove that option"
         )
-    return StreamAddress(match["name"], text, match["region"])
+    return StreamAddress(match["name"], name_or_arn, match["region"])
 
 
 def name_stream_by_arn(client: "KinesisClient", arn: str) -> None:

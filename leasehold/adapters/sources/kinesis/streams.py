@@ -16,12 +16,12 @@ from leasehold.adapters.sources.kinesis.source import open_url as open_one
 from leasehold.adapters.sources.protocol import Batch, Reader, SettledShard, Source
 from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
 if TYPE_CHECKING:  # slow to import
     from boto3 import Session
 
-log = escaped(logging.getLogger("leasehold.kinesis"))
+log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
 
 class KinesisStreams:
@@ -34,7 +34,7 @@ class KinesisStreams:
 
     def __init__(self, sources: Iterable[KinesisSource]) -> None:
         self._sources: dict[str, KinesisSource] = {}
-        self._unresolved = list(sources)
+        self._unresolved_sources = list(sources)
         self._lock = Lock()
         self.unlisted_stream_error: SourceUnavailable | None = None
         """The error of a stream that is missing from the last listing, if it may be temporary."""
@@ -47,12 +47,12 @@ class KinesisStreams:
     def add(self, source: KinesisSource) -> None:
         """Start reading this stream."""
         with self._lock:
-            self._unresolved.append(source)
+            self._unresolved_sources.append(source)
 
     def remove(self, name: str) -> None:
         """Stop reading the stream of this name. Its leases are released, but stay in the table."""
         with self._lock:
-            self._unresolved = [source for source in self._unresolved if source.name != name]
+            self._unresolved_sources = [source for source in self._unresolved_sources if source.name != name]
             self._sources = {key: source for key, source in self._sources.items() if source.name != name}
 
     def reads(self, lease: Lease) -> bool:
@@ -71,17 +71,19 @@ class KinesisStreams:
         """
         resolve_faults = self._resolve_identities()
         # A recreated stream counts as another stream, although its shards have the same ids as before.
-        for previous, source in tuple(self._sources.items()):
+        for previous_identity, source in tuple(self._sources.items()):
             try:
-                identity = source.incarnation() or previous
+                identity = source.incarnation() or previous_identity
             except SourceError:
                 continue  # the listing below raises the error again
-            if identity != previous:
+            if identity != previous_identity:
                 consequence = "whose leases start at the initial position; %s is no longer read"
                 message = f"stream %s was recreated: %s is another stream, {consequence}"
-                log.warning(message, source.name, identity, previous)
+                log.warning(message, source.name, identity, previous_identity)
                 with self._lock:
-                    sources = {identity if key == previous else key: value for key, value in self._sources.items()}
+                    sources = {
+                        identity if key == previous_identity else key: value for key, value in self._sources.items()
+                    }
                     self._sources = sources
         permanent_faults = [fault for fault in resolve_faults if not isinstance(fault, SourceUnavailable)]
         if permanent_faults:
@@ -115,7 +117,7 @@ class KinesisStreams:
 
     def close(self) -> None:
         """Close all connections."""
-        for source in (*self._sources.values(), *self._unresolved):
+        for source in (*self._sources.values(), *self._unresolved_sources):
             source.close()
 
     def _find_source(self, stream: str) -> KinesisSource:
@@ -127,10 +129,10 @@ class KinesisStreams:
         """Resolve the streams without an identity, and return the errors of those that did not respond."""
         with self._lock:
             faults: list[SourceError] = []
-            for source in tuple(self._unresolved):
+            for source in tuple(self._unresolved_sources):
                 try:
                     self._sources = {**self._sources, source.identity(): source}
-                    self._unresolved.remove(source)
+                    self._unresolved_sources.remove(source)
                 except SourceError as fault:
                     faults.append(fault)
             return faults

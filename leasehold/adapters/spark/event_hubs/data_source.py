@@ -90,7 +90,7 @@ class HubLocation:
 
     @property
     def columns(self) -> SourceColumns:
-        """The columns that its events become."""
+        """The columns of a row that is made from an event."""
         return make_columns()
 
     @property
@@ -99,7 +99,7 @@ class HubLocation:
         return INTERVAL_SECONDS
 
     def open(self) -> Source:
-        """Open the hub for reading without exclusive access. The service allows five readers per partition."""
+        """Open the hub for reading without exclusive access. The service allows five such readers per partition."""
         return _open_source(self, self._read_secret(), self.prefetch, exclusive=False)
 
     def open_for_lookup(self) -> BoundedSource:

@@ -1,4 +1,4 @@
-"""Parses the options of `eventhubs-leased`: those of other Event Hubs connectors, and those of the group."""
+"""Parses the options of `eventhubs-leased`, which are those of other Event Hubs connectors and those of the group."""
 
 import json
 import os
@@ -175,7 +175,7 @@ def read_secret(path: str) -> tuple[str, str]:
 def find_executor_secret(path: str, *, has_secret: bool) -> str:
     """Return the connection string of this process. Raises ValueError if only the driver has one (`has_secret`)."""
     secret, _ = read_secret(path)
-    # Raise an error here. Otherwise the executor would use its own identity, and its access would be denied with a
+    # Raise an error here. Otherwise, the executor would use its own identity, and the service would deny access with a
     # confusing error.
     if has_secret and not secret:
         raise ValueError(
@@ -195,7 +195,7 @@ def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]
             position_document = json.loads(text)
             offset, iso_time = str(position_document.get("offset") or ""), position_document.get("enqueuedTime")
             timestamp_text = str(int(datetime.fromisoformat(iso_time).timestamp() * 1000)) if iso_time else ""
-        # Other JSON, such as a list or a number, raises different exceptions. Report all of them in the same way.
+        # Other JSON, such as a list or a number, causes various exceptions. Report all of them in the same way.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
     return parse_start(

@@ -1,9 +1,9 @@
 """Sends rows of a DataFrame to an event hub with the official client. Each event has a tag in its properties.
 
 A section is ordered by partition and key, and sent in that order. A batch of the client is sent only after the previous
-batch is acknowledged. So the first copies of a section's rows arrive in the order of their numbers, whichever partition
-the service maps a key to (W1 in `sources/deduplication.py`). A batch has rows of one key only, so rows with many keys
-take many batches. If that is too slow, set the partition of each row.
+batch is acknowledged. So the first copies of a section's rows arrive in the order of their row numbers, whatever
+partition the service chooses for a key (W1 in `sources/deduplication.py`). A batch has rows of one key only, so rows
+with many keys take many batches. If that is too slow, set the partition of each row.
 """
 
 import logging
@@ -18,12 +18,12 @@ from leasehold.adapters.spark.event_hubs.options import find_executor_secret, pa
 from leasehold.adapters.spark.options import OptionReader
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns, read_row_values
 from leasehold.errors import SourceError
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
-if TYPE_CHECKING:  # an extra, which the process that plans a query need not have
+if TYPE_CHECKING:  # an extra that is not needed in the process that plans a query
     from azure.eventhub import EventData, EventHubProducerClient
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 COLUMNS = SinkColumns(
     {
@@ -37,7 +37,7 @@ COLUMNS = SinkColumns(
 )
 RETRIES, RETRY_SECONDS = 8, 1.0
 EVENT_BYTES, PROPERTY_BYTES, BYTES_OF_CHARACTER = 2048, 16, 4
-"""Upper bounds, in bytes, for the AMQP overhead of an event and of a property, and for a character in UTF-8."""
+"""Upper bounds, in bytes, for the AMQP overhead of an event, for that of a property, and for a character in UTF-8."""
 
 
 @frozen
@@ -78,7 +78,7 @@ class HubSinkTarget:
         options: dict[str, Any] = {"retry_total": RETRIES, "retry_backoff_factor": RETRY_SECONDS}
         if secret := find_executor_secret(self.file, has_secret=self.has_secret):
             return EventHubProducerClient.from_connection_string(secret, eventhub_name=self.hub, **options)
-        from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
+        from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed if there is a key
 
         return EventHubProducerClient(self.namespace, self.hub, credential=DefaultAzureCredential(), **options)
 
@@ -123,10 +123,10 @@ class HubRowWriter:
             try:
                 self._client.close()
             except Exception as close_error:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the client could not be closed: %s", said(close_error))
+                log.debug("the client could not be closed: %s", error_summary(close_error))
             if isinstance(fault, KeyboardInterrupt | SystemExit):
                 raise
-            raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
+            raise SourceError(f"event hub {self._hub!r}: not all rows were written: {error_summary(fault)}") from fault
 
     def _check_sizes(self, rows: pa.Table, tag: Tag) -> None:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
@@ -153,7 +153,7 @@ class HubRowWriter:
             except ValueError:
                 raise ValueError(f"column body: {len(body)} bytes; the hub takes fewer in an event") from None
 
-    def _start_next_batch(self, batch: Any, partition: str | None, key: str | None) -> Any:  # noqa: ANN401  an extra has the type
+    def _start_next_batch(self, batch: Any, partition: str | None, key: str | None) -> Any:  # noqa: ANN401  the type is in an extra
         self._send_batch(batch)
         return self._create_batch(partition, key)
 

@@ -1,4 +1,4 @@
-"""Parses the options of `kinesis-leased`: those of other Kinesis connectors, and those of the group."""
+"""Parses the options of `kinesis-leased`, which are those of other Kinesis connectors and those of the group."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from leasehold.adapters.spark.options import (
 )
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.stores.printable import printable
-from leasehold.stores.urls import ROLE
+from leasehold.stores.urls import ROLE_ARN_PATTERN
 
 MIN_INTERVAL_MS = 223
 """The minimum time between two requests for one shard, which allows 4.5 requests per second. All readers of a shard
@@ -139,7 +139,7 @@ DATABRICKS = {
     "maxRecordsPerFetch": "kinesis.maxFetchRecordsPerShard",
     "minFetchPeriod": "kinesis.getRecords.fetchIntervalMs",
 }
-"""Option names of the Databricks connector, with our names for them."""
+"""The option names of the Databricks connector, each with our name for the option."""
 
 
 @frozen
@@ -157,7 +157,7 @@ class KinesisOptions:
         shard_rows: The maximum number of rows of one shard in one batch.
         lease: The group's options. The store is "" if none is named, as for a batch.
         bounds: The bounds of the records to read.
-        start_positions: By shard, where to begin if no lease has a position.
+        start_positions: Where to begin each shard for which no lease has a position, by shard.
         consumer: The name or ARN of the registered consumer to subscribe with; "" to poll.
         credentials: The credential options of the source's URL; empty for the environment's credentials.
     """
@@ -186,7 +186,7 @@ class KinesisOptions:
 def parse_kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Parse the options. Raises ValueError, naming the option."""
     opts = OptionReader(options, ALL_SOURCES, KINESIS_SOURCE)
-    # Check for other connectors' names first, so that the error suggests our name for the option.
+    # Check for the option names of other connectors first, so that the error suggests our name for the option.
     opts.reject_renamed(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = opts.read_text("kinesis.streamName")
     region, endpoint = opts.read_text("kinesis.region"), opts.read_text("kinesis.endpointUrl")
@@ -245,7 +245,7 @@ def parse_credentials(opts: OptionReader, prefix: str) -> dict[str, str]:
     """
     profile, role = opts.read_text(f"{prefix}.profile"), opts.read_text(f"{prefix}.roleArn")
     external_id = opts.read_text(f"{prefix}.externalId")
-    if role and not ROLE.fullmatch(role):
+    if role and not ROLE_ARN_PATTERN.fullmatch(role):
         raise ValueError(f"option {prefix}.roleArn: write arn:aws:iam::ACCOUNT:role/NAME")
     if external_id and not role:
         raise ValueError(f"option {prefix}.externalId: it goes with a role; give {prefix}.roleArn, or leave it out")
@@ -270,7 +270,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         document = json.loads(positions_text) if positions_text.startswith("{") else {}
     except (ValueError, RecursionError):
         raise ValueError(f"option {option_name}: not the JSON of a position") from None
-    # Without shards, the JSON is one position for all shards, which the awslabs connector allows too.
+    # If the JSON names no shard, it is one position for all shards, which the awslabs connector allows too.
     if not any(key.startswith("shardId") for key in document):
         return {}, OptionReader({option_name: positions_text} if positions_text else {}, KINESIS_SOURCE)
     start_positions = dict[str, Position]()
@@ -317,7 +317,7 @@ def _parse_position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]
             (key, value), *other_keys = json.loads(text).items()
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position") from None
-        # Reject a second key instead of ignoring it, because the user may have meant that one.
+        # Reject a second key instead of ignoring it, because the user may have meant the second one.
         if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp_text = _parse_milliseconds(name, str(value))

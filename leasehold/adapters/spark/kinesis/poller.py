@@ -21,18 +21,18 @@ from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, che
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import make_safe_logger
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed with the package
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
 def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
-    """Return the columns of records without aggregates. Arrow copies the values out of the response."""
+    """Return the rows of records without aggregates. Arrow copies the values out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
     arrival_times = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
     # Times in a response are in seconds or in milliseconds. The magnitude of the number shows the unit.
@@ -52,7 +52,7 @@ def make_rows_from_views(stream: str, shard: str, views: RowViews) -> pa.RecordB
 
 
 def _make_binary_array(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
-    """Return the values that the views point to, either bytes or strings that are known to be valid UTF-8."""
+    """Return an array of the values that the views point to: bytes, or strings that are known to be valid UTF-8."""
     count = len(views) >> 4
     binary_array = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
     # Do not cast to strings, because a cast would check every byte again, and these are known to be valid.
@@ -60,7 +60,7 @@ def _make_binary_array(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.A
 
 
 class ArrowPoller(Poller):
-    """A reader of one shard that makes rows of the responses."""
+    """A reader of one shard that converts the responses to Arrow rows."""
 
     def _make_batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
@@ -78,8 +78,8 @@ class ArrowPoller(Poller):
         if not rows.has_aggregates:
             return super()._make_batch(
                 cast("GetRecordsOutputTypeDef", {**answer, "Records": rows})
-            )  # columns become rows
-        # Measure before de-aggregation, because the throughput of a lease is that of the shard.
+            )  # the inherited method converts the columns to rows
+        # Measure the size before de-aggregation, because the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
         batch, end, trail = self._make_rows(rows)
         return evolve(self._arrow_batch(answer, batch, end, ends, size), trail=trail)
@@ -195,7 +195,7 @@ class ArrowPoller(Poller):
             user_rows.num_rows,
         )
         if first_row < user_rows.num_rows:
-            self._skip_through = None  # no later row is before the start
+            self._skip_through = None  # no later row lies before the start
         return user_rows.slice(first_row)
 
 

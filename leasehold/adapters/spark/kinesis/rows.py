@@ -1,4 +1,4 @@
-"""The columns of `kinesis-leased`: those of other connectors, with shard id and sub-sequence number added."""
+"""Defines the columns of `kinesis-leased`: those of other connectors, the shard id and the sub-sequence number."""
 
 from collections.abc import Sequence
 

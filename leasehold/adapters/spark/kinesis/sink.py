@@ -15,9 +15,9 @@ from leasehold.adapters.spark.kinesis.options import KINESIS_STREAM, parse_crede
 from leasehold.adapters.spark.options import OptionReader, SparkOption
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns, read_row_values
 from leasehold.errors import SourceError
-from leasehold.stores.printable import escaped, said, text_of
+from leasehold.stores.printable import error_summary, limited_error_text, make_safe_logger
 
-log = escaped(logging.getLogger("leasehold.spark"))
+log = make_safe_logger(logging.getLogger("leasehold.spark"))
 
 COLUMNS = SinkColumns(
     {"data": pa.large_binary(), "partitionKey": pa.large_string(), "explicitHashKey": pa.large_string()},
@@ -130,17 +130,21 @@ class KinesisRowWriter:
                 log.debug("the producer could not be closed: %s", close_error)
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
-            raise SourceError(f"stream {self._target.stream}: not all rows were written: {said(fault)}") from fault
+            raise SourceError(
+                f"stream {self._target.stream}: not all rows were written: {error_summary(fault)}"
+            ) from fault
 
     def _check(self, rows: pa.Table, context: bytes) -> None:
         """Raise ValueError, naming the column, if the stream would reject any of these rows."""
-        # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
-        # section would have another edition, so they would not be recognized as duplicates.
+        # Check all rows before sending any. Rows that were sent cannot be removed. Once the user has removed the
+        # invalid row, the section has another edition, so the repeated rows would not be recognized as duplicates.
         try:
             for data, key, hash_key in read_row_values(_find_extreme_rows(rows)):
                 self._producer.check(data, key, hash_key, context=context)
         except ValueError as fault:
-            raise ValueError(f"column {text_of(fault)}") from None  # the message begins with the column
+            raise ValueError(
+                f"column {limited_error_text(fault)}"
+            ) from None  # the message begins with the name of the column
 
 
 def _find_extreme_rows(rows: pa.Table) -> pa.Table:

@@ -1,8 +1,8 @@
 """The Spark data source `dynamodb-leased`, which reads the changes of a DynamoDB table together with its group.
 
-The data source supports queries, but no batches. A batch must end at a time up to which all records of a shard are
-known, and DynamoDB Streams provides no such time. Items are JSON with DynamoDB's types (`{"n":{"N":"17"}}`). Items have
-no fixed columns, so use `from_json`.
+The data source supports queries but not batches. A batch ends at a time up to which all records of a shard are known,
+and DynamoDB Streams does not provide such a time. Items are JSON with DynamoDB's types (`{"n":{"N":"17"}}`). Because
+they have no fixed columns, use `from_json`.
 """
 
 import json

@@ -42,11 +42,17 @@ from botocore.eventstream import EventStreamBuffer, EventStreamMessage
 from botocore.exceptions import EventStreamError
 from botocore.parsers import ResponseParserError
 
-from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, SERVER_ERROR, THROTTLED, TRANSIENT
+from leasehold.adapters.sources.kinesis.faults import (
+    CREDENTIALS_CODES,
+    DENIED,
+    SERVER_ERROR_STATUS,
+    THROTTLED,
+    TRANSIENT_CODES,
+)
 from leasehold.adapters.sources.kinesis.records import RowViews
 from leasehold.stores.aws_calls.calls import DirectCalls
 from leasehold.stores.deadlines import response_with_deadline
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import error_summary, make_safe_logger
 
 SCAN: Any = None
 """The compiled parser, which creates no object per record, or None if only cbor2 is available."""
@@ -56,7 +62,7 @@ with suppress(ImportError):  # not compiled
 if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
 
-log = escaped(logging.getLogger("leasehold.kinesis"))
+log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
 
 CBOR = "application/x-amz-cbor-1.1"
@@ -157,7 +163,7 @@ def _split_rows(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, A
             except ValueError:  # boto3 ignores characters outside the alphabet
                 row["Data"] = base64.b64decode(row["Data"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableBody(f"it has a malformed record: {said(error)}") from error
+        raise UnreadableBody(f"it has a malformed record: {error_summary(error)}") from error
     return rows, message
 
 
@@ -264,7 +270,9 @@ def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  a
                 messages = list(buffer)
             except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as error:
                 # The buffer does not translate errors caused by invalid headers.
-                raise ResponseParserError(f"an event has headers that cannot be read: {said(error)}") from error
+                raise ResponseParserError(
+                    f"an event has headers that cannot be read: {error_summary(error)}"
+                ) from error
             yield from messages
             begin += needed_bytes
         received = io.BytesIO()
@@ -305,7 +313,9 @@ _INITIAL += pack(">I", crc32(_INITIAL))
 
 JSON = "application/x-amz-json-1.1"
 REFUSED = 300  # this status and all higher ones
-_UNDERSTOOD = THROTTLED | TRANSIENT | CREDENTIALS | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
+_UNDERSTOOD = (
+    THROTTLED | TRANSIENT_CODES | CREDENTIALS_CODES | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
+)
 """Errors that show that the service understood the request."""
 
 EventFields = dict[str, Any]
@@ -384,7 +394,7 @@ class CborHooks:
         error_code = parsed.get("Error", {}).get("Code")
         if not is_cbor(request_dict["headers"]["Content-Type"]):
             reason, first_code = request_dict["context"].pop(_RETRIED_IN_JSON, ("", error_code))
-            if error_code != first_code and http_response.status_code < SERVER_ERROR:
+            if error_code != first_code and http_response.status_code < SERVER_ERROR_STATUS:
                 self._use_json_from_now_on(reason)
         elif UNREADABLE in parsed:
             return _retry_in_json(request_dict, f"its response cannot be read: {parsed[UNREADABLE]}", UNREADABLE)
@@ -483,7 +493,7 @@ class ProducerCborHooks(CborHooks):
             http_response, parsed = response
             if UNREADABLE in parsed:
                 self._use_json_from_now_on(f"its response cannot be read: {parsed[UNREADABLE]}")
-            if UNREADABLE in parsed or http_response.status_code >= SERVER_ERROR:
+            if UNREADABLE in parsed or http_response.status_code >= SERVER_ERROR_STATUS:
                 return None
         return super()._check_format(response, request_dict, operation, **event)
 

@@ -439,12 +439,12 @@ class Core:
     settings: Settings
     metrics: ProducerMetrics = field(factory=ProducerMetrics)
     flushing: bool = False
-    _target: int = field(init=False)
+    _target_bytes: int = field(init=False)
     _shard_queues: dict[str, ShardQueue] = field(factory=dict)
     _closing_queues: list[ShardQueue] = field(factory=list)  # of closed shards that have a unit under way
-    _round_trip: float = 0.0
-    _map_due: float = inf
-    _map_faults: int = 0
+    _round_trip_seconds: float = 0.0
+    _next_listing_at: float = inf
+    _map_fault_count: int = 0
     _unknown_serial_numbers: set[int] = field(factory=set)  # of records that may be in the stream already
     _unsendable: list[RecordsUnsendable] = field(factory=list)
 
@@ -463,7 +463,7 @@ class Core:
         bytes_queued_before = shard_queue.queued_bytes
         shard_queue.append_newest(entry)
         self.metrics.received += 1
-        return not bytes_queued_before or bytes_queued_before < self._target <= shard_queue.queued_bytes
+        return not bytes_queued_before or bytes_queued_before < self._target_bytes <= shard_queue.queued_bytes
 
     def next_due_at(self) -> float:
         """Return the earliest time at which `start_request` may have something to send."""
@@ -471,7 +471,7 @@ class Core:
 
     def list_shards_at(self) -> float:
         """Return the time at which the shards should be listed again."""
-        return self._map_due
+        return self._next_listing_at
 
     def start_request(self, now: float) -> tuple[Unit, ...]:
         """Return the units to send now in one request, if any. Pass each of them to `process_outcome` later."""
@@ -502,8 +502,10 @@ class Core:
         match outcome:
             case UnitWritten(shard, sequence_number):
                 round_trip_seconds = now - shard_queue.sent_at if shard_queue.sent_at is not None else 0.0
-                self._round_trip = (
-                    0.8 * self._round_trip + 0.2 * round_trip_seconds if self._round_trip else round_trip_seconds
+                self._round_trip_seconds = (
+                    0.8 * self._round_trip_seconds + 0.2 * round_trip_seconds
+                    if self._round_trip_seconds
+                    else round_trip_seconds
                 )
                 self._adapt_aggregate_size()
                 shard_queue.sent_at, shard_queue.written_to = None, (shard, sequence_number)
@@ -540,18 +542,18 @@ class Core:
     def update_map(self, shards: ShardMap | None, now: float) -> tuple[Result, ...]:
         """Process the map from a new listing, or None if the listing failed or is incomplete."""
         if shards is None:
-            self._map_faults += 1
-            self._map_due = now + _backoff_seconds(self._map_faults)
+            self._map_fault_count += 1
+            self._next_listing_at = now + _backoff_seconds(self._map_fault_count)
             return ()
-        self.shards, self._map_due = shards, inf
+        self.shards, self._next_listing_at = shards, inf
         for shard_queue in [queue for queue in self._shard_queues.values() if queue.shard not in shards.ids]:
             # The waiting records of a closed shard are moved to other queues, but its unit under way must finish first
             # (rule 3).
             del self._shard_queues[shard_queue.shard]
             if shard_queue.sent_at is not None or shard_queue.written_to is not None:
                 self._closing_queues.append(shard_queue)
-                waiting, shard_queue.queue, shard_queue.queued_bytes = shard_queue.queue, deque(), 0
-                self._enqueue_by_shard(waiting)
+                waiting_entries, shard_queue.queue, shard_queue.queued_bytes = shard_queue.queue, deque(), 0
+                self._enqueue_by_shard(waiting_entries)
             else:
                 self._requeue_by_shard(shard_queue)
         results: list[Result] = []
@@ -561,7 +563,7 @@ class Core:
             if self._is_on_right_shard(shard_queue):
                 results += self._finish_delivered(shard_queue)
                 continue
-            self._map_faults += 1
+            self._map_fault_count += 1
             is_misplaced = shard_queue.written_to is not None and shard_queue.written_to[0] in shards.ranges
             if is_misplaced:
                 self.metrics.misplaced += 1
@@ -569,8 +571,8 @@ class Core:
                 self._schedule_retry(shard_queue, now)
             if not is_misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
                 self._schedule_listing(now)
-        if self._map_due == inf:  # otherwise another listing is due
-            self._map_faults = 0
+        if self._next_listing_at == inf:  # otherwise another listing is due
+            self._map_fault_count = 0
         return tuple(results)
 
     def give_up_late_records(self, now: float) -> tuple[RecordsLate, ...]:
@@ -606,11 +608,11 @@ class Core:
         """Give up all records, sent or not."""
         shard_queues = [*self._shard_queues.values(), *self._closing_queues]
         self._shard_queues, self._closing_queues = {}, []
-        late_records = [
+        late_results = [
             RecordsLate((*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue), unknown=True)
             for shard_queue in shard_queues
         ]
-        return tuple(late for late in late_records if late.entries)
+        return tuple(late_result for late_result in late_results if late_result.entries)
 
     def _find_or_add_shard_queue(self, shard: str) -> ShardQueue:
         shard_queue = self._shard_queues.get(shard)
@@ -621,8 +623,8 @@ class Core:
 
     def _adapt_aggregate_size(self) -> None:
         """Set the target size of aggregates to the number of bytes that a shard accepts during one round trip."""
-        bytes_in_flight = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
-        self._target = min(max(bytes_in_flight, self.settings.min_bytes), self.settings.record_bytes)
+        bytes_in_flight = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip_seconds)
+        self._target_bytes = min(max(bytes_in_flight, self.settings.min_bytes), self.settings.record_bytes)
 
     def _shard_queue_due_at(self, shard_queue: ShardQueue) -> float:
         if (
@@ -631,19 +633,21 @@ class Core:
             or not (shard_queue.unit or shard_queue.queue)
         ):
             return inf
-        first, last = shard_queue.hash_range
+        first_key, last_key = shard_queue.hash_range
         if any(
-            closing_queue.hash_range[0] <= last and first <= closing_queue.hash_range[1]
+            closing_queue.hash_range[0] <= last_key and first_key <= closing_queue.hash_range[1]
             for closing_queue in self._closing_queues
         ):  # rule 3
             return inf
         earliest_at = max(shard_queue.not_before, shard_queue.bucket.refilled_at)
-        if shard_queue.unit or self.flushing or shard_queue.queued_bytes >= self._target:
+        if shard_queue.unit or self.flushing or shard_queue.queued_bytes >= self._target_bytes:
             return earliest_at
         return max(earliest_at, shard_queue.queue[0].arrived + self.settings.linger_seconds)
 
     def _schedule_listing(self, now: float) -> None:
-        self._map_due = min(self._map_due, now + (_backoff_seconds(self._map_faults) if self._map_faults else 0.0))
+        self._next_listing_at = min(
+            self._next_listing_at, now + (_backoff_seconds(self._map_fault_count) if self._map_fault_count else 0.0)
+        )
 
     def _finish_delivered(self, shard_queue: ShardQueue) -> tuple[RecordsDelivered, ...]:
         unit, written_to = shard_queue.unit, shard_queue.written_to
@@ -668,7 +672,7 @@ class Core:
         while shard_queue.queue:
             is_single = shard_queue.singles_left > 0
             try:
-                return shard_queue.pack_unit(self._target)
+                return shard_queue.pack_unit(self._target_bytes)
             except Exception as error:  # noqa: BLE001  the other records must still be sent
                 if is_single:
                     shard_queue.singles_left -= 1
@@ -690,8 +694,8 @@ class Core:
             or shard_queue.written_to[0] not in self.shards.ranges
         ):
             return False
-        first, last = self.shards.ranges[shard_queue.written_to[0]]
-        return all(first <= entry.hash_key <= last for entry in shard_queue.unit.entries)
+        first_key, last_key = self.shards.ranges[shard_queue.written_to[0]]
+        return all(first_key <= entry.hash_key <= last_key for entry in shard_queue.unit.entries)
 
     def _schedule_retry(self, shard_queue: ShardQueue, now: float) -> None:
         """Schedule a unit to be sent again, unchanged if its shard is still open (rule 1)."""
@@ -710,11 +714,11 @@ class Core:
         self._enqueue_by_shard(entries)
 
     def _enqueue_by_shard(self, entries: Iterable[Entry]) -> None:
-        by_shard: dict[str, list[Entry]] = {}
+        entries_by_shard: dict[str, list[Entry]] = {}
         for entry in entries:
-            by_shard.setdefault(self.shards.find_shard(entry.hash_key), []).append(entry)
-        for shard, group in by_shard.items():
-            self._find_or_add_shard_queue(shard).put_back(group)
+            entries_by_shard.setdefault(self.shards.find_shard(entry.hash_key), []).append(entry)
+        for shard, shard_entries in entries_by_shard.items():
+            self._find_or_add_shard_queue(shard).put_back(shard_entries)
 
 
 def _backoff_seconds(faults: int) -> float:

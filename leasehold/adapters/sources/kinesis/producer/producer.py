@@ -47,7 +47,7 @@ from leasehold.adapters.sources.call_timeouts import CallTimeouts
 from leasehold.adapters.sources.kinesis.aggregation.encode import max_framing_bytes
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireFormat
 from leasehold.adapters.sources.kinesis.faults import (
-    SERVER_ERROR,
+    SERVER_ERROR_STATUS,
     error_code,
     stream_summary_from_response,
     translate_errors,
@@ -79,7 +79,7 @@ from leasehold.balancer.model import HASH_KEYS
 from leasehold.errors import ProducerError, RecordFailed, RecordLate, SourceError, SourceUnavailable
 from leasehold.stores.deadlines import add_response_deadlines
 from leasehold.stores.fields import parse_decimal
-from leasehold.stores.printable import escaped, said, text_of
+from leasehold.stores.printable import error_summary, limited_error_text, make_safe_logger
 
 try:
     from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, replace_put_methods
@@ -89,7 +89,7 @@ except ImportError:  # without it, boto3 serializes the requests
 if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
 
-log = escaped(logging.getLogger("leasehold.kinesis"))
+log = make_safe_logger(logging.getLogger("leasehold.kinesis"))
 
 PUT_TIMEOUTS = 10.0, 20.0, 30.0
 """How long to wait for the next bytes of a response, in seconds. A request that times out is sent again, although it
@@ -251,7 +251,8 @@ class KinesisPutClient:
             is_nothing_written = isinstance(cause, _NOT_SENT)
             if isinstance(cause, ClientError):
                 is_nothing_written = (
-                    int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR)) < SERVER_ERROR
+                    int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR_STATUS))
+                    < SERVER_ERROR_STATUS
                 )
             return [UnitRetryable(code) if is_nothing_written else UnitUnknown(code)] * len(units)
         except ResponseParserError as error:
@@ -637,7 +638,7 @@ class Producer:
                 log.error(
                     "stream %r: the records of a request failed, because the client raised %s",
                     self._stream,
-                    said(fault),
+                    error_summary(fault),
                 )
 
     def _list_shards(self) -> None:
@@ -650,7 +651,7 @@ class Producer:
             self._stop(error)
             return
         except BaseException as error:  # noqa: BLE001  after any error, the next listing may succeed
-            fault = said(error)
+            fault = error_summary(error)
         previous, self._listing_error = self._listing_error, fault
         with self._lock:
             self._listing = False
@@ -664,7 +665,7 @@ class Producer:
         with self._lock:
             if self._closed:
                 return
-            self._fault = ProducerError(text_of(error) or type(error).__name__)
+            self._fault = ProducerError(limited_error_text(error) or type(error).__name__)
             self._fault.__cause__ = error
         unsent_count = self._stop_and_give_up_records()
         log.error(
@@ -713,7 +714,7 @@ class Producer:
         """Return a new error for each record; see `_make_closed_error`."""
         outcome_text = "it may be in the stream nevertheless" if result.unknown else "it was not written"
         if isinstance(result, RecordsUnsendable):
-            error = RecordFailed(f"the record cannot be sent, {outcome_text}: {said(result.error)}")
+            error = RecordFailed(f"the record cannot be sent, {outcome_text}: {error_summary(result.error)}")
             error.__cause__ = result.error
             return error
         if not self._closed:
