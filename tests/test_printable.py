@@ -95,7 +95,7 @@ def test_every_logger_of_ours_escapes_names() -> None:
         if line.startswith("log = ")
     ]
     assert len(loggers) > 20
-    assert [each for each in loggers if not each[1].startswith("log = escaped(logging.getLogger(")] == []
+    assert [each for each in loggers if not each[1].startswith("log = make_safe_logger(logging.getLogger(")] == []
 
 
 @pytest.mark.parametrize(

@@ -612,7 +612,8 @@ def _next_bulletin(
 def _uneven_for_a_cycle(census: Census, me: Me, config: Config) -> bool:
     """Return whether the division is uneven although no lease has moved for a cycle.
 
-    It is uneven if the numbers of leases (M9), the groups (M6) or the loads (M13) are. If the division is uneven, the lookout makes the workers that should act read the table.
+    It is uneven if the numbers of leases (M9), the groups (M6) or the loads (M13) are. The lookout then makes the
+    workers that should act read the table.
     """
     if me.history.owners_still <= config.cycle_seconds:
         return False

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from leasehold.adapters.sources.deduplication import (
     MAX_BATCHES_BEHIND,
     MAX_EDITIONS,
+    MAX_PARTS,
     MAX_QUERIES,
     MAX_RUNS,
     SeenRows,

@@ -323,7 +323,7 @@ def test_queries_and_workers_share_a_slice_across_a_split(tmp_path: Path) -> Non
     def handle(delivery: Delivery) -> None:
         handled.extend(each.data.decode() for each in delivery.records)
 
-    beside = Thread(target=run_slice, args=(worker, handle), kwargs={"look_seconds": 0.1})
+    beside = Thread(target=run_slice, args=(worker, handle), kwargs={"check_seconds": 0.1})
     beside.start()
     rows = run_query(query_of(ground, path, cut))
     leases = open_store(f"sqlite:///{path}").list().leases

@@ -189,7 +189,7 @@ def test_boto3_makes_all_calls_if_other_code_hooks_them(
 ) -> None:
     """Code that watches calls, changes them or responds in their place is not bypassed. Each reason is logged once."""
     caplog.set_level(logging.WARNING, "leasehold.calls")  # in case a command changed it
-    monkeypatch.setattr(calls, "_WARNED", set())
+    monkeypatch.setattr(calls, "_LOGGED_FALLBACKS", set())
     by_boto = BaseClient._make_api_call  # type: ignore[attr-defined]  # noqa: SLF001  what others wrap
 
     def wrapped(*arguments: Any) -> Any:  # noqa: ANN401  as boto3
@@ -221,7 +221,7 @@ def test_boto3_connections_have_a_read_deadline_or_a_warning_is_logged(
 ) -> None:
     """A version of botocore with other private attributes is reported once, and its clients still work."""
     caplog.set_level(logging.WARNING, "leasehold.calls")  # in case a command changed it
-    monkeypatch.setattr(deadlines, "_WARNED", [])
+    monkeypatch.setattr(deadlines, "_LOGGED_ERRORS", [])
     client = boto3.client("kinesis", region_name="eu-west-1")
     deadlines.add_response_deadlines(client)
     pool = client._endpoint.http_session._manager.pool_classes_by_scheme["https"]  # type: ignore[attr-defined]  # noqa: SLF001

@@ -90,7 +90,7 @@ def dynamodb(url: str) -> DynamoStore:
 def put_dead_letter(url: str) -> None:
     with pytest.MonkeyPatch.context() as environment:
         environment.setattr(letters, "POLL_TIMEOUTS", [SECONDS])
-        environment.setattr(letters, "TRIES", 1)
+        environment.setattr(letters, "ATTEMPTS_MAX", 1)
         letters.open_url("orders", {"endpoint": url, "region": "eu-west-1"}, create=False).put_back(LETTER)
 
 

@@ -312,7 +312,7 @@ def test_an_ownership_without_a_checkpoint_is_no_lease_for_us() -> None:
 def test_a_service_that_rejects_everything_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     objects, store = opened(OURS)
     lease = owned(objects, store)
-    monkeypatch.setattr(ObjectMemory, "put_over", lambda *_asked: None)
+    monkeypatch.setattr(ObjectMemory, "put_if_match", lambda *_asked: None)
     with pytest.raises(StoreError, match="64 conditional writes in a row were rejected"):
         store.write(StealLease(lease, "bob"))
 

@@ -217,7 +217,7 @@ def test_a_late_release_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OutcomeUnknown("on its way")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ObjectMemory, "put_over", lose)
+        patched.setattr(ObjectMemory, "put_if_match", lose)
         with pytest.raises(OutcomeUnknown):
             ann.write(ReleaseLease(lease, "ann"))
     lease = expect_applied(ann.write(CheckpointLease(lease, Position("42"))))

@@ -229,7 +229,7 @@ def test_slice_runs_with_the_limits_of_the_user(monkeypatch: pytest.MonkeyPatch)
         Handling(lambda _batch: None, attempts=7),
         {"meter": meter, "drain_seconds": 3.0, "memory_bytes": 9, "readers": 2},
     )
-    options: dict[str, Any] = {**user_options, "look_seconds": 0.5}
+    options: dict[str, Any] = {**user_options, "check_seconds": 0.5}
     assert run_slice(worker, handling, **options).finished
     assert (checked_workers, limits_used) == ([worker], [3.0, 0.5])
     handling_used = run.arguments.pop("handling")

@@ -24,7 +24,7 @@ from leasehold.stores.requests import ObjectFields, StoredObject
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
 
-SESSION_ROW_TYPE = "SESSION_ROW_TYPE"
+SESSION_ROW_TYPE = "CELL"
 """The `entityType` of the rows of layout `sessions`."""
 
 WRITE_UNIT_BYTES = 1024
